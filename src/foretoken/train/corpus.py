@@ -1,0 +1,97 @@
+"""Text in, token ids out: books from a folder, a byte-level BPE tokenizer, a split into training and held-out text.
+
+Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from foretoken.errors import InputError
+
+END_OF_TEXT = "<|endoftext|>"
+HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Token ids of the training texts and of the held-out ones, and the bytes that the held-out ids stand for."""
+
+    train: np.ndarray  # uint16 or uint32
+    held_out: np.ndarray
+    held_out_bytes: int
+
+
+def read_texts(folder: Path) -> list[str]:
+    """Every .txt and .txt.gz below `folder`, by name, with line ends and blank lines made uniform."""
+    paths = sorted(p for p in folder.rglob("*") if p.name.endswith((".txt", ".txt.gz")))
+    if not paths:
+        raise InputError(f"no .txt or .txt.gz file in {folder}")
+    return [_uniform(_read(path)) for path in paths]
+
+
+def _read(path: Path) -> str:
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+def _uniform(text: str) -> str:
+    lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
+    return "\n".join(line for i, line in enumerate(lines) if line or (i and lines[i - 1])).strip()
+
+
+def split(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Training and held-out texts; a single text is cut, its last sixteenth held out."""
+    if len(texts) < 2:
+        cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
+        return [texts[0][:cut]], [texts[0][cut:]]
+    offset = min(HELD_OUT_EVERY, len(texts)) - 1
+    held_out = texts[offset::HELD_OUT_EVERY]
+    return [t for i, t in enumerate(texts) if i % HELD_OUT_EVERY != offset], held_out
+
+
+def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so that any text has ids and every id sequence a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """All texts as one row of ids, an end-of-text token before each and after the last."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InputError("the tokenizer has no end-of-text token; give one that names it (eos_token)")
+    ids = [end]
+    for text in texts:
+        lines = text.splitlines(keepends=True)  # short pieces: in parallel, and time stays linear
+        for piece in tokenizer.backend_tokenizer.encode_batch_fast(lines, add_special_tokens=False):
+            ids.extend(piece.ids)
+        ids.append(end)
+    return np.asarray(ids, dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+
+
+def build(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> Corpus:
+    """Encode a list of texts with the split above."""
+    train, held_out = split(texts)
+    return Corpus(encode(train, tokenizer), encode(held_out, tokenizer), sum(len(t.encode()) for t in held_out))
