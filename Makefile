@@ -1,0 +1,32 @@
+# The commands of this project. Each makes .venv when it is missing; nothing but Python 3.11 is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+CPUS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test check prove clean
+
+demo: .venv/ready
+	$(BIN)/foretoken generate --show-tokens --compare --seed 1 "The old house stood at the end of the lane, and"
+
+test: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/pytest -q tests/unit/test_layers.py
+
+prove: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(CPUS) -m prove
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,114 @@
+"""Section 2.2: from logits to a law, and from a law to a token.
+
+One function, `law`, serves the draft, the verification, the next token and plain decoding alike, so that all speak
+of the same distribution. `sample` is the only place where a token is drawn. Knows no models and no prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import InputError, NumericsError
+
+GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What is done to logits before a token is drawn; 0, 1.0 and 0.0 switch top-k, top-p and min-p off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k}; give 0 (off) or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}; give a number in (0, 1], 1 being off")
+        if not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p is {self.min_p}; give a number in [0, 1], 0 being off")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+def law(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The law that a token is drawn from, `[..., V]` in float32 or better.
+
+    Temperature, top-k, top-p, min-p, in the order in which transformers applies them. Below `GREEDY_BELOW` a one-hot
+    law on the argmax, the lowest index on ties (erratum to C1: the paper leaves ties open).
+    """
+    if params.greedy:
+        return one_hot(logits.argmax(-1), logits.shape[-1]).to(_working(logits.dtype))
+    scores = logits.to(_working(logits.dtype)) / params.temperature
+    if params.top_k:
+        scores = _top_k(scores, params.top_k)
+    if params.top_p < 1:
+        scores = _top_p(scores, params.top_p)
+    if params.min_p > 0:
+        scores = _min_p(scores, params.min_p)
+    return scores.softmax(-1)
+
+
+def one_hot(ids: Tensor, V: int) -> Tensor:
+    """float32 laws `[..., V]` that put everything on `ids`."""
+    return torch.zeros(*ids.shape, V, device=ids.device).scatter_(-1, ids[..., None], 1.0)
+
+
+def sample(laws: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each, `[B]`.
+
+    An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's.
+    """
+    cdf = laws.double().cumsum(-1)
+    wanted = uniforms.to(cdf)[:, None] * cdf[:, -1:]
+    last = (laws > 0).long().cumsum(-1).argmax(-1)  # the last id that has mass
+    return torch.searchsorted(cdf, wanted, right=True).squeeze(-1).minimum(last)
+
+
+def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
+    """Raise where a row of `logits [B, n, V]` is none: NaN, +inf, or -inf throughout.
+
+    Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in the text.
+    """
+    if bool(logits.amax(-1).isfinite().all()):  # NaN and +inf win a maximum, and all of -inf is one
+        return
+    for b, count in enumerate(counts):
+        for i in range(count):
+            top = float(logits[b, i].amax())
+            if not math.isfinite(top):
+                what = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
+                raise NumericsError(
+                    f"the {whose}'s logits hold {what} at position {starts[b] + i} of row {b}; "
+                    "try dtype='float32', and look for overflow in the model"
+                )
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _top_k(scores: Tensor, k: int) -> Tensor:
+    worst = scores.topk(min(k, scores.shape[-1])).values[..., -1:]
+    return scores.masked_fill(scores < worst, -torch.inf)
+
+
+def _top_p(scores: Tensor, top_p: float) -> Tensor:
+    ordered, order = scores.sort(descending=False)
+    drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[..., -1] = False  # the likeliest stays
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def _min_p(scores: Tensor, min_p: float) -> Tensor:
+    p = scores.softmax(-1)
+    return scores.masked_fill(p < min_p * p.amax(-1, keepdim=True), -torch.inf)

@@ -1,0 +1,79 @@
+"""What a drafter is: anything that guesses the next tokens of a batch of rows and says how it guessed.
+
+Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.distributions import SamplingParams, sample
+from foretoken.keys import Purpose, RowKey, uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses, and the very laws they were drawn from.
+
+    q None means that each guess was certain: a deterministic function of the text so far (all mass on it). A guess
+    that was drawn from a law must come with that law: any other q makes the output wrong.
+    """
+
+    tokens: Tensor  # [B, G], padded on the right
+    lengths: Tensor  # [B], at most the gamma asked for
+    q: Tensor | None = None  # [B, G, V], V the target's
+    calls: int = 0  # runs of an approximation model that it took
+
+
+class Draw:
+    """`draw(law, i)`: one id per row for guess i from `law [B, V]`, with the noise that belongs to that place.
+
+    `params` is how the target's logits are standardized; a drafter that standardizes its own likewise is the usual
+    choice, but any law is allowed.
+    """
+
+    def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
+        self.keys, self.lengths, self.params = keys, lengths, params
+
+    def __call__(self, law: Tensor, i: int) -> Tensor:
+        return sample(law, self.uniforms(i, Purpose.DRAFT).to(law.device))
+
+    def uniforms(self, i: int, purpose: Purpose) -> Tensor:
+        """One float64 in [0, 1) per row, `[B]`."""
+        names = zip(self.keys, self.lengths, strict=True)
+        return torch.tensor([uniform(key, length, i, purpose) for key, length in names]).double()
+
+
+class Drafter(Protocol):
+    """The approximation model M_q of the paper, in the widest sense."""
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        """Rows join behind those present. `sources`: encoder inputs, for an encoder-decoder target."""
+        ...
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        """At most gamma[b] guesses for row b. It may stop early after any guess, but never drop one it has drawn."""
+        ...
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        """The tokens each row has kept: some of its guesses, then the target's own token."""
+        ...
+
+    def leave(self, rows: list[int]) -> None:
+        """These rows are finished; those behind move up."""
+        ...
+
+
+def pack(guesses: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
+    """A draft from ragged lists."""
+    lengths = torch.tensor([len(g) for g in guesses])
+    tokens = torch.zeros(len(guesses), int(lengths.max()) if guesses else 0, dtype=torch.long)
+    for b, g in enumerate(guesses):
+        tokens[b, : len(g)] = torch.tensor(g, dtype=torch.long)
+    return Draft(tokens, lengths, q, calls)

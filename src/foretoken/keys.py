@@ -1,0 +1,34 @@
+"""Keyed randomness: every number that is drawn has a name, and the same name always gives the same number.
+
+A name is (row key, committed length at the start of the step, offset in the block, purpose). Keying by position alone
+would be wrong: a position that is drafted again after a rejection would meet its old noise. With these names a row's
+text depends neither on its batch mates nor on the order of the work.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+
+class RowKey(NamedTuple):
+    """Who draws: the seed of the call and the row's number in it."""
+
+    seed: int
+    row: int
+
+
+class Purpose(IntEnum):
+    """What a number is for; the three streams are independent."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    NEXT = 2
+
+
+def uniform(key: RowKey, length: int, offset: int, purpose: Purpose) -> float:
+    """The number in [0, 1) of that name: Philox 4x64 (Salmon et al. 2011), name in key and counter."""
+    bits = np.random.Philox(key=key, counter=(0, length, offset, purpose)).random_raw()
+    return (int(bits) >> 11) * 2.0**-53

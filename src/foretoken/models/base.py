@@ -1,0 +1,48 @@
+"""What a model is to the step: something that scores blocks of new tokens for rows of different lengths.
+
+A row's length is the number of tokens that are in its cache. Rows are numbered by their place in the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Model(Protocol):
+    """The same for a target and for a draft."""
+
+    vocab_size: int  # rows of the output layer, padding included
+    context: int | None  # tokens a row can hold; None: no limit
+    encoder_decoder: bool
+    runtime: str  # what it runs on, for reports
+    device: torch.device
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is allowed).
+
+        `sources`: what the encoder reads, once, where there is one.
+        """
+        ...
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        """Append block b to row b, for all rows, in one run; a block may be empty.
+
+        Returns logits `[B, max(need), V]`: in row b the first need[b] positions are those of the last need[b] tokens
+        of its block, what follows is finite padding.
+        """
+        ...
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        """Keep this many tokens of each row: commit and rollback in one. No length may grow."""
+        ...
+
+    def permute(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was; rows may be repeated or left out."""
+        ...
+
+    def leave(self, rows: list[int]) -> None:
+        """These rows are finished; those behind move up."""
+        ...

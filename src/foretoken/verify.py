@@ -1,0 +1,127 @@
+"""Section 2.3: the rules that decide which guesses are kept.
+
+A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *law* of what happens: how likely it is
+that n guesses are kept, and for a given n the law of the next token. It draws nothing, runs no model and moves no
+device, so that every rule is proved lossless by enumeration. The step draws n and the next token.
+
+Shapes: p [B, G+1, V], q [B, G, V] or None (guesses proposed for certain), x [B, G], lengths [B] (guesses per row).
+What lies past a row's length is padding and has no influence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The law of a verification: of n, the number of guesses kept, and of the next token given n."""
+
+    survival: Tensor  # [B, G], float64: P(n > i) in column i; it never rises from left to right
+    p: Tensor
+    q: Tensor | None
+    x: Tensor
+    lengths: Tensor
+    scale: Tensor  # [B, G+1], float64: the weight of p in the residual at each n
+
+    @property
+    def n_law(self) -> Tensor:
+        """P(n = k) for k = 0..G, `[B, G+1]`."""
+        one = torch.ones_like(self.scale[:, :1])
+        at_least = torch.cat([one, self.survival, torch.zeros_like(one)], 1)
+        return at_least[:, :-1] - at_least[:, 1:]
+
+    def n(self, uniforms: Tensor) -> Tensor:
+        """The n that one number in [0, 1) per row picks: accept while u < P(n > i), so never at probability 0."""
+        return (uniforms[:, None] < self.survival).sum(1)
+
+    def next_law(self, n: Tensor) -> Tensor:
+        """The law of the token after the n kept guesses, `[B, V]`: p where all were kept, else a residual."""
+        rows = torch.arange(len(n), device=n.device)
+        p = self.p[rows, n]
+        rejected = n < self.lengths
+        if not bool(rejected.any()):
+            return p
+        at = n.clamp(max=self.x.shape[1] - 1)
+        scaled = p * self.scale[rows, n, None].to(p.dtype)
+        if self.q is None:
+            left = scaled.scatter(1, self.x[rows, at, None], 0.0)  # (p - q)+ for q all on x
+        else:
+            left = (scaled - self.q[rows, at]).clamp(min=0)
+        return torch.where(rejected[:, None], _norm(left, p), p)
+
+
+Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
+
+
+def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+    """Algorithm 1: keep guess i with probability min(1, p(x_i)/q(x_i)), stop at the first that is not kept."""
+    px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
+    accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
+    survival = accept.where(_live(x, lengths), 0.0).cumprod(1)
+    return Outcome(survival, p, q, x, lengths, survival.new_ones(len(x), x.shape[1] + 1))
+
+
+def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+    """Block verification (Sun et al. 2025, arXiv 2403.10444): the longest prefix kept is chosen jointly.
+
+    Keeps at least as many guesses as `speculative` on average, and the same law.
+    """
+    G = x.shape[1]
+    px, qx = _at(p[:, :G], x), _at(q, x)
+    a = [px.new_ones(len(x))]  # a_i = min(1, a_{i-1} p(x_i)/q(x_i))
+    for i in range(G):
+        ratio = a[-1] * px[:, i] / qx[:, i].where(qx[:, i] > 0, 1.0)
+        a.append(ratio.clamp(max=1.0).where(qx[:, i] > 0, 0.0))
+    weight = torch.stack(a, 1)  # [B, G+1]
+    h = _stop_here(p, q, x, weight)
+    last = torch.arange(1, G + 1, device=x.device) == lengths[:, None]
+    h = torch.where(last, weight[:, 1:], h).where(_live(x, lengths), 0.0)
+    survival = 1 - (1 - h).flip(1).cumprod(1).flip(1)  # P(n > i) = 1 - prod_{j >= i} (1 - h_j)
+    return Outcome(survival, p, q, x, lengths, weight)
+
+
+def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+    """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following guess `[B, G]`."""
+    G = x.shape[1]
+    scaled = p[:, 1:G] * weight[:, 1:G, None].to(p.dtype)
+    left = scaled.scatter(2, x[:, 1:, None], 0.0) if q is None else (scaled - q[:, 1:]).clamp(min=0)
+    S = left.sum(-1, dtype=torch.float64)
+    rest = S + 1 - weight[:, 1:G]
+    h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
+    return torch.cat([h, weight[:, G:]], 1) if G else weight[:, 1:]
+
+
+def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
+    """T = 0, where every rule is the same: n is the number of leading guesses that equal `best [B, G+1]`."""
+    return ((best[:, : x.shape[1]] == x) & _live(x, lengths)).long().cumprod(1).sum(1)
+
+
+def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
+    """beta at every guess: sum over the vocabulary of min(p, q), `[B, G]` (Theorem 3.5)."""
+    p = p[:, : x.shape[1]]
+    return _at(p, x) if q is None else torch.minimum(p, q).sum(-1, dtype=torch.float64)
+
+
+RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
+
+
+def _at(law: Tensor | None, x: Tensor) -> Tensor:
+    """law(x) in float64; 1 where the guess was certain."""
+    if law is None:
+        return torch.ones(x.shape, dtype=torch.float64, device=x.device)
+    return law.gather(2, x[..., None]).squeeze(2).double()
+
+
+def _live(x: Tensor, lengths: Tensor) -> Tensor:
+    return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+
+
+def _norm(left: Tensor, p: Tensor) -> Tensor:
+    """left / sum(left); p where nothing is left, which only rounding can bring about."""
+    mass = left.sum(-1, keepdim=True)
+    return torch.where(mass > 0, left / mass.where(mass > 0, 1.0), p)
