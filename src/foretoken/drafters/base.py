@@ -11,8 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, sample
-from foretoken.keys import Purpose, RowKey, uniform
+from foretoken.draw import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +26,6 @@ class Draft:
     lengths: Tensor  # [B], at most the gamma asked for
     q: Tensor | None = None  # [B, G, V], V the target's
     calls: int = 0  # runs of an approximation model that it took
-
-
-class Draw:
-    """`draw(law, i)`: one id per row for guess i from `law [B, V]`, with the noise that belongs to that place.
-
-    `params` is how the target's logits are standardized; a drafter that standardizes its own likewise is the usual
-    choice, but any law is allowed.
-    """
-
-    def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
-        self.keys, self.lengths, self.params = keys, lengths, params
-
-    def __call__(self, law: Tensor, i: int) -> Tensor:
-        return sample(law, self.uniforms(i, Purpose.DRAFT).to(law.device))
-
-    def uniforms(self, i: int, purpose: Purpose) -> Tensor:
-        """One float64 in [0, 1) per row, `[B]`."""
-        names = zip(self.keys, self.lengths, strict=True)
-        return torch.tensor([uniform(key, length, i, purpose) for key, length in names]).double()
 
 
 class Drafter(Protocol):

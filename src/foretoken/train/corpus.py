@@ -81,7 +81,9 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """All texts as one row of ids, an end-of-text token before each and after the last."""
     end = tokenizer.eos_token_id
     if end is None:
-        raise InputError("the tokenizer has no end-of-text token; give one that names it (eos_token)")
+        raise InputError(
+            "the tokenizer has no end-of-text token; give one that names it (eos_token)"
+        )
     ids = [end]
     for text in texts:
         lines = text.splitlines(keepends=True)  # short pieces: in parallel, and time stays linear
@@ -94,4 +96,8 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 def build(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> Corpus:
     """Encode a list of texts with the split above."""
     train, held_out = split(texts)
-    return Corpus(encode(train, tokenizer), encode(held_out, tokenizer), sum(len(t.encode()) for t in held_out))
+    return Corpus(
+        encode(train, tokenizer),
+        encode(held_out, tokenizer),
+        sum(len(t.encode()) for t in held_out),
+    )

@@ -23,7 +23,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from foretoken.errors import InputError
 from foretoken.train import corpus
 
-Report = Callable[[int, float, float | None], None]  # step, training loss, held-out loss where measured
+Report = Callable[
+    [int, float, float | None], None
+]  # step, training loss, held-out loss where measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,16 @@ class Recipe:
     save_every: int = 100
 
 
-def train_lm(data: Path, out: Path, shape: Shape, recipe: Recipe, *, tokenizer: Path | None, init: Path | None, report: Report) -> dict[str, Any]:
+def train_lm(
+    data: Path,
+    out: Path,
+    shape: Shape,
+    recipe: Recipe,
+    *,
+    tokenizer: Path | None,
+    init: Path | None,
+    report: Report,
+) -> dict[str, Any]:
     """Train until `recipe.steps`, then write the model in transformers' layout to `out`; returns the summary.
 
     `tokenizer`: a folder whose tokenizer is used instead of a new one. `init`: a folder whose weights are the start.
@@ -63,7 +74,9 @@ def train_lm(data: Path, out: Path, shape: Shape, recipe: Recipe, *, tokenizer: 
     words = _tokenizer(out, texts, shape, recipe, tokenizer or init)
     books = corpus.build(texts, words)
     if len(books.train) <= recipe.context or len(books.held_out) <= recipe.context:
-        raise InputError(f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held out: both must exceed the context, {recipe.context}")
+        raise InputError(
+            f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held out: both must exceed the context, {recipe.context}"
+        )
     run = _Run(out, shape, recipe, words, init)
     while run.step < recipe.steps:
         loss = run.train_step(books.train)
@@ -78,10 +91,21 @@ def train_lm(data: Path, out: Path, shape: Shape, recipe: Recipe, *, tokenizer: 
 class _Run:
     """Model, optimisers and step of one training run, as saved in `out/checkpoint.pt`."""
 
-    def __init__(self, out: Path, shape: Shape, recipe: Recipe, words: PreTrainedTokenizerFast, init: Path | None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        shape: Shape,
+        recipe: Recipe,
+        words: PreTrainedTokenizerFast,
+        init: Path | None,
+    ) -> None:
         self.out, self.recipe, self.words, self.step, self.seconds = out, recipe, words, 0, 0.0
         torch.manual_seed(recipe.seed)
-        self.model = LlamaForCausalLM.from_pretrained(init, dtype=torch.float32) if init else LlamaForCausalLM(_config(shape, recipe, words))
+        self.model = (
+            LlamaForCausalLM.from_pretrained(init, dtype=torch.float32)
+            if init
+            else LlamaForCausalLM(_config(shape, recipe, words))
+        )
         self.model.config.max_position_embeddings = recipe.context
         named = list(self.model.named_parameters())
         matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -113,11 +137,21 @@ class _Run:
 
     def save(self, loss: float, measured: float) -> None:
         """Write the checkpoint beside its final name first, so that a kill or a full disk leaves the old one whole."""
-        state = {"step": self.step, "seconds": self.seconds, "model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+        }
         part = self.out / "checkpoint.part"
         torch.save(state, part)
         os.replace(part, self.out / "checkpoint.pt")
-        line = {"step": self.step, "loss": round(loss, 4), "held_out": round(measured, 4), "seconds": round(self.seconds)}
+        line = {
+            "step": self.step,
+            "loss": round(loss, 4),
+            "held_out": round(measured, 4),
+            "seconds": round(self.seconds),
+        }
         with (self.out / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
 
@@ -135,7 +169,9 @@ class _Run:
         half.load_state_dict(self.model.state_dict())
         half.save_pretrained(folder)
         self.words.save_pretrained(folder)
-        nats = held_out_loss(half.float(), books.held_out, self.recipe.context)  # of the rounded weights, as shipped
+        nats = held_out_loss(
+            half.float(), books.held_out, self.recipe.context
+        )  # of the rounded weights, as shipped
         summary = {
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "steps": self.step,
@@ -143,7 +179,10 @@ class _Run:
             "train_tokens": len(books.train),
             "held_out_tokens": len(books.held_out),
             "held_out_nats_per_token": nats,
-            "held_out_bits_per_byte": nats * len(books.held_out) / books.held_out_bytes / math.log(2),
+            "held_out_bits_per_byte": nats
+            * len(books.held_out)
+            / books.held_out_bytes
+            / math.log(2),
             "seconds": self.seconds,
         }
         (self.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -158,7 +197,9 @@ def learning_rate(step: int, recipe: Recipe) -> float:
 
 
 @torch.inference_mode()
-def held_out_loss(model: LlamaForCausalLM, ids: np.ndarray, context: int, windows: int | None = None) -> float:
+def held_out_loss(
+    model: LlamaForCausalLM, ids: np.ndarray, context: int, windows: int | None = None
+) -> float:
     """Nats per token; each window's second half is scored, its first half being context. All windows unless told."""
     model.eval()
     stride = context // 2
@@ -167,9 +208,15 @@ def held_out_loss(model: LlamaForCausalLM, ids: np.ndarray, context: int, window
         starts = starts[:: max(1, len(starts) // windows)]
     losses = []
     for i in range(0, len(starts), 8):
-        batch = torch.from_numpy(np.stack([ids[s : s + context + 1] for s in starts[i : i + 8]]).astype(np.int64))
+        batch = torch.from_numpy(
+            np.stack([ids[s : s + context + 1] for s in starts[i : i + 8]]).astype(np.int64)
+        )
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits[:, -stride:]
-        losses.append(functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, -stride:].flatten(), reduction="sum"))
+        losses.append(
+            functional.cross_entropy(
+                logits.flatten(0, 1).float(), batch[:, -stride:].flatten(), reduction="sum"
+            )
+        )
     return float(torch.stack(losses).sum()) / (len(starts) * stride)
 
 
@@ -179,8 +226,12 @@ def _loss(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 
 
 def _batch(ids: np.ndarray, recipe: Recipe, step: int) -> torch.Tensor:
-    starts = np.random.default_rng((recipe.seed, step)).integers(0, len(ids) - recipe.context, recipe.batch)
-    return torch.from_numpy(np.stack([ids[s : s + recipe.context + 1] for s in starts]).astype(np.int64))
+    starts = np.random.default_rng((recipe.seed, step)).integers(
+        0, len(ids) - recipe.context, recipe.batch
+    )
+    return torch.from_numpy(
+        np.stack([ids[s : s + recipe.context + 1] for s in starts]).astype(np.int64)
+    )
 
 
 def _config(shape: Shape, recipe: Recipe, words: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -198,8 +249,12 @@ def _config(shape: Shape, recipe: Recipe, words: PreTrainedTokenizerFast) -> Lla
     )
 
 
-def _tokenizer(out: Path, texts: list[str], shape: Shape, recipe: Recipe, given: Path | None) -> PreTrainedTokenizerFast:
+def _tokenizer(
+    out: Path, texts: list[str], shape: Shape, recipe: Recipe, given: Path | None
+) -> PreTrainedTokenizerFast:
     folder = given or out / "tokenizer"
     if not folder.exists():
-        corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, recipe.context).save_pretrained(folder)
+        corpus.train_tokenizer(
+            corpus.split(texts)[0], shape.vocab_size, recipe.context
+        ).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)

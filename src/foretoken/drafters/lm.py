@@ -1,0 +1,92 @@
+"""A smaller model as the drafter (paper 3.6), over any runtime. Knows the Model protocol only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foretoken.distributions import check, law
+from foretoken.draw import Draw
+from foretoken.drafters.base import Draft, pack
+from foretoken.models.base import Model
+
+
+class LMDrafter:
+    """Guesses with `model`, one run per guess; its laws are standardized as the target's are.
+
+    A decoder-only model may draft for an encoder-decoder target: it reads the source as the head of its prompt.
+    Where the row has outgrown the model's context it falls silent.
+    """
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        self.model, self.vocab_size = model, vocab_size
+        self.runtime = model.runtime
+        self._texts: list[list[int]] = []  # committed tokens, as the model reads them
+        self._cached: list[int] = []  # how many of them are in its cache
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        assert rows == list(range(len(self._texts), len(self._texts) + len(rows)))
+        if self.model.encoder_decoder:
+            texts, heads = [list(p) for p in prompts], [p[:-1] for p in prompts]
+            self.model.start(heads, sources)
+        else:
+            texts = [s + p for s, p in zip(sources, prompts, strict=True)] if sources else prompts
+            heads = [t[:-1] if self._room(t) > 0 else [] for t in texts]
+            self.model.start(heads)
+        self._texts += [list(t) for t in texts]
+        self._cached += [len(h) for h in heads]
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        budget = [max(0, min(g, self._room(t))) for g, t in zip(gamma, self._texts, strict=True)]
+        guesses: list[list[int]] = [[] for _ in budget]
+        laws: list[Tensor] = []
+        feed = [t[c:] for t, c in zip(self._texts, self._cached, strict=True)]
+        for i in range(max(budget, default=0)):
+            active = [g > i for g in budget]
+            blocks = [block if on else [] for block, on in zip(feed, active, strict=True)]
+            ids, q = self._guess(blocks, active, draw, i)
+            if q is not None:
+                laws.append(q)
+            for b, on in enumerate(active):
+                if on:
+                    self._cached[b] += len(blocks[b])
+                    guesses[b].append(ids[b])
+            feed = [[token] for token in ids]
+        return pack(guesses, torch.stack(laws, 1) if laws else None, calls=max(budget, default=0))
+
+    def _guess(
+        self, blocks: list[list[int]], active: list[bool], draw: Draw, i: int
+    ) -> tuple[list[int], Tensor | None]:
+        """Guess i of every row and the law it was drawn from, `[B, V]`; None where it was the argmax."""
+        logits = self.model.score(blocks, [int(on) for on in active])
+        starts = [len(t) + i for t in self._texts]
+        check(logits, "draft", starts, [int(on) for on in active])
+        logits = logits[
+            :, 0, : self.vocab_size
+        ]  # rows past the target's vocabulary are never drawn
+        if draw.params.greedy:
+            return logits.argmax(-1).tolist(), None
+        q = law(logits, draw.params)
+        q = functional.pad(q, (0, self.vocab_size - q.shape[-1]))
+        return draw(q, i).tolist(), q
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for b, kept in enumerate(tokens):
+            # the last token kept is the target's own or was never fed: it cannot be in the cache
+            self._cached[b] = min(self._cached[b], len(self._texts[b]) + len(kept) - 1)
+            self._texts[b] += kept
+        self.model.set_lengths(self._cached)
+
+    def leave(self, rows: list[int]) -> None:
+        stay = [b for b in range(len(self._texts)) if b not in rows]
+        self._texts = [self._texts[b] for b in stay]
+        self._cached = [self._cached[b] for b in stay]
+        self.model.leave(rows)
+
+    def _room(self, text: list[int]) -> int:
+        """How many guesses fit in the model's context behind `text`."""
+        context = self.model.context
+        return 10**9 if context is None else context - len(text) + 1

@@ -1,0 +1,79 @@
+"""Rows through the step until all are finished: token ids in, token ids out, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import Drafter
+from foretoken.errors import RefusedError
+from foretoken.models.base import Model
+from foretoken.request import Request, Row
+from foretoken.step import step
+from foretoken.verify import Rule
+
+
+class Engine:
+    """A target and its drafter. One batch at a time: rows share the models' caches."""
+
+    def __init__(self, target: Model, drafter: Drafter) -> None:
+        self.target, self.drafter = target, drafter
+        self._busy = False
+
+    def run(
+        self, requests: list[Request], params: SamplingParams, rule: Rule, gamma: int
+    ) -> Iterator[list[Row]]:
+        """Yield all rows, in the order of `requests`, after the prefill and after every step, until all are finished.
+
+        The rows are live: they grow from one yield to the next. gamma is trimmed near a row's end.
+        """
+        if self._busy:
+            raise RefusedError(
+                "a stream of this object is still open; read it to its end or close it first"
+            )
+        self._busy = True
+        rows = [Row(request, list(request.prompt)) for request in requests]
+        active = list(rows)
+        began = perf_counter()
+        try:
+            self._start(rows)
+            for row in rows:
+                row.prefill_seconds = perf_counter() - began
+            yield rows
+            while active:
+                step(
+                    active,
+                    self.target,
+                    self.drafter,
+                    rule,
+                    params,
+                    [min(gamma, row.room - 1) for row in active],
+                )
+                for row in active:
+                    row.seconds = perf_counter() - began
+                active = self._retire(active)
+                yield rows
+        finally:
+            self._clear(len(active))
+            self._busy = False
+
+    def _start(self, rows: list[Row]) -> None:
+        prompts = [row.request.prompt for row in rows]
+        sources = (
+            [row.request.source or [] for row in rows] if self.target.encoder_decoder else None
+        )
+        self.target.start([prompt[:-1] for prompt in prompts], sources)
+        self.drafter.start(list(range(len(rows))), prompts, sources)
+
+    def _retire(self, active: list[Row]) -> list[Row]:
+        gone = [b for b, row in enumerate(active) if row.finish_reason]
+        if gone:
+            self.target.leave(gone)
+            self.drafter.leave(gone)
+        return [row for row in active if not row.finish_reason]
+
+    def _clear(self, count: int) -> None:
+        if count:  # stopped half-way
+            self.target.leave(list(range(count)))
+            self.drafter.leave(list(range(count)))

@@ -1,0 +1,64 @@
+"""A tiny model whose law is known: for proofs, tests and the docs. No weights, no cache, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Law = Callable[[tuple[int, ...]], Sequence[float]]  # text so far -> probability of each next token
+
+
+class TableModel:
+    """Model protocol over a function from the text so far to the law of the next token.
+
+    `law(source + text)` where there is a source, so that it can stand for an encoder-decoder too.
+    """
+
+    runtime = "table"
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        law: Law,
+        vocab_size: int,
+        *,
+        context: int | None = None,
+        encoder_decoder: bool = False,
+    ) -> None:
+        self.law, self.vocab_size, self.context = law, vocab_size, context
+        self.encoder_decoder = encoder_decoder
+        self._texts: list[list[int]] = []
+        self._sources: list[list[int]] = []
+
+    @classmethod
+    def markov(cls, matrix: Sequence[Sequence[float]]) -> TableModel:
+        """A first-order chain: row i of `matrix` is the law after token i."""
+        return cls(lambda text: matrix[text[-1]], len(matrix))
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        self._texts += [list(prompt) for prompt in prompts]
+        self._sources += [list(s) for s in sources] if sources else [[] for _ in prompts]
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        logits = torch.zeros(len(blocks), max(need), self.vocab_size, dtype=torch.float64)
+        for b, (block, wanted) in enumerate(zip(blocks, need, strict=True)):
+            self._texts[b] += block
+            text = (*self._sources[b], *self._texts[b])
+            for i in range(wanted):
+                prefix = text[: len(text) - wanted + i + 1]
+                logits[b, i] = torch.tensor(self.law(prefix), dtype=torch.float64).log()
+        return logits
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        for text, length in zip(self._texts, lengths, strict=True):
+            assert length <= len(text), "a length may not grow"
+            del text[length:]
+
+    def permute(self, rows: list[int]) -> None:
+        self._texts = [list(self._texts[row]) for row in rows]
+        self._sources = [self._sources[row] for row in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute([b for b in range(len(self._texts)) if b not in rows])

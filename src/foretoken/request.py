@@ -1,0 +1,144 @@
+"""What is asked for, what a row has become, and what each step did to it. Plain data; knows no models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from foretoken.keys import RowKey
+
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One row's task, in token ids."""
+
+    prompt: list[int]  # what the target continues; for an encoder-decoder its decoder start
+    limit: int  # new tokens at most
+    key: RowKey
+    eos: frozenset[int] = frozenset()
+    source: list[int] | None = None  # what the encoder reads
+    forced: dict[int, int] = field(default_factory=dict[int, int])  # place among new tokens -> id
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step did to one row: the only instrumentation there is."""
+
+    gamma: int  # guesses asked for
+    guesses: tuple[int, ...]
+    accepted: int  # of the guesses, kept
+    kept: tuple[
+        int, ...
+    ]  # tokens gained: the accepted guesses, then the target's own, cut at an end
+    overlaps: tuple[
+        float, ...
+    ]  # sum min(p, q) at every guess judged, the first rejected one included
+    draft_calls: int
+    draft_seconds: float  # these three are shared by the rows of the batch
+    score_seconds: float
+    verify_seconds: float
+    rows: int  # how many rows shared the step
+
+    @property
+    def drafted(self) -> int:
+        return len(self.guesses)
+
+
+@dataclass(slots=True)
+class Row:
+    """A request on its way: `tokens` is prompt and new tokens; all but the last are in the target's cache."""
+
+    request: Request
+    tokens: list[int]
+    records: list[StepRecord] = field(default_factory=list[StepRecord])
+    finish_reason: FinishReason | None = None
+    prefill_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def room(self) -> int:
+        """New tokens still allowed."""
+        return self.request.limit - (len(self.tokens) - len(self.request.prompt))
+
+    def commit(self, tokens: list[int]) -> list[int]:
+        """Append what is kept of `tokens`: up to an end-of-sequence token or the limit; returns it."""
+        kept = tokens[: self.room]
+        for i, token in enumerate(kept):
+            if token in self.request.eos:
+                kept = kept[: i + 1]
+                self.finish_reason = "stop"
+                break
+        self.tokens.extend(kept)
+        if self.finish_reason is None and self.room == 0:
+            self.finish_reason = "length"
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a completion cost. `alpha` is the mean of sum min(p, q) over judged guesses (Cor 3.6), never
+    accepted/drafted, which stands beside it. Times are of the batch the row was in, from the start of its prefill."""
+
+    target_calls: int  # without the prefill of all but the last prompt token
+    draft_calls: int
+    drafted: int
+    accepted: int
+    rounds: int
+    alpha: float | None
+    accepted_per_drafted: float | None
+    tokens_per_call: float | None
+    seconds: float
+    prefill_seconds: float
+    runtime: str
+    draft_runtime: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came out for one prompt. `tokens` are the new ones only, a final end-of-sequence token included."""
+
+    text: str | None  # None without a tokenizer
+    tokens: list[int]
+    finish_reason: FinishReason
+    seed: tuple[int, int]  # give [seed] to generate this row again alone
+    stats: Stats
+    steps: list[StepRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stream yields after a step: the pieces' texts and tokens concatenate to the completion's."""
+
+    text: str | None
+    tokens: list[int]
+
+
+def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
+    """Sum up a row's records."""
+    records = row.records
+    drafted = sum(r.drafted for r in records)
+    accepted = sum(r.accepted for r in records)
+    overlaps = [overlap for r in records for overlap in r.overlaps]
+    return Stats(
+        target_calls=len(records),
+        draft_calls=sum(r.draft_calls for r in records),
+        drafted=drafted,
+        accepted=accepted,
+        rounds=len(records),
+        alpha=sum(overlaps) / len(overlaps) if overlaps else None,
+        accepted_per_drafted=accepted / drafted if drafted else None,
+        tokens_per_call=len(row.new_tokens) / len(records) if records else None,
+        seconds=row.seconds,
+        prefill_seconds=row.prefill_seconds,
+        runtime=runtime,
+        draft_runtime=draft_runtime,
+    )

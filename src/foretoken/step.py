@@ -1,0 +1,128 @@
+"""Algorithm 1 on a ragged batch: draft, score, verify, commit.
+
+Plain decoding is this step with gamma 0. Sees protocols only: any model, any drafter, any rule.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foretoken.distributions import SamplingParams, check, law
+from foretoken.draw import Draw
+from foretoken.drafters.base import Draft, Drafter
+from foretoken.errors import RefusedError
+from foretoken.models.base import Model
+from foretoken.request import Row, StepRecord
+from foretoken.verify import Rule, greedy, overlap
+
+
+@torch.inference_mode()
+def step(
+    rows: list[Row],
+    target: Model,
+    drafter: Drafter,
+    rule: Rule,
+    params: SamplingParams,
+    gamma: list[int],
+) -> list[StepRecord]:
+    """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own (paper, Algorithm 1).
+
+    Raises NumericsError where the target's logits are none; the rows are then as they were.
+    """
+    times = [perf_counter()]
+    lengths = [len(row.tokens) for row in rows]
+    draw = Draw([row.request.key for row in rows], lengths, params)
+
+    # Sample gamma guesses x_1, .., x_gamma from M_q autoregressively
+    draft = drafter.propose(gamma, draw)
+    guesses = _guesses(draft, gamma, target.vocab_size)
+    times.append(perf_counter())
+
+    # Run M_p in parallel: the last token, not yet in the cache, and the guesses behind it
+    blocks = [[row.tokens[-1], *x] for row, x in zip(rows, guesses, strict=True)]
+    need = [len(block) for block in blocks]
+    logits = target.score(blocks, need)
+    check(logits, "target", lengths, need)
+    _force(logits, rows)
+    times.append(perf_counter())
+
+    # Determine the number n of accepted guesses, and the token t that follows them
+    n, t, beta = _verify(logits, draft, rule, params, draw)
+
+    # Return prefix + [x_1, .., x_n, t]
+    kept = [row.commit([*x[:n], t]) for row, x, n, t in zip(rows, guesses, n, t, strict=True)]
+    target.set_lengths([len(row.tokens) - 1 for row in rows])
+    drafter.commit(kept)
+    times.append(perf_counter())
+
+    records = [
+        StepRecord(
+            gamma=gamma[b],
+            guesses=tuple(guesses[b]),
+            accepted=min(n[b], len(kept[b])),
+            kept=tuple(kept[b]),
+            overlaps=tuple(beta[b][: min(n[b] + 1, len(guesses[b]), len(kept[b]))]),
+            draft_calls=draft.calls,
+            draft_seconds=times[1] - times[0],
+            score_seconds=times[2] - times[1],
+            verify_seconds=times[3] - times[2],
+            rows=len(rows),
+        )
+        for b in range(len(rows))
+    ]
+    for row, record in zip(rows, records, strict=True):
+        row.records.append(record)
+    return records
+
+
+def _verify(
+    logits: Tensor, draft: Draft, rule: Rule, params: SamplingParams, draw: Draw
+) -> tuple[list[int], list[int], list[list[float]]]:
+    """n and t of every row, and beta at every guess; at temperature 0 without a softmax."""
+    x, lengths = draft.tokens.to(logits.device), draft.lengths.to(logits.device)
+    if params.greedy:
+        best = logits.argmax(-1)  # [B, G+1]
+        n = greedy(best, x, lengths)
+        t = best.gather(1, n[:, None]).squeeze(1)
+        beta = (best[:, : x.shape[1]] == x).double()
+    else:
+        p = law(logits, params)  # [B, G+1, V]
+        outcome = rule(p, draft.q, x, lengths)
+        n = draw.kept(outcome)
+        t = draw.next_token(outcome.next_law(n))
+        beta = overlap(p, draft.q, x)
+    return n.tolist(), t.tolist(), beta.tolist()
+
+
+def _guesses(draft: Draft, gamma: list[int], V: int) -> list[list[int]]:
+    """The draft as lists, after a look at what a drafter could get wrong."""
+    G = draft.tokens.shape[1]
+    lengths = draft.lengths.tolist()
+    if len(lengths) != len(gamma) or any(
+        not 0 <= a <= min(b, G) for a, b in zip(lengths, gamma, strict=False)
+    ):
+        raise RefusedError(
+            f"the drafter proposed {lengths} guesses where at most {gamma} were asked"
+        )
+    if draft.q is not None and tuple(draft.q.shape) != (len(gamma), G, V):
+        raise RefusedError(
+            f"the drafter's q has shape {tuple(draft.q.shape)}; it must be {(len(gamma), G, V)}"
+        )
+    guesses = [x[:length] for x, length in zip(draft.tokens.tolist(), lengths, strict=True)]
+    for b, x in enumerate(guesses):
+        if x and not 0 <= min(x) <= max(x) < V:
+            raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
+    return guesses
+
+
+def _force(logits: Tensor, rows: list[Row]) -> None:
+    """Where a token is forced (first, or last before the limit) it gets all the mass; in place."""
+    for b, row in enumerate(rows):
+        done = len(row.tokens) - len(row.request.prompt)
+        for place, token in row.request.forced.items():
+            if 0 <= place - done < logits.shape[1]:
+                logits[b, place - done] = -torch.inf
+                logits[b, place - done, token] = 0.0
