@@ -1,7 +1,8 @@
 """Section 2.2: from logits to a law, and from a law to a token.
 
-One function, `law`, serves the draft, the verification, the next token and plain decoding alike, so that all speak
-of the same distribution. `sample` is the only place where a token is drawn. Knows no models and no prompts.
+One function, `law`, serves the draft, the verification, the next token and plain decoding alike,
+so that all speak of the same distribution. `sample` is the only place where a token is drawn.
+Knows no models and no prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What is done to logits before a token is drawn; 0, 1.0 and 0.0 switch top-k, top-p and min-p off."""
+    """What is done to logits before a token is drawn; 0, 1.0 and 0.0 switch top-k, top-p and
+    min-p off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -44,8 +46,9 @@ class SamplingParams:
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law that a token is drawn from, `[..., V]` in float32 or better.
 
-    Temperature, top-k, top-p, min-p, in the order in which transformers applies them. Below `GREEDY_BELOW` a one-hot
-    law on the argmax, the lowest index on ties (erratum to C1: the paper leaves ties open).
+    Temperature, top-k, top-p, min-p, in the order in which transformers applies them. Below
+    `GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to C1: the paper
+    leaves ties open).
     """
     if params.greedy:
         return one_hot(logits.argmax(-1), logits.shape[-1]).to(_working(logits.dtype))
@@ -65,7 +68,8 @@ def one_hot(ids: Tensor, V: int) -> Tensor:
 
 
 def sample(laws: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each, `[B]`.
+    """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
+    `[B]`.
 
     An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's.
     """
@@ -78,7 +82,8 @@ def sample(laws: Tensor, uniforms: Tensor) -> Tensor:
 def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
     """Raise where a row of `logits [B, n, V]` is none: NaN, +inf, or -inf throughout.
 
-    Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in the text.
+    Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in
+    the text.
     """
     if bool(logits.amax(-1).isfinite().all()):  # NaN and +inf win a maximum, and all of -inf is one
         return

@@ -1,4 +1,5 @@
-"""The one place where chance enters: guesses, the number of them kept, and next tokens are drawn here.
+"""The one place where chance enters: guesses, the number of them kept, and next tokens are drawn
+here.
 
 Knows laws and keys; knows no models and no rules.
 """
@@ -16,8 +17,9 @@ from foretoken.verify import Outcome
 class Draw:
     """The draws of one step: each number is keyed by row, committed length, offset and purpose.
 
-    Drafters are handed it and call `draw(law, i)`. `params` is how the target's logits are standardized; a drafter
-    that standardizes its own likewise is the usual choice, but any law is allowed.
+    Drafters are handed it and call `draw(law, i)`. `params` is how the target's logits are
+    standardized; a drafter that standardizes its own likewise is the usual choice, but any law is
+    allowed.
     """
 
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:

@@ -24,7 +24,8 @@ class Engine:
     def run(
         self, requests: list[Request], params: SamplingParams, rule: Rule, gamma: int
     ) -> Iterator[list[Row]]:
-        """Yield all rows, in the order of `requests`, after the prefill and after every step, until all are finished.
+        """Yield all rows, in the order of `requests`, after the prefill and after every step,
+        until all are finished.
 
         The rows are live: they grow from one yield to the next. gamma is trimmed near a row's end.
         """

@@ -1,8 +1,10 @@
-"""Keyed randomness: every number that is drawn has a name, and the same name always gives the same number.
+"""Keyed randomness: every number that is drawn has a name, and the same name always gives the
+same number.
 
-A name is (row key, committed length at the start of the step, offset in the block, purpose). Keying by position alone
-would be wrong: a position that is drafted again after a rejection would meet its old noise. With these names a row's
-text depends neither on its batch mates nor on the order of the work.
+A name is (row key, committed length at the start of the step, offset in the block, purpose).
+Keying by position alone would be wrong: a position that is drafted again after a rejection would
+meet its old noise. With these names a row's text depends neither on its batch mates nor on the
+order of the work.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Purpose(IntEnum):
 
 
 def uniform(key: RowKey, length: int, offset: int, purpose: Purpose) -> float:
-    """The number in [0, 1) of that name: Philox 4x64 (Salmon et al. 2011), name in key and counter."""
+    """The number in [0, 1) of that name: Philox 4x64 (Salmon et al. 2011), name in key and
+    counter."""
     bits = np.random.Philox(key=key, counter=(0, length, offset, purpose)).random_raw()
     return (int(bits) >> 11) * 2.0**-53

@@ -1,4 +1,5 @@
-"""What is asked for, what a row has become, and what each step did to it. Plain data; knows no models."""
+"""What is asked for, what a row has become, and what each step did to it. Plain data; knows no
+models."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Row:
-    """A request on its way: `tokens` is prompt and new tokens; all but the last are in the target's cache."""
+    """A request on its way: `tokens` is prompt and new tokens; all but the last are in the
+    target's cache."""
 
     request: Request
     tokens: list[int]
@@ -67,7 +69,8 @@ class Row:
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append what is kept of `tokens`: up to an end-of-sequence token or the limit; returns it."""
+        """Append what is kept of `tokens`: up to an end-of-sequence token or the limit; returns
+        it."""
         kept = tokens[: self.room]
         for i, token in enumerate(kept):
             if token in self.request.eos:
@@ -82,8 +85,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a completion cost. `alpha` is the mean of sum min(p, q) over judged guesses (Cor 3.6), never
-    accepted/drafted, which stands beside it. Times are of the batch the row was in, from the start of its prefill."""
+    """What a completion cost. `alpha` is the mean of sum min(p, q) over judged guesses (Cor
+    3.6), never accepted/drafted, which stands beside it. Times are of the batch the row was in,
+    from the start of its prefill."""
 
     target_calls: int  # without the prefill of all but the last prompt token
     draft_calls: int
@@ -104,7 +108,8 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came out for one prompt. `tokens` are the new ones only, a final end-of-sequence token included."""
+    """What came out for one prompt. `tokens` are the new ones only, a final end-of-sequence
+    token included."""
 
     text: str | None  # None without a tokenizer
     tokens: list[int]
@@ -116,7 +121,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stream yields after a step: the pieces' texts and tokens concatenate to the completion's."""
+    """What a stream yields after a step: the pieces' texts and tokens concatenate to the
+    completion's."""
 
     text: str | None
     tokens: list[int]

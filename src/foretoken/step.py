@@ -2,17 +2,20 @@
 
 Plain decoding is this step with gamma 0. Sees protocols only: any model, any drafter, any rule.
 """
+# torch leaves the type of tolist() open
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretoken.distributions import SamplingParams, check, law
-from foretoken.draw import Draw
 from foretoken.drafters.base import Draft, Drafter
+from foretoken.draw import Draw
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.request import Row, StepRecord
@@ -28,7 +31,8 @@ def step(
     params: SamplingParams,
     gamma: list[int],
 ) -> list[StepRecord]:
-    """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own (paper, Algorithm 1).
+    """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
+    (paper, Algorithm 1).
 
     Raises NumericsError where the target's logits are none; the rows are then as they were.
     """
@@ -94,13 +98,13 @@ def _verify(
         n = draw.kept(outcome)
         t = draw.next_token(outcome.next_law(n))
         beta = overlap(p, draft.q, x)
-    return n.tolist(), t.tolist(), beta.tolist()
+    return _list(n), _list(t), _list(beta)
 
 
 def _guesses(draft: Draft, gamma: list[int], V: int) -> list[list[int]]:
     """The draft as lists, after a look at what a drafter could get wrong."""
     G = draft.tokens.shape[1]
-    lengths = draft.lengths.tolist()
+    lengths: list[int] = _list(draft.lengths)
     if len(lengths) != len(gamma) or any(
         not 0 <= a <= min(b, G) for a, b in zip(lengths, gamma, strict=False)
     ):
@@ -111,7 +115,8 @@ def _guesses(draft: Draft, gamma: list[int], V: int) -> list[list[int]]:
         raise RefusedError(
             f"the drafter's q has shape {tuple(draft.q.shape)}; it must be {(len(gamma), G, V)}"
         )
-    guesses = [x[:length] for x, length in zip(draft.tokens.tolist(), lengths, strict=True)]
+    tokens: list[list[int]] = _list(draft.tokens)
+    guesses = [x[:length] for x, length in zip(tokens, lengths, strict=True)]
     for b, x in enumerate(guesses):
         if x and not 0 <= min(x) <= max(x) < V:
             raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
@@ -126,3 +131,7 @@ def _force(logits: Tensor, rows: list[Row]) -> None:
             if 0 <= place - done < logits.shape[1]:
                 logits[b, place - done] = -torch.inf
                 logits[b, place - done, token] = 0.0
+
+
+def _list(tensor: Tensor) -> list[Any]:
+    return tensor.tolist()

@@ -1,11 +1,12 @@
 """Section 2.3: the rules that decide which guesses are kept.
 
-A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *law* of what happens: how likely it is
-that n guesses are kept, and for a given n the law of the next token. It draws nothing, runs no model and moves no
-device, so that every rule is proved lossless by enumeration. The step draws n and the next token.
+A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *law* of what
+happens: how likely it is that n guesses are kept, and for a given n the law of the next token. It
+draws nothing, runs no model and moves no device, so that every rule is proved lossless by
+enumeration. The step draws n and the next token.
 
-Shapes: p [B, G+1, V], q [B, G, V] or None (guesses proposed for certain), x [B, G], lengths [B] (guesses per row).
-What lies past a row's length is padding and has no influence.
+Shapes: p [B, G+1, V], q [B, G, V] or None (guesses proposed for certain), x [B, G], lengths [B]
+(guesses per row). What lies past a row's length is padding and has no influence.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The law of a verification: of n, the number of guesses kept, and of the next token given n."""
+    """The law of a verification: of n, the number of guesses kept, and of the next token given
+    n."""
 
     survival: Tensor  # [B, G], float64: P(n > i) in column i; it never rises from left to right
     p: Tensor
@@ -36,11 +38,13 @@ class Outcome:
         return at_least[:, :-1] - at_least[:, 1:]
 
     def n(self, uniforms: Tensor) -> Tensor:
-        """The n that one number in [0, 1) per row picks: accept while u < P(n > i), so never at probability 0."""
+        """The n that one number in [0, 1) per row picks: accept while u < P(n > i), so never at
+        probability 0."""
         return (uniforms[:, None] < self.survival).sum(1)
 
     def next_law(self, n: Tensor) -> Tensor:
-        """The law of the token after the n kept guesses, `[B, V]`: p where all were kept, else a residual."""
+        """The law of the token after the n kept guesses, `[B, V]`: p where all were kept, else a
+        residual."""
         rows = torch.arange(len(n), device=n.device)
         p = self.p[rows, n]
         rejected = n < self.lengths
@@ -59,7 +63,8 @@ Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
 def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Algorithm 1: keep guess i with probability min(1, p(x_i)/q(x_i)), stop at the first that is not kept."""
+    """Algorithm 1: keep guess i with probability min(1, p(x_i)/q(x_i)), stop at the first that
+    is not kept."""
     px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
     survival = accept.where(_live(x, lengths), 0.0).cumprod(1)
@@ -67,7 +72,8 @@ def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outc
 
 
 def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Block verification (Sun et al. 2025, arXiv 2403.10444): the longest prefix kept is chosen jointly.
+    """Block verification (Sun et al. 2025, arXiv 2403.10444): the longest prefix kept is chosen
+    jointly.
 
     Keeps at least as many guesses as `speculative` on average, and the same law.
     """
@@ -86,7 +92,8 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
 
 
 def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
-    """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following guess `[B, G]`."""
+    """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following
+    guess `[B, G]`."""
     G = x.shape[1]
     scaled = p[:, 1:G] * weight[:, 1:G, None].to(p.dtype)
     left = scaled.scatter(2, x[:, 1:, None], 0.0) if q is None else (scaled - q[:, 1:]).clamp(min=0)
@@ -97,7 +104,8 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
 
 
 def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
-    """T = 0, where every rule is the same: n is the number of leading guesses that equal `best [B, G+1]`."""
+    """T = 0, where every rule is the same: n is the number of leading guesses that equal `best
+    [B, G+1]`."""
     return ((best[:, : x.shape[1]] == x) & _live(x, lengths)).long().cumprod(1).sum(1)
 
 

@@ -1,4 +1,5 @@
-"""What a drafter is: anything that guesses the next tokens of a batch of rows and says how it guessed.
+"""What a drafter is: anything that guesses the next tokens of a batch of rows and says how it
+guessed.
 
 Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
 """
@@ -18,8 +19,9 @@ from foretoken.draw import Draw
 class Draft:
     """Guesses, and the very laws they were drawn from.
 
-    q None means that each guess was certain: a deterministic function of the text so far (all mass on it). A guess
-    that was drawn from a law must come with that law: any other q makes the output wrong.
+    q None means that each guess was certain: a deterministic function of the text so far (all mass
+    on it). A guess that was drawn from a law must come with that law: any other q makes the output
+    wrong.
     """
 
     tokens: Tensor  # [B, G], padded on the right
@@ -34,11 +36,13 @@ class Drafter(Protocol):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Rows join behind those present. `sources`: encoder inputs, for an encoder-decoder target."""
+        """Rows join behind those present. `sources`: encoder inputs, for an encoder-decoder
+        target."""
         ...
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        """At most gamma[b] guesses for row b. It may stop early after any guess, but never drop one it has drawn."""
+        """At most gamma[b] guesses for row b. It may stop early after any guess, but never drop
+        one it has drawn."""
         ...
 
     def commit(self, tokens: list[list[int]]) -> None:

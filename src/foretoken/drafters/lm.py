@@ -7,16 +7,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.distributions import check, law
-from foretoken.draw import Draw
 from foretoken.drafters.base import Draft, pack
+from foretoken.draw import Draw
 from foretoken.models.base import Model
 
 
 class LMDrafter:
     """Guesses with `model`, one run per guess; its laws are standardized as the target's are.
 
-    A decoder-only model may draft for an encoder-decoder target: it reads the source as the head of its prompt.
-    Where the row has outgrown the model's context it falls silent.
+    A decoder-only model may draft for an encoder-decoder target: it reads the source as the head
+    of its prompt. Where the row has outgrown the model's context it falls silent.
     """
 
     def __init__(self, model: Model, vocab_size: int) -> None:
@@ -60,7 +60,8 @@ class LMDrafter:
     def _guess(
         self, blocks: list[list[int]], active: list[bool], draw: Draw, i: int
     ) -> tuple[list[int], Tensor | None]:
-        """Guess i of every row and the law it was drawn from, `[B, V]`; None where it was the argmax."""
+        """Guess i of every row and the law it was drawn from, `[B, V]`; None where it was the
+        argmax."""
         logits = self.model.score(blocks, [int(on) for on in active])
         starts = [len(t) + i for t in self._texts]
         check(logits, "draft", starts, [int(on) for on in active])

@@ -1,6 +1,8 @@
-"""What a model is to the step: something that scores blocks of new tokens for rows of different lengths.
+"""What a model is to the step: something that scores blocks of new tokens for rows of different
+lengths.
 
-A row's length is the number of tokens that are in its cache. Rows are numbered by their place in the batch.
+A row's length is the number of tokens that are in its cache. Rows are numbered by their place in
+the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Model(Protocol):
     device: torch.device
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is allowed).
+        """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is
+        allowed).
 
         `sources`: what the encoder reads, once, where there is one.
         """
@@ -30,8 +33,8 @@ class Model(Protocol):
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
         """Append block b to row b, for all rows, in one run; a block may be empty.
 
-        Returns logits `[B, max(need), V]`: in row b the first need[b] positions are those of the last need[b] tokens
-        of its block, what follows is finite padding.
+        Returns logits `[B, max(need), V]`: in row b the first need[b] positions are those of the
+        last need[b] tokens of its block, what follows is finite padding.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""A tiny model whose law is known: for proofs, tests and the docs. No weights, no cache, float64."""
+"""A tiny model whose law is known: for proofs, tests and the docs. No weights, no cache,
+float64."""
 
 from __future__ import annotations
 

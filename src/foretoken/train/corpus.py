@@ -1,4 +1,5 @@
-"""Text in, token ids out: books from a folder, a byte-level BPE tokenizer, a split into training and held-out text.
+"""Text in, token ids out: books from a folder, a byte-level BPE tokenizer, a split into training
+and held-out text.
 
 Knows nothing about models.
 """
@@ -21,7 +22,8 @@ HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Token ids of the training texts and of the held-out ones, and the bytes that the held-out ids stand for."""
+    """Token ids of the training texts and of the held-out ones, and the bytes that the held-out
+    ids stand for."""
 
     train: np.ndarray  # uint16 or uint32
     held_out: np.ndarray
@@ -29,7 +31,8 @@ class Corpus:
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Every .txt and .txt.gz below `folder`, by name, with line ends and blank lines made uniform."""
+    """Every .txt and .txt.gz below `folder`, by name, with line ends and blank lines made
+    uniform."""
     paths = sorted(p for p in folder.rglob("*") if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
         raise InputError(f"no .txt or .txt.gz file in {folder}")

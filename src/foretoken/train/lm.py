@@ -1,7 +1,8 @@
 """Train a small Llama-architecture model on a folder of text: `foretoken train lm`.
 
-Batches depend on the seed and the step alone, so a run that was killed resumes from its last checkpoint with the
-same data. Muon for the matrices, AdamW for the rest; warm-up, plateau, linear decay over the last quarter.
+Batches depend on the seed and the step alone, so a run that was killed resumes from its last
+checkpoint with the same data. Muon for the matrices, AdamW for the rest; warm-up, plateau, linear
+decay over the last quarter.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ def train_lm(
     init: Path | None,
     report: Report,
 ) -> dict[str, Any]:
-    """Train until `recipe.steps`, then write the model in transformers' layout to `out`; returns the summary.
+    """Train until `recipe.steps`, then write the model in transformers' layout to `out`; returns
+    the summary.
 
-    `tokenizer`: a folder whose tokenizer is used instead of a new one. `init`: a folder whose weights are the start.
-    A checkpoint in `out` is resumed.
+    `tokenizer`: a folder whose tokenizer is used instead of a new one. `init`: a folder whose
+    weights are the start. A checkpoint in `out` is resumed.
     """
     out.mkdir(parents=True, exist_ok=True)
     texts = corpus.read_texts(data)
@@ -75,7 +77,8 @@ def train_lm(
     books = corpus.build(texts, words)
     if len(books.train) <= recipe.context or len(books.held_out) <= recipe.context:
         raise InputError(
-            f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held out: both must exceed the context, {recipe.context}"
+            f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held "
+            f"out; give more text, or a context below {min(len(books.train), len(books.held_out))}"
         )
     run = _Run(out, shape, recipe, words, init)
     while run.step < recipe.steps:
@@ -136,7 +139,8 @@ class _Run:
         return loss.item()
 
     def save(self, loss: float, measured: float) -> None:
-        """Write the checkpoint beside its final name first, so that a kill or a full disk leaves the old one whole."""
+        """Write the checkpoint beside its final name first, so that a kill or a full disk leaves
+        the old one whole."""
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -200,7 +204,8 @@ def learning_rate(step: int, recipe: Recipe) -> float:
 def held_out_loss(
     model: LlamaForCausalLM, ids: np.ndarray, context: int, windows: int | None = None
 ) -> float:
-    """Nats per token; each window's second half is scored, its first half being context. All windows unless told."""
+    """Nats per token; each window's second half is scored, its first half being context. All
+    windows unless told."""
     model.eval()
     stride = context // 2
     starts = list(range(0, len(ids) - context, stride))
