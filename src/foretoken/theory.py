@@ -1,0 +1,214 @@
+"""Section 3: what speculation gains, from alpha, gamma and c, in the paper's letters.
+
+alpha is how likely a guess is kept, gamma how many guesses are made per run of the target, c the
+time of one run of the drafter over one run of the target. Factors are against plain decoding.
+Guesses are taken as kept independently of one another, as in the paper. Knows no models, no clocks
+and no tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foretoken.errors import InputError
+
+MAX_GAMMA = 64  # how far `optimal_gamma` looks
+ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
+
+VerifyCost = Callable[[int], float] | Sequence[float]
+"""v: the target's time for a block of n tokens over that for one; v(n), or v[n] with v[0] unused."""
+
+
+def beta(p: ArrayLike, q: ArrayLike) -> float:
+    """Probability that a guess drawn from q is kept, sum min(p, q) (Theorem 3.5); p, q: laws `[V]`.
+
+    Raises InputError where p and q are not two laws over the same tokens.
+    """
+    p, q = _law("p", p), _law("q", q)
+    return min(1.0, float(np.minimum(p, _same_size(p, q)).sum()))
+
+
+def alpha(betas: ArrayLike) -> float:
+    """Mean of the betas of many prefixes, which are to come from the target (Corollary 3.6)."""
+    values = np.asarray(betas, dtype=np.float64)
+    if values.size == 0:
+        raise InputError("betas is empty; give the beta of one prefix or more")
+    for value in values.ravel().tolist():
+        _probability("beta", value)
+    return float(values.mean())
+
+
+def d_lk(p: ArrayLike, q: ArrayLike) -> float:
+    """D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (Definition 3.2); p, q: laws `[V]`.
+
+    1 - beta (Lemma 3.3), also known as total variation. Raises InputError as `beta` does.
+    """
+    p, q = _law("p", p), _law("q", q)
+    return min(1.0, float(np.abs(p - (p + _same_size(p, q)) / 2).sum()))
+
+
+def tokens_law(alpha: float, gamma: int) -> list[float]:
+    """P(a run of the target gives k tokens), k = 1..gamma+1: capped geometric (section 3.1).
+
+    The entry of k is at k - 1: alpha^(k-1) (1 - alpha), and alpha^gamma for the last.
+    """
+    alpha, gamma = _probability("alpha", alpha), _count("gamma", gamma)
+    return [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """Tokens per run of the target, (1 - alpha^(gamma+1)) / (1 - alpha) (equation 1).
+
+    Summed as 1 + alpha + ... + alpha^gamma, which is right at alpha = 1 and precise just below.
+    """
+    alpha, gamma = _probability("alpha", alpha), _count("gamma", gamma)
+    return math.fsum(alpha**k for k in range(gamma + 1))
+
+
+def expected_runs(alpha: float, gamma: int, tokens: int) -> float:
+    """Runs of the target until `tokens` tokens are there; what the last gives beyond is lost."""
+    return _expected_cost(alpha, gamma, 0.0, None, tokens)
+
+
+def walltime_factor(
+    alpha: float,
+    gamma: int,
+    c: float,
+    *,
+    v: VerifyCost | None = None,
+    tokens: int | None = None,
+) -> float:
+    """How many times faster than plain decoding (Theorem 3.8).
+
+    v: what a block costs the target; None is the paper's assumption, as much as one token.
+    tokens: how many are generated; None is the paper's assumption, very many. Otherwise exact, with
+    gamma cut near the end to what is still wanted less one, as in generation. Never above `tokens`
+    where a block costs at least as much as one token.
+    """
+    if tokens is not None:
+        return tokens / _expected_cost(alpha, gamma, c, v, tokens)
+    return expected_tokens(alpha, gamma) / _round_cost(gamma, c, v)
+
+
+def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
+    """How many times the arithmetic of plain decoding; c_hat is c in operations (Theorem 3.11)."""
+    c_hat = _cost("c_hat", c_hat)
+    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def memory_factor(alpha: float, gamma: int) -> float:
+    """How many times fewer reads of the target's weights and KV cache: equation 1 (section 3.4)."""
+    return expected_tokens(alpha, gamma)
+
+
+def optimal_gamma(
+    alpha: float,
+    c: float,
+    *,
+    v: VerifyCost | None = None,
+    max_gamma: int = MAX_GAMMA,
+    tokens: int | None = None,
+) -> int:
+    """The gamma in 0..max_gamma with the largest `walltime_factor` (section 3.5).
+
+    The smallest on ties; 0 means: do not speculate. A sequence v needs entries up to max_gamma + 1.
+    """
+    gammas = range(_count("max_gamma", max_gamma) + 1)
+    return max(gammas, key=lambda gamma: walltime_factor(alpha, gamma, c, v=v, tokens=tokens))
+
+
+def oracle_factor(alpha: float, c: float) -> float:
+    """Walltime factor if no guess were made that is not kept (section 3.5).
+
+    1 / ((1 - alpha) + c alpha), from 1 / (1 - alpha) tokens and alpha / (1 - alpha) guesses per
+    run; inf at alpha 1, c 0. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
+    as alpha -> 1 with c = (1 - alpha) / (e - 2), where the paper says "~60 %".
+    """
+    per_token = 1 - _probability("alpha", alpha) + _cost("c", c) * alpha
+    return 1 / per_token if per_token > 0 else math.inf
+
+
+def improves(alpha: float, c: float) -> bool:
+    """Whether some gamma is faster than plain decoding: exactly where alpha > c (Corollary 3.9)."""
+    return _probability("alpha", alpha) > _cost("c", c)
+
+
+def guaranteed_factor(alpha: float, c: float) -> float:
+    """(1 + alpha) / (1 + c), what gamma = 1 gains and the best gamma at least (Corollary 3.9)."""
+    return (1 + _probability("alpha", alpha)) / (1 + _cost("c", c))
+
+
+def factor_bound(alpha: float) -> float:
+    """1 / (1 - alpha), which no gamma exceeds even where guesses cost nothing; inf at alpha 1."""
+    return oracle_factor(alpha, 0.0)
+
+
+def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
+    """Time to generate `tokens` tokens: cost[n] = that of a run + E cost[n - the tokens it gives].
+
+    Cutting gamma to n - 1 leaves the number of runs as it is: what is cut would be thrown away.
+    """
+    tokens = _count("tokens", tokens, least=1)
+    most = min(_count("gamma", gamma), tokens - 1)
+    laws = [np.array(tokens_law(alpha, g)[::-1]) for g in range(most + 1)]
+    runs = [_round_cost(g, c, v) for g in range(most + 1)]
+    cost = np.zeros(tokens + 1)
+    for n in range(1, tokens + 1):
+        g = min(most, n - 1)
+        cost[n] = runs[g] + laws[g] @ cost[n - g - 1 : n]
+    return float(cost[tokens])
+
+
+def _round_cost(gamma: int, c: float, v: VerifyCost | None) -> float:
+    return gamma * _cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
+
+
+def _verify_cost(v: VerifyCost, n: int) -> float:
+    if callable(v):
+        cost = v(n)
+    elif n < len(v):
+        cost = v[n]
+    else:
+        raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or a smaller gamma")
+    if not 0 < cost < math.inf:
+        raise InputError(f"v of {n} tokens is {cost}; give a finite number above 0")
+    return float(cost)
+
+
+def _law(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    law = np.asarray(values, dtype=np.float64)
+    if law.ndim != 1:
+        raise InputError(f"{name} has shape {law.shape}; give one law, of shape (V,)")
+    if not (law >= 0).all():
+        raise InputError(f"{name} has a probability of {law.min()}; give none below 0")
+    if not abs(law.sum() - 1) < 1e-4:  # float32 laws are sums of many roundings
+        raise InputError(f"{name} sums to {law.sum()}; give a law, which sums to 1")
+    return law
+
+
+def _same_size(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+    if p.size != q.size:
+        raise InputError(f"p has {p.size} tokens and q {q.size}; give laws over the same tokens")
+    return q
+
+
+def _probability(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} is {value}; give a number in [0, 1]")
+    return value
+
+
+def _cost(name: str, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise InputError(f"{name} is {value}; give a finite number, 0 or more")
+    return value
+
+
+def _count(name: str, value: float, least: int = 0) -> int:
+    if not (value >= least and float(value).is_integer()):
+        raise InputError(f"{name} is {value}; give a whole number, {least} or more")
+    return int(value)
