@@ -9,7 +9,7 @@ from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
-from foretoken.request import Request, Row
+from foretoken.request import Row
 from foretoken.step import step
 from foretoken.verify import Rule
 
@@ -22,26 +22,24 @@ class Engine:
         self._busy = False
 
     def run(
-        self, requests: list[Request], params: SamplingParams, rule: Rule, gamma: int
-    ) -> Iterator[list[Row]]:
-        """Yield all rows, in the order of `requests`, after the prefill and after every step,
-        until all are finished.
+        self, rows: list[Row], params: SamplingParams, rule: Rule, gamma: int
+    ) -> Iterator[None]:
+        """Advance fresh rows until all are finished; yields after the prefill and after every step.
 
-        The rows are live: they grow from one yield to the next. gamma is trimmed near a row's end.
+        gamma is trimmed near a row's end.
         """
         if self._busy:
             raise RefusedError(
                 "a stream of this object is still open; read it to its end or close it first"
             )
         self._busy = True
-        rows = [Row(request, list(request.prompt)) for request in requests]
         active = list(rows)
         began = perf_counter()
         try:
             self._start(rows)
             for row in rows:
                 row.prefill_seconds = perf_counter() - began
-            yield rows
+            yield
             while active:
                 step(
                     active,
@@ -54,7 +52,7 @@ class Engine:
                 for row in active:
                     row.seconds = perf_counter() - began
                 active = self._retire(active)
-                yield rows
+                yield
         finally:
             self._clear(len(active))
             self._busy = False

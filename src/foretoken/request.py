@@ -59,6 +59,11 @@ class Row:
     prefill_seconds: float = 0.0
     seconds: float = 0.0
 
+    @classmethod
+    def of(cls, request: Request) -> Row:
+        """A fresh row."""
+        return cls(request, list(request.prompt))
+
     @property
     def new_tokens(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]

@@ -19,6 +19,7 @@ class Model(Protocol):
     vocab_size: int  # rows of the output layer, padding included
     context: int | None  # tokens a row can hold; None: no limit
     encoder_decoder: bool
+    source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
     runtime: str  # what it runs on, for reports
     device: torch.device
 

@@ -18,6 +18,7 @@ class TableModel:
     """
 
     runtime = "table"
+    source_context = None
     device = torch.device("cpu")
 
     def __init__(

@@ -1,0 +1,286 @@
+"""The face of the package: text or ids in, completions out. `foretoken.load` makes a
+`Speculator`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from secrets import randbits
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from foretoken import text
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.none import NoneDrafter
+from foretoken.engine import Engine
+from foretoken.errors import InputError, RefusedError
+from foretoken.gamma import PROBE, Costs, costs
+from foretoken.keys import RowKey
+from foretoken.models.base import Model
+from foretoken.request import Completion, Piece, Request, Row, stats
+from foretoken.verify import RULES, Rule, speculative
+
+Prompt = str | list[int]
+Seed = int | Sequence[int | tuple[int, int]] | None
+
+BATCH = 16  # rows that share a pass; a row's text does not depend on it
+PROBE_PROMPT = "It was the first day of the"
+PLAIN_STEPS, PROBE_TOKENS = 6, 40  # what measuring costs
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What a model's own settings say about how a text begins and ends."""
+
+    eos: frozenset[int] = frozenset()
+    decoder_start: int | None = None
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+
+
+@dataclass(slots=True)
+class Speculator:
+    """A target, a drafter and, where there is one, a tokenizer."""
+
+    target: Model
+    drafter: Drafter
+    tokenizer: PreTrainedTokenizerBase | None = None
+    ends: Ends = Ends()
+    target_name: str = "target"
+    draft_name: str = "draft"
+    _costs: dict[SamplingParams, Costs | None] = field(default_factory=dict, init=False, repr=False)
+    _engine: Engine = field(init=False, repr=False)
+    _plain: Engine = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._engine = Engine(self.target, self.drafter)
+        self._plain = Engine(self.target, NoneDrafter())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        gamma: int | None = None,
+        seed: Seed = 0,
+        rule: str | Rule = "speculative",
+        lenience: float = 1.0,
+    ) -> list[Completion]:
+        """Continue every prompt in the target's own law; one completion per prompt, in order.
+
+        A str or a list of ids is one prompt. gamma: guesses per target call, 0 for plain decoding,
+        None for the optimum of the measured costs. seed: an int (row i is keyed (seed, i)), or one
+        int or pair per prompt. A KeyboardInterrupt ends it early: unfinished rows come back with
+        finish_reason "interrupted".
+        """
+        params = SamplingParams(temperature, top_k, top_p, min_p)
+        requests = self._requests(_as_list(prompts), max_new_tokens, seed)
+        engine, judge, gamma = self._choose(params, gamma, rule, lenience)
+        rows = [Row.of(request) for request in requests]
+        try:
+            for i in range(0, len(rows), BATCH):
+                for _ in engine.run(rows[i : i + BATCH], params, judge, gamma):
+                    pass
+        except KeyboardInterrupt:  # what is there is returned, marked "interrupted"
+            pass
+        return [self._completion(row) for row in rows]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        gamma: int | None = None,
+        seed: Seed = 0,
+        rule: str | Rule = "speculative",
+        lenience: float = 1.0,
+    ) -> Generator[Piece, None, Completion]:
+        """The same for one prompt, a piece after every step; the generator's return value is the
+        completion.
+
+        The pieces' texts and tokens concatenate to exactly what `generate` returns.
+        """
+        params = SamplingParams(temperature, top_k, top_p, min_p)
+        if _as_list(prompt) != [prompt]:
+            raise InputError("stream takes one prompt; call generate for several")
+        requests = self._requests([prompt], max_new_tokens, seed)
+        engine, judge, gamma = self._choose(params, gamma, rule, lenience)
+        return self._pieces(engine, requests[0], params, judge, gamma)
+
+    def _choose(
+        self, params: SamplingParams, gamma: int | None, rule: str | Rule, lenience: float
+    ) -> tuple[Engine, Rule, int]:
+        """The engine, the rule and the number of guesses that a call asked for."""
+        if lenience != 1.0:
+            raise RefusedError(f"lenience={lenience} is not built yet; leave it at 1.0 (exact)")
+        judge = RULES.get(rule) if isinstance(rule, str) else rule
+        if judge is None:
+            raise InputError(f"rule is {rule!r}; give one of {', '.join(RULES)}, or a function")
+        if gamma is None:
+            measured = None if self._silent else self._measured(params)
+            gamma = 0 if self._silent else PROBE if measured is None else measured.gamma
+        if gamma < 0:
+            raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
+        context = self.target.context
+        if context is not None and gamma + 1 > context:
+            raise InputError(
+                f"gamma is {gamma}, but gamma + 1 must fit in the context of {context}"
+            )
+        return (self._engine if gamma else self._plain), judge, gamma
+
+    @property
+    def _silent(self) -> bool:
+        return isinstance(self.drafter, NoneDrafter)
+
+    def _measured(self, params: SamplingParams) -> Costs | None:
+        if params not in self._costs:
+            plain = self._probe(self._plain, params, 0, PLAIN_STEPS)
+            probe = self._probe(self._engine, params, PROBE, PROBE_TOKENS)
+            self._costs[params] = costs(plain, probe)
+        return self._costs[params]
+
+    def _probe(self, engine: Engine, params: SamplingParams, gamma: int, tokens: int) -> Row:
+        """A row of the target's own text, ends of sequence ignored."""
+        ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else [self._any_id] * 4
+        prompt, source = self._sides(ids)
+        room = tokens if self.target.context is None else self.target.context - len(prompt)
+        if room < 1:
+            raise InputError(
+                f"a context of {self.target.context} is too short to measure in; set gamma"
+            )
+        row = Row.of(Request(prompt, min(tokens, room), RowKey(0, 0), source=source))
+        for _ in engine.run([row], params, speculative, gamma):
+            pass
+        return row
+
+    @property
+    def _any_id(self) -> int:
+        return min(self.ends.eos, default=0)
+
+    def _requests(self, prompts: list[Prompt], max_new_tokens: int, seed: Seed) -> list[Request]:
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
+        keys = _keys(seed, len(prompts))
+        return [
+            self._request(i, prompt, max_new_tokens, key)
+            for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
+        ]
+
+    def _request(self, i: int, prompt: Prompt, max_new_tokens: int, key: RowKey) -> Request:
+        ids = self._ids(i, prompt)
+        head, source = self._sides(ids)
+        reads = self.target.source_context if source else self.target.context
+        if reads is not None and len(ids) >= reads + (source is not None):
+            raise InputError(
+                f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
+            )
+        context = self.target.context
+        limit = max_new_tokens if context is None else min(max_new_tokens, context - len(head))
+        forced = {}
+        if self.ends.forced_bos is not None:
+            forced[1 - len(head)] = self.ends.forced_bos  # the second token of the decoder's text
+        if self.ends.forced_eos is not None:
+            forced[limit - 1] = self.ends.forced_eos
+        return Request(head, limit, key, self.ends.eos, source, forced)
+
+    def _sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
+        """What the decoder continues and what the encoder reads."""
+        if not self.target.encoder_decoder:
+            return ids, None
+        assert self.ends.decoder_start is not None
+        return [self.ends.decoder_start], ids
+
+    def _ids(self, i: int, prompt: Prompt) -> list[int]:
+        if len(prompt) == 0:
+            raise InputError(f"prompt {i} is empty; give a text or ids to continue")
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InputError(f"prompt {i} is text, but there is no tokenizer; give token ids")
+            prompt = cast(list[int], self.tokenizer(prompt, verbose=False).input_ids)
+            if not prompt:
+                raise InputError(f"prompt {i} has no tokens; give a text that has some")
+        V = self.target.vocab_size
+        for token in prompt:
+            if not 0 <= token < V:
+                raise InputError(f"prompt {i} holds the id {token}; ids must be in 0..{V - 1}")
+        return list(prompt)
+
+    def _pieces(
+        self, engine: Engine, request: Request, params: SamplingParams, rule: Rule, gamma: int
+    ) -> Generator[Piece, None, Completion]:
+        stream = text.Stream(self.tokenizer) if self.tokenizer else None
+        row, sent = Row.of(request), 0
+        for _ in engine.run([row], params, rule, gamma):
+            tokens = row.new_tokens[sent:]
+            sent += len(tokens)
+            if tokens:
+                last = row.finish_reason is not None
+                spoken = tokens[:-1] if row.finish_reason == "stop" else tokens
+                yield Piece(stream.add(spoken, last=last) if stream else None, tokens)
+        return self._completion(row)
+
+    def _completion(self, row: Row) -> Completion:
+        tokens = row.new_tokens
+        spoken = tokens[:-1] if row.finish_reason == "stop" else tokens
+        return Completion(
+            text=text.decode(self.tokenizer, spoken) if self.tokenizer else None,
+            tokens=tokens,
+            finish_reason=row.finish_reason or "interrupted",
+            seed=(row.request.key.seed, row.request.key.row),
+            stats=stats(row, self.target.runtime, runtime(self.drafter)),
+            steps=row.records,
+        )
+
+
+def runtime(drafter: Drafter) -> str:
+    """What a drafter runs on: its model's runtime, or Python."""
+    return getattr(drafter, "runtime", "python")
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt (a str, or a list of ids) or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InputError(
+            f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
+        )
+    if prompts and all(_is_id(p) for p in prompts):
+        return [cast(list[int], list(prompts))]
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and not (
+            isinstance(prompt, list | tuple) and all(_is_id(token) for token in prompt)
+        ):
+            raise InputError(f"prompt {i} is {prompt!r:.60}; give a str or a list of ids")
+    return [p if isinstance(p, str) else list(p) for p in cast(Sequence[Prompt], prompts)]
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _keys(seed: Seed, count: int) -> list[RowKey]:
+    if seed is None:
+        seed = randbits(63)
+    if isinstance(seed, int):
+        return [RowKey(_seed(seed), row) for row in range(count)]
+    if len(seed) != count:
+        raise InputError(f"seed has {len(seed)} entries for {count} prompts; give one for each")
+    pairs = [(s, 0) if isinstance(s, int) else s for s in seed]
+    return [RowKey(_seed(s), _seed(row)) for s, row in pairs]
+
+
+def _seed(value: int) -> int:
+    if not 0 <= value < 2**63:
+        raise InputError(f"seed is {value}; give an integer in [0, 2**63)")
+    return value
