@@ -31,9 +31,10 @@ class Corpus:
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Every .txt and .txt.gz below `folder`, by name, with line ends and blank lines made
-    uniform."""
-    paths = sorted(p for p in folder.rglob("*") if p.name.endswith((".txt", ".txt.gz")))
+    """Every .txt and .txt.gz below `folder` (or that one file), by name, with line ends and blank
+    lines made uniform."""
+    found = [folder] if folder.is_file() else folder.rglob("*")
+    paths = sorted(p for p in found if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
         raise InputError(f"no .txt or .txt.gz file in {folder}")
     return [_uniform(_read(path)) for path in paths]

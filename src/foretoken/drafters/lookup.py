@@ -1,0 +1,94 @@
+"""Copy from context (section 3.6): what followed when the text last read like this.
+
+Prompt, output and, for an encoder-decoder, the source are searched for the longest end of the
+text that occurred before, the most recent one where there are several. Guesses are certain (no q):
+a function of the text alone. Knows no model and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.errors import InputError
+
+BARRIER = -1  # parts source and text; never an id, so no match crosses it
+
+
+class LookupDrafter:
+    """Guesses the tokens that followed the longest earlier match of at most `longest` tokens."""
+
+    def __init__(self, longest: int = 8) -> None:
+        if longest < 1:
+            raise InputError(f"longest is {longest}; give the most tokens to match, 1 or more")
+        self.longest = longest
+        self.texts: list[_Text] = []
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        for b, prompt in enumerate(prompts):
+            text = _Text(self.longest)
+            if sources is not None:
+                text.read([*sources[b], BARRIER])
+            text.begin = len(text.ids)
+            text.read(prompt)
+            self.texts.append(text)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        return pack([text.copy(g) for text, g in zip(self.texts, gamma, strict=True)])
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for text, kept in zip(self.texts, tokens, strict=True):
+            text.read(kept)
+
+    def leave(self, rows: list[int]) -> None:
+        gone = set(rows)
+        self.texts = [text for b, text in enumerate(self.texts) if b not in gone]
+
+
+class _Text:
+    """One row's tokens, and where each run of up to `longest` of them last went on."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.ids: list[int] = []
+        self.begin = 0  # where the source ends and the text starts
+        self.follows: dict[int, int] = {}  # hash of a run -> place of the token after it
+
+    def read(self, tokens: list[int]) -> None:
+        """Append. A run is indexed when its successor arrives: the end never matches itself."""
+        for token in tokens:
+            if token != BARRIER:
+                place = len(self.ids)
+                for key in self._keys(min(self.longest, place)):
+                    self.follows[key] = place
+            self.ids.append(token)
+
+    def copy(self, count: int) -> list[int]:
+        """At most `count` tokens from where the match goes on, past the end its own guesses."""
+        place = self._match() if count else None
+        if place is None:
+            return []
+        copied = self.ids[place : place + count]
+        if BARRIER in copied:
+            return copied[: copied.index(BARRIER)]
+        period = len(self.ids) - place
+        return [copied[i % period] for i in range(count)]
+
+    def _match(self) -> int | None:
+        """The place after the longest earlier match of the text's end."""
+        found = None
+        end = len(self.ids)
+        for n, key in enumerate(self._keys(min(self.longest, end - self.begin)), 1):
+            place = self.follows.get(key)
+            if place is None or self.ids[place - n : place] != self.ids[end - n :]:
+                break  # what did not occur does not occur in anything longer
+            found = place
+        return found
+
+    def _keys(self, longest: int) -> Iterator[int]:
+        """Hashes of the last 1, 2, .. `longest` tokens; tuples would take twice the memory."""
+        end = len(self.ids)
+        for n in range(1, longest + 1):
+            yield hash(tuple(self.ids[end - n :]))

@@ -1,0 +1,224 @@
+"""An n-gram table as the approximation model (section 3.6): c is nearly 0.
+
+`NGram` is an interpolated back-off table of any order, one file; `NGramDrafter` guesses with it.
+How the weights were fitted is `foretoken.train.ngram`'s business: here a law is, from short
+contexts c to long ones, q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its first).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from foretoken.distributions import SamplingParams, law
+from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.errors import InputError
+
+FORMAT, VERSION = "foretoken.ngram", "1"
+MEMO_BYTES = 2**26  # of laws that are kept
+MEMO_BEST = 2**16  # likeliest tokens that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The k-grams of one order, sorted: a k-gram's place is its number as a context of the next.
+
+    Context c, itself a (k-1)-gram of the level before, is followed by
+    `tokens[starts[c] : starts[c + 1]]`.
+    """
+
+    starts: np.ndarray  # uint32 [contexts + 1]
+    tokens: np.ndarray  # uint32 [k-grams], ascending within a context
+    weights: np.ndarray  # float32 [k-grams]
+    backoff: np.ndarray  # float32 [contexts], 1 where a context was never followed by anything
+
+
+class NGram:
+    """A table of order N over V tokens: `unigram [V]`, float32, and a level for each of 2..N."""
+
+    def __init__(
+        self, unigram: np.ndarray, levels: list[Level], fingerprint: str | None = None
+    ) -> None:
+        self.unigram, self.levels, self.fingerprint = unigram, levels, fingerprint
+
+    @property
+    def order(self) -> int:
+        return 1 + len(self.levels)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.unigram)
+
+    def law(self, context: Sequence[int]) -> np.ndarray:
+        """q after `context`, of which the last N-1 tokens count: `[V]`, float32, sum 1."""
+        q = self.unigram.copy()
+        for k, level in enumerate(self.levels[: len(context)], 1):
+            row = self._find(context[len(context) - k :])
+            if row is None:
+                break  # what did not occur does not occur in anything longer
+            here = slice(int(level.starts[row]), int(level.starts[row + 1]))
+            q *= level.backoff[row]
+            q[level.tokens[here]] += level.weights[here]
+        return q
+
+    def _find(self, gram: Sequence[int]) -> int | None:
+        """The number of a k-gram, found token by token; None where it never occurred."""
+        node = gram[0]
+        if node >= len(self.levels[0].backoff):  # an id that the table's own vocabulary lacks
+            return None
+        for level, token in zip(self.levels, gram[1:], strict=False):
+            end = int(level.starts[node + 1])
+            node = bisect_left(level.tokens, token, int(level.starts[node]), end)
+            if node == end or level.tokens[node] != token:
+                return None
+        return node
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        path = Path(path)
+        tensors = {"unigram": self.unigram}
+        for k, level in enumerate(self.levels, 2):
+            tensors |= {f"{k}.{name}": getattr(level, name) for name in Level.__slots__}
+        facts = {"format": FORMAT, "version": VERSION, "order": str(self.order)}
+        facts |= {"vocab_size": str(self.vocab_size), "fingerprint": self.fingerprint or ""}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file(tensors, partial, metadata=facts)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None
+    ) -> NGram:
+        """Read `save`'s file, for a target of that V and that tokenizer's `fingerprint` if given.
+
+        A table that is narrower than the target is widened by ids of no mass if the fingerprints
+        agree: V then differs by padding only. Raises InputError for any other file or target.
+        """
+        path = Path(path)
+        table = _read(path)
+        if fingerprint and table.fingerprint and fingerprint != table.fingerprint:
+            raise InputError(f"{path} was fitted with another tokenizer; fit one with the target's")
+        V = table.vocab_size if vocab_size is None else vocab_size
+        padded = V > table.vocab_size and fingerprint and fingerprint == table.fingerprint
+        if V != table.vocab_size and not padded:
+            raise InputError(
+                f"{path} is for {table.vocab_size} tokens, the target has {V}; "
+                "fit one with the target's tokenizer"
+            )
+        table.unigram = np.pad(table.unigram, (0, V - table.vocab_size))
+        return table
+
+
+class NGramDrafter:
+    """Guesses from an n-gram table, its laws standardized as the target's are."""
+
+    def __init__(self, table: NGram) -> None:
+        self.table = table
+        self.tails: list[deque[int]] = []  # the last N-1 tokens of every row
+        rows = max(16, MEMO_BYTES // (4 * table.vocab_size))
+        self.law = lru_cache(rows)(self._law)
+        self.best = lru_cache(MEMO_BEST)(self._best)
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.tails += [deque(prompt, maxlen=self.table.order - 1) for prompt in prompts]
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        tails = [tail.copy() for tail in self.tails]
+        if draw.params.greedy:
+            return pack([self._likeliest(t, g) for t, g in zip(tails, gamma, strict=True)])
+        return self._drawn(tails, gamma, draw)
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for tail, kept in zip(self.tails, tokens, strict=True):
+            tail.extend(kept)
+
+    def leave(self, rows: list[int]) -> None:
+        gone = set(rows)
+        self.tails = [tail for b, tail in enumerate(self.tails) if b not in gone]
+
+    def _likeliest(self, tail: deque[int], gamma: int) -> list[int]:
+        guesses: list[int] = []
+        for _ in range(gamma):
+            guesses.append(self.best(tuple(tail)))
+            tail.append(guesses[-1])
+        return guesses
+
+    def _drawn(self, tails: list[deque[int]], gamma: list[int], draw: Draw) -> Draft:
+        """Rows that want fewer guesses than others are drawn along: their surplus is padding."""
+        B, G = len(gamma), max(gamma, default=0)
+        q = torch.empty(B, G, self.table.vocab_size)
+        guesses: list[list[int]] = [[] for _ in gamma]
+        for i in range(G):
+            for b, tail in enumerate(tails):
+                q[b, i] = self.law(tuple(tail), draw.params)
+            for b, token in enumerate(draw(q[:, i], i).tolist()):
+                guesses[b].append(token)
+                tails[b].append(token)
+        return pack([ids[:g] for ids, g in zip(guesses, gamma, strict=True)], q)
+
+    def _law(self, context: tuple[int, ...], params: SamplingParams) -> Tensor:
+        return law(torch.from_numpy(self.table.law(context)).log(), params)
+
+    def _best(self, context: tuple[int, ...]) -> int:
+        return int(self.table.law(context).argmax())  # numpy's is the lowest index on ties
+
+
+def fingerprint(vocabulary: dict[str, int]) -> str:
+    """Equal for two tokenizers whose `get_vocab()` is equal, else different."""
+    named = json.dumps(sorted((token, i) for token, i in vocabulary.items()))
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def _read(path: Path) -> NGram:
+    if not path.is_file():
+        raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
+    try:
+        with safe_open(path, framework="np") as file:
+            facts = file.metadata() or {}
+            if (facts.get("format"), facts.get("version")) != (FORMAT, VERSION):
+                raise InputError(f"{path} is not an n-gram file of format {FORMAT} {VERSION}")
+            levels = [
+                Level(*(file.get_tensor(f"{k}.{name}") for name in Level.__slots__))
+                for k in range(2, int(facts["order"]) + 1)
+            ]
+            table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"] or None)
+            sound = table.vocab_size == int(facts["vocab_size"]) and _sound(table)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} cannot be read ({error}); fit it again") from error
+    if not sound:
+        raise InputError(f"{path} holds a broken n-gram table; fit it again")
+    return table
+
+
+def _sound(table: NGram) -> bool:
+    """Whether every look-up stays inside the arrays and every weight is one."""
+    contexts, weights = table.vocab_size, [table.unigram]
+    for level in table.levels:
+        starts, tokens = level.starts, level.tokens
+        fits = len(starts) == contexts + 1 and len(level.backoff) == contexts
+        fits = fits and starts[0] == 0 and starts[-1] == len(tokens) == len(level.weights)
+        if not fits or (starts[1:] < starts[:-1]).any() or (tokens >= table.vocab_size).any():
+            return False
+        contexts, weights = len(tokens), [*weights, level.weights, level.backoff]
+    return all(((0 <= w) & (w <= 1)).all() for w in weights)

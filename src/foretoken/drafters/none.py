@@ -1,0 +1,23 @@
+"""No guesses at all: speculative decoding with this drafter is plain decoding."""
+
+from __future__ import annotations
+
+from foretoken.drafters.base import Draft, Draw, pack
+
+
+class NoDrafter:
+    """Never guesses, whatever gamma is asked for."""
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        """Nothing to remember."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        return pack([[] for _ in gamma])
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        """Nothing to learn."""
+
+    def leave(self, rows: list[int]) -> None:
+        """Nothing to forget."""

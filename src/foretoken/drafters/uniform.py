@@ -1,0 +1,39 @@
+"""Section 3.6's extreme case: tokens drawn uniformly at random.
+
+The law is fixed, so no temperature touches it. Costs nothing, and in theory improves every target
+a little.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.errors import InputError
+
+
+class UniformDrafter:
+    """Every id of the target's vocabulary is as likely as any other."""
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 1:
+            raise InputError(f"vocab_size is {vocab_size}; give the target's, 1 or more")
+        self.law = torch.full((1, vocab_size), 1 / vocab_size)
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        """Nothing to remember."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        B, G = len(gamma), max(gamma, default=0)
+        laws = self.law.expand(B, -1)
+        drawn = [draw(laws, i).tolist() for i in range(G)]
+        guesses = [[ids[b] for ids in drawn[: gamma[b]]] for b in range(B)]
+        return pack(guesses, laws[:, None].expand(-1, G, -1))
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        """Nothing to learn."""
+
+    def leave(self, rows: list[int]) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,154 @@
+"""Fit an n-gram table to token ids: interpolated modified Kneser-Ney (Chen and Goodman 1998).
+
+The highest order discounts counts, the lower ones the number of different tokens seen in front;
+every law sums to 1. All passes are over whole arrays: a k-gram is the number of its first k-1
+tokens and its last token. Knows ids, not models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from foretoken.drafters.ngram import Level, NGram, fingerprint
+from foretoken.errors import InputError
+from foretoken.train import corpus
+
+Ids = np.ndarray | Iterable[Sequence[int]]
+
+
+def fit(
+    ids: Ids,
+    vocab_size: int,
+    order: int,
+    *,
+    separator: int | None = None,
+    fingerprint: str | None = None,
+) -> NGram:
+    """The table of that order (1: unigram) for V = `vocab_size` from sequences of ids.
+
+    `ids`: sequences, or one array. No n-gram reaches across the end of a sequence, nor across a
+    `separator`, which may only be its first or last token. `fingerprint`: the tokenizer's.
+    Raises InputError for ids outside the vocabulary and where there are none.
+    """
+    if order < 1:
+        raise InputError(f"order is {order}; give 1 (unigram) or more")
+    tokens, room = _flatten(ids, separator, vocab_size)
+    contexts, lasts = np.zeros(vocab_size, dtype=np.int64), np.arange(vocab_size)
+    size, node, levels = 1, tokens, []
+    for k in range(2, order + 1):
+        grams, first, longer = _extend(tokens, room, node, k, vocab_size)
+        counts = _continuations(node, room, first, k, len(lasts))
+        levels.append(_level(contexts, lasts, counts, size))
+        size, node = len(lasts), longer
+        contexts, lasts = np.divmod(grams, vocab_size)
+    counts = np.bincount(node[node >= 0], minlength=len(lasts))
+    levels.append(_level(contexts, lasts, counts, size))
+    unigram = levels[0].weights + levels[0].backoff / vocab_size
+    return NGram(unigram.astype(np.float32), levels[1:], fingerprint)
+
+
+def fit_from_text(
+    path: str | Path, tokenizer: PreTrainedTokenizerFast, order: int, vocab_size: int | None = None
+) -> NGram:
+    """Fit to a .txt or .txt.gz file, or a folder of them; V is the tokenizer's unless given."""
+    if not Path(path).exists():
+        raise InputError(f"there is no {path}; give a text file or a folder of them")
+    ids = corpus.encode(corpus.read_texts(Path(path)), tokenizer)
+    end = int(ids[0])  # of a text: encode begins with it
+    known = fingerprint(tokenizer.get_vocab())
+    return fit(ids, vocab_size or len(tokenizer), order, separator=end, fingerprint=known)
+
+
+def bits_per_token(table: NGram, ids: Ids, *, separator: int | None = None) -> float:
+    """Mean -log2 of the table's law at every id, given those before it; `ids` as for `fit`."""
+    tokens, room = _flatten(ids, separator, table.vocab_size)
+    p, node = table.unigram[tokens].astype(np.float64), tokens
+    for k, level in enumerate(table.levels, 2):
+        at = np.flatnonzero((room >= k) & (node >= 0))
+        context, token = node[at], tokens[at + k - 1]
+        node = np.full(len(tokens), -1)
+        node[at] = _places(level, context, token, table.vocab_size)
+        weight = np.where(node[at] >= 0, level.weights[node[at]] if len(level.weights) else 0, 0)
+        p[at + k - 1] = weight + level.backoff[context] * p[at + k - 1]
+    with np.errstate(divide="ignore"):
+        return float(-np.log2(p).mean())
+
+
+def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.ndarray]:
+    """All ids in a row, and how many tokens an n-gram may have that begins at each, int64."""
+    parts = [np.asarray(s) for s in (np.atleast_2d(ids) if isinstance(ids, np.ndarray) else ids)]
+    if not any(len(part) for part in parts):
+        raise InputError("there are no ids; give text or samples")
+    tokens = np.concatenate([part.astype(np.int64) for part in parts])
+    if tokens.min() < 0 or tokens.max() >= V:
+        raise InputError(
+            f"ids run from {tokens.min()} to {tokens.max()}; give a vocab_size above, not {V}"
+        )
+    last = np.zeros(len(tokens), dtype=bool)  # an n-gram may end here but not go on
+    last[np.cumsum([len(part) for part in parts if len(part)]) - 1] = True
+    ends = np.flatnonzero(last if separator is None else last | (tokens == separator))
+    places = np.arange(len(tokens))
+    beyond = np.where(last, places, places + 1)  # a separator may begin an n-gram, too
+    return tokens, ends[np.searchsorted(ends, beyond)] - places + 1
+
+
+def _extend(
+    tokens: np.ndarray, room: np.ndarray, node: np.ndarray, k: int, V: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The different k-grams (context * V + token) in order, where each first begins, and the
+    number of the one that begins at every place, -1 for none."""
+    at = np.flatnonzero(room >= k)
+    grams, first, number = np.unique(
+        node[at] * V + tokens[at + k - 1], return_index=True, return_inverse=True
+    )
+    longer = np.full(len(tokens), -1)
+    longer[at] = number
+    return grams, at[first], longer
+
+
+def _continuations(
+    node: np.ndarray, room: np.ndarray, first: np.ndarray, k: int, size: int
+) -> np.ndarray:
+    """How many different tokens were seen in front of each (k-1)-gram; a start is one more."""
+    counts = np.bincount(node[first + 1], minlength=size)
+    begins = (room >= k - 1) & (np.concatenate([[0], room[:-1]]) < k)
+    counts[np.unique(node[begins])] += 1
+    return counts
+
+
+def _level(contexts: np.ndarray, lasts: np.ndarray, counts: np.ndarray, size: int) -> Level:
+    """One order: (c - D(c)) / total to each k-gram, the sum of D / total to the order below."""
+    cut = _discounts(counts)[np.minimum(counts, 3)]
+    total = np.bincount(contexts, counts, size)
+    some = np.maximum(total, 1)
+    backoff = np.where(total > 0, np.bincount(contexts, cut, size) / some, 1)
+    return Level(
+        np.searchsorted(contexts, np.arange(size + 1)).astype(np.uint32),
+        lasts.astype(np.uint32),
+        ((counts - cut) / some[contexts]).astype(np.float32),
+        backoff.astype(np.float32),
+    )
+
+
+def _discounts(counts: np.ndarray) -> np.ndarray:
+    """D(0), D(1), D(2), D(3 and more) from the counts of counts; 0.5 where they do not tell."""
+    n1, n2, n3, n4 = (int((counts == c).sum()) for c in (1, 2, 3, 4))
+    if not (n1 and n2 and n3 and n4):
+        return np.array([0, 0.5, 0.5, 0.5])
+    y = n1 / (n1 + 2 * n2)
+    D = [1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3]
+    return np.array([0, *np.clip(D, 0.1, [1, 2, 3])])
+
+
+def _places(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np.ndarray:
+    """Where context and token stand in the level, -1 where they do not."""
+    wanted = context * V + token
+    spans = np.diff(level.starts.astype(np.int64))
+    keys = np.repeat(np.arange(len(spans)), spans) * V + level.tokens
+    found = np.searchsorted(keys, wanted)
+    hit = np.append(keys, -1)[found] == wanted
+    return np.where(hit, found, -1)
