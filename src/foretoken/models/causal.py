@@ -1,0 +1,168 @@
+"""A decoder-only transformers model behind the Model protocol: stock modelling code over a ragged cache.
+
+Blocks of different lengths are padded on the right and run as one batch; only the positions that someone needs go
+through the output layer. It does not know how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.cache import Forward, admit, ragged_cache
+
+CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
+
+
+class CausalModel:
+    """Runs `model` as it is; puts it in eval mode, and leaves it stock between calls.
+
+    Raises RefusedError where rows cannot be rolled back one by one.
+    """
+
+    encoder_decoder = False
+    runtime = "transformers"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        admit(model)
+        accepted = inspect.signature(model.forward).parameters
+        if model.config.is_encoder_decoder or "position_ids" not in accepted:
+            raise RefusedError(
+                f"{type(model).__name__} takes no position_ids: it is no decoder-only model with explicit positions"
+            )
+        self.model = model.eval()
+        self.device = model.device
+        self.context: int | None = limit(model, "max_position_embeddings")
+        self.vocab_size = output_rows(model)
+        self.keeps = "logits_to_keep" in accepted
+        self.running = Forward(model)
+        self.cache = ragged_cache(model, 0)
+
+    @torch.inference_mode()
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        fresh = ragged_cache(self.model, len(prompts))
+        for at in range(0, max(map(len, prompts), default=0), CHUNK):
+            self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
+        if self.cache.lengths:
+            self.cache.join(fresh)
+        else:
+            self.cache = fresh
+
+    @torch.inference_mode()
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        return self._run(self.cache, blocks, need)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.cache.lengths, lengths)
+        self.cache.lengths = list(lengths)
+
+    @torch.inference_mode()
+    def permute(self, rows: list[int]) -> None:
+        if rows != list(range(len(self.cache.lengths))):
+            self.cache.select(rows)
+        if not rows:
+            self.cache = ragged_cache(self.model, 0)
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.cache.lengths), rows))
+
+    def _run(self, cache, blocks: list[list[int]], need: list[int]) -> Tensor:
+        ids = padded(blocks, self.device)
+        if not ids.shape[1]:
+            return nothing(self, len(blocks))
+        check_context(cache.lengths, blocks, self.context)
+        cache.prepare(ids.shape[1])
+        keep = kept(blocks, need)
+        positions = cache.slots
+        if self.context is not None and cache.longest + cache.width > self.context:
+            positions = positions.clamp(max=self.context - 1)  # padding only
+        extra = {"logits_to_keep": positions_kept(keep, ids)} if self.keeps else {}
+        with self.running(cache):
+            logits = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **extra,
+            ).logits
+        cache.advance([len(block) for block in blocks])
+        return picked(logits, blocks, need, keep if self.keeps else None)
+
+
+def limit(model: PreTrainedModel, name: str) -> int | None:
+    value = getattr(model.config.get_text_config(decoder=True), name, None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def output_rows(model: PreTrainedModel) -> int:
+    head = model.get_output_embeddings()
+    rows = getattr(head, "out_features", None)
+    return int(rows or model.config.get_text_config(decoder=True).vocab_size)
+
+
+def nothing(model, rows: int) -> Tensor:
+    return torch.zeros(rows, 0, model.vocab_size, dtype=model.model.dtype, device=model.device)
+
+
+def staying(rows: int, leaving: list[int]) -> list[int]:
+    gone = set(leaving)
+    return [b for b in range(rows) if b not in gone]
+
+
+def check_lengths(old: list[int], new: list[int]) -> None:
+    if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
+        raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")
+
+
+def check_context(lengths: list[int], blocks: list[list[int]], context: int | None) -> None:
+    if len(lengths) != len(blocks):
+        raise InputError(f"{len(blocks)} blocks for {len(lengths)} rows: give one per row")
+    if context is None:
+        return
+    for b, (n, block) in enumerate(zip(lengths, blocks, strict=True)):
+        if n + len(block) > context and block:
+            raise InputError(
+                f"row {b} would hold {n + len(block)} tokens, the model {context}: shorten it"
+            )
+
+
+def padded(blocks: list[list[int]], device: torch.device) -> Tensor:
+    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at."""
+    width = max(map(len, blocks), default=0)
+    return torch.tensor([b + [0] * (width - len(b)) for b in blocks], device=device).long()
+
+
+def kept(blocks: list[list[int]], need: list[int]) -> list[int]:
+    """The places in the padded blocks that any row needs, ascending."""
+    places: set[int] = set()
+    for block, n in zip(blocks, need, strict=True):
+        assert n <= len(block), f"{n} logits needed of a block of {len(block)}"
+        places.update(range(len(block) - n, len(block)))
+    return sorted(places)
+
+
+def positions_kept(keep: list[int], ids: Tensor) -> int | Tensor:
+    """`keep` as transformers' `logits_to_keep`: a count where it is the end of the block, else indices."""
+    if keep and keep[0] == ids.shape[1] - len(keep):
+        return len(keep)
+    return torch.tensor(keep, dtype=torch.long, device=ids.device)
+
+
+def picked(logits: Tensor, blocks: list[list[int]], need: list[int], keep: list[int] | None):
+    """Logits at the places `keep` (None: everywhere) -> `[B, max(need), V]`, each row's needed ones first."""
+    most = max(need)
+    starts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
+    if keep is not None:
+        at = {place: i for i, place in enumerate(keep)}
+        starts = [at[s] if n else 0 for s, n in zip(starts, need, strict=True)]
+    if len(set(starts)) == 1:
+        if starts[0] + most <= logits.shape[1]:
+            return logits[:, starts[0] : starts[0] + most]
+    index = torch.tensor(starts, device=logits.device)[:, None]
+    index = (index + torch.arange(most, device=logits.device)).clamp(max=logits.shape[1] - 1)
+    return logits.gather(1, index[:, :, None].expand(-1, -1, logits.shape[2]))

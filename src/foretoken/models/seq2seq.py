@@ -1,0 +1,148 @@
+"""An encoder-decoder transformers model behind the Model protocol: stock modelling code over a ragged cache.
+
+The encoder runs once per row, when the row joins; its keys and values then stand in the cache beside the decoder's.
+It does not know how tokens are chosen, nor which token starts a decoder.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.cache import CrossCache, Forward, admit, ragged_cache
+from foretoken.models.causal import (
+    CHUNK,
+    check_context,
+    check_lengths,
+    kept,
+    limit,
+    nothing,
+    output_rows,
+    padded,
+    picked,
+    positions_kept,
+    staying,
+)
+
+
+class Seq2SeqModel:
+    """Runs `model` as it is; puts it in eval mode, and leaves it stock between calls.
+
+    Raises RefusedError where rows cannot be rolled back one by one.
+    """
+
+    encoder_decoder = True
+    runtime = "transformers"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        admit(model)
+        if not model.config.is_encoder_decoder:
+            raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
+        accepted = inspect.signature(model.forward).parameters
+        self.model = model.eval()
+        self.device = model.device
+        self.context: int | None = limit(model, "max_position_embeddings")
+        self.source_context: int | None = encoder_limit(model)
+        self.vocab_size = output_rows(model)
+        self.keeps = "logits_to_keep" in accepted
+        self.takes_positions = "decoder_position_ids" in accepted
+        self.running = Forward(model)
+        self.cache: CrossCache | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.self_attention_cache.lengths if self.cache else []
+
+    @torch.inference_mode()
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not prompts:
+            return
+        check_sources(prompts, sources, self.source_context)
+        assert sources is not None
+        fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
+        mask = fresh.mask()
+        states = self.model.get_encoder()(
+            input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
+        ).last_hidden_state
+        # The first run makes the encoder's keys and values, so there is one even without a prompt: its token is
+        # then taken back.
+        for at in range(0, max(1, *map(len, prompts)), CHUNK):
+            blocks = [p[at : at + CHUNK] or [0] * (at == 0) for p in prompts]
+            self._run(fresh, blocks, [0] * len(prompts), states)
+        fresh.self_attention_cache.lengths = [len(p) for p in prompts]
+        if self.cache is None:
+            self.cache = fresh
+        else:
+            self.cache.join(fresh)
+
+    @torch.inference_mode()
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        if self.cache is None or not any(blocks):
+            return nothing(self, len(blocks))
+        return self._run(self.cache, blocks, need, self._seen(self.cache))
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.lengths, lengths)
+        if self.cache is not None:
+            self.cache.self_attention_cache.lengths = list(lengths)
+
+    @torch.inference_mode()
+    def permute(self, rows: list[int]) -> None:
+        if not rows:
+            self.cache = None
+        elif self.cache is not None and rows != list(range(len(self.lengths))):
+            self.cache.select(rows)
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.lengths), rows))
+
+    def _seen(self, cache: CrossCache) -> Tensor:
+        """Stands for encoder states whose keys and values are in the cache: only its shape is read."""
+        shape = len(cache.sources), max(cache.sources), 1
+        return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)
+
+    def _run(
+        self, cache: CrossCache, blocks: list[list[int]], need: list[int], states: Tensor
+    ) -> Tensor:
+        ragged, ids = cache.self_attention_cache, padded(blocks, self.device)
+        check_context(ragged.lengths, blocks, self.context)
+        ragged.prepare(ids.shape[1])
+        keep = kept(blocks, need)
+        extra = {"logits_to_keep": positions_kept(keep, ids)} if self.keeps else {}
+        if self.takes_positions:
+            extra["decoder_position_ids"] = ragged.slots
+        with self.running(ragged):
+            logits = self.model(
+                decoder_input_ids=ids,
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
+                attention_mask=cache.mask(),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **extra,
+            ).logits
+        ragged.advance([len(block) for block in blocks])
+        return picked(logits, blocks, need, keep if self.keeps else None)
+
+
+def encoder_limit(model: PreTrainedModel) -> int | None:
+    for name in ("max_encoder_position_embeddings", "max_source_positions"):
+        if getattr(model.config, name, None):
+            return int(getattr(model.config, name))
+    value = getattr(model.config.get_text_config(encoder=True), "max_position_embeddings", None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def check_sources(
+    prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
+) -> None:
+    if sources is None or len(sources) != len(prompts) or not all(sources):
+        raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
+    longest = max(map(len, sources))
+    if context is not None and longest > context:
+        raise InputError(f"a source of {longest} tokens, the encoder takes {context}: shorten it")
