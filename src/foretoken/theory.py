@@ -20,7 +20,7 @@ MAX_GAMMA = 64  # how far `optimal_gamma` looks
 ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
 
 VerifyCost = Callable[[int], float] | Sequence[float]
-"""v: the target's time for a block of n tokens over that for one; v(n), or v[n] with v[0] unused."""
+"""v: the target's time for n tokens at once over that for one; v(n), or v[n] with v[0] unused."""
 
 
 def beta(p: ArrayLike, q: ArrayLike) -> float:
@@ -45,10 +45,10 @@ def alpha(betas: ArrayLike) -> float:
 def d_lk(p: ArrayLike, q: ArrayLike) -> float:
     """D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (Definition 3.2); p, q: laws `[V]`.
 
-    1 - beta (Lemma 3.3), also known as total variation. Raises InputError as `beta` does.
+    That is sum |p - q| / 2, total variation, and 1 - beta (Lemma 3.3). Raises as `beta` does.
     """
     p, q = _law("p", p), _law("q", q)
-    return min(1.0, float(np.abs(p - (p + _same_size(p, q)) / 2).sum()))
+    return min(1.0, float(np.abs(p - _same_size(p, q)).sum() / 2))
 
 
 def tokens_law(alpha: float, gamma: int) -> list[float]:

@@ -1,0 +1,141 @@
+"""`foretoken theory`: the paper's section 3 for one alpha and c, as a table over gamma.
+
+Asks nothing of models or clocks: it only prints what `foretoken.theory` computes. The optimum is
+looked for beyond the table too, so that a short table does not hide it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from rich.console import Console
+from rich.table import Table
+from typer import Option
+
+from foretoken.errors import InputError
+from foretoken.theory import (
+    MAX_GAMMA,
+    ORACLE_BOUND,
+    expected_tokens,
+    guaranteed_factor,
+    improves,
+    operations_factor,
+    optimal_gamma,
+    oracle_factor,
+    walltime_factor,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one gamma gives."""
+
+    gamma: int
+    expected_tokens: float
+    walltime_factor: float
+    operations_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Everything that is printed, and the document of `--json`."""
+
+    alpha: float
+    c: float
+    c_hat: float
+    tokens: int | None
+    improves: bool
+    guaranteed_factor: float
+    oracle_factor: float | None  # None: no bound, at alpha 1 and c 0
+    optimal: Row
+    asked: Row | None
+    table: list[Row]
+
+
+def theory(
+    alpha: Annotated[float, Option("--alpha", help="How likely a guess is kept, in [0, 1].")],
+    c: Annotated[float, Option("--c", help="Time of a run of the drafter over one of the target.")],
+    c_hat: Annotated[
+        float | None, Option("--c-hat", help="The same ratio in operations; c unless given.")
+    ] = None,
+    gamma: Annotated[int | None, Option("--gamma", help="A gamma to point out.")] = None,
+    max_gamma: Annotated[int, Option("--max-gamma", help="The last gamma of the table.")] = 16,
+    tokens: Annotated[
+        int | None, Option("--tokens", help="How many are generated; very many unless given.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Predict the gain of speculation from alpha and c, and the best gamma."""
+    prediction = _predict(alpha, c, c if c_hat is None else c_hat, gamma, max_gamma, tokens)
+    if as_json:
+        print(json.dumps(asdict(prediction), allow_nan=False))
+    else:
+        _show(prediction, Console())
+
+
+def _predict(
+    alpha: float, c: float, c_hat: float, gamma: int | None, max_gamma: int, tokens: int | None
+) -> Prediction:
+    if max_gamma < 0:
+        raise InputError(f"max_gamma is {max_gamma}; give a whole number, 0 or more")
+
+    def row(gamma: int) -> Row:
+        time = walltime_factor(alpha, gamma, c, tokens=tokens)
+        work = operations_factor(alpha, gamma, c_hat)
+        return Row(gamma, expected_tokens(alpha, gamma), time, work)
+
+    oracle = oracle_factor(alpha, c)
+    best = optimal_gamma(alpha, c, max_gamma=max(max_gamma, MAX_GAMMA), tokens=tokens)
+    return Prediction(
+        alpha=alpha,
+        c=c,
+        c_hat=c_hat,
+        tokens=tokens,
+        improves=improves(alpha, c),
+        guaranteed_factor=guaranteed_factor(alpha, c),
+        oracle_factor=oracle if math.isfinite(oracle) else None,
+        optimal=row(best),
+        asked=None if gamma is None else row(gamma),
+        table=[row(g) for g in range(max_gamma + 1)],
+    )
+
+
+def _show(found: Prediction, console: Console) -> None:
+    best = found.optimal
+    console.print(f"optimal gamma {best.gamma}: {best.walltime_factor:.2f}x", style="bold")
+    if best.gamma == max(len(found.table) - 1, MAX_GAMMA):
+        console.print("that is the last gamma looked at; a larger --max-gamma looks further")
+    if found.improves:
+        least = f"gamma 1 alone gains {found.guaranteed_factor:.2f}x"
+        console.print(f"alpha {found.alpha:g} > c {found.c:g}: speculation can pay, {least}")
+    else:
+        console.print(f"alpha {found.alpha:g} <= c {found.c:g}: no gamma pays, decode plainly")
+    oracle = "unbounded" if found.oracle_factor is None else f"{found.oracle_factor:.2f}x"
+    most = f"{ORACLE_BOUND - 1:.0%}"
+    console.print(f"oracle bound {oracle} (a gamma chosen per run gains at most {most} more)")
+    console.print(_table(found))
+
+
+def _table(found: Prediction) -> Table:
+    time = "walltime" if found.tokens is None else f"walltime, {found.tokens} tokens"
+    table = Table()
+    for heading in ("gamma", "tokens per run", time, "operations"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    rows = {row.gamma: row for row in [*found.table, found.optimal]}
+    if found.asked is not None:
+        rows[found.asked.gamma] = found.asked
+    for gamma, row in sorted(rows.items()):
+        best, asked = row == found.optimal, row == found.asked
+        table.add_row(
+            str(gamma),
+            f"{row.expected_tokens:.2f}",
+            f"{row.walltime_factor:.2f}x",
+            f"{row.operations_factor:.2f}x",
+            ", ".join(["optimal"] * best + ["asked"] * asked),
+            style="bold green" if best else "bold" if asked else None,
+        )
+    return table

@@ -1,0 +1,93 @@
+"""`foretoken theory`: what it prints, and that it is one JSON document when asked."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from foretoken.cli.theory import theory
+from foretoken.errors import InputError
+from foretoken.theory import operations_factor, walltime_factor
+
+app = typer.Typer()
+app.command()(theory)
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args), catch_exceptions=False)
+    assert result.exit_code == 0 and result.stderr == ""
+    return result.stdout
+
+
+def line_of(gamma: int, printed: str) -> str:
+    return next(line for line in printed.splitlines() if line.split()[1:2] == [str(gamma)])
+
+
+def test_optimum_and_table():
+    printed = run("--alpha", "0.8", "--c", "0.02")
+    assert printed.startswith("optimal gamma 11: 3.82x\n")
+    assert "alpha 0.8 > c 0.02" in printed
+    assert "oracle bound 4.63x" in printed
+    assert "optimal" in line_of(11, printed) and "3.82x" in line_of(11, printed)
+    assert printed.count("│ optimal") == 1
+    assert all(line_of(gamma, printed) for gamma in range(17))
+
+
+def test_asked_gamma_and_optimum_beyond_the_table():
+    printed = run("--alpha", "0.9", "--c", "0.02", "--gamma", "30", "--max-gamma", "3")
+    assert printed.startswith("optimal gamma 19: ")
+    assert "optimal" in line_of(19, printed)
+    assert "asked" in line_of(30, printed)
+    assert "last gamma looked at" not in printed
+
+
+def test_no_gamma_pays():
+    printed = run("--alpha", "0.1", "--c", "0.2")
+    assert printed.startswith("optimal gamma 0: 1.00x\n")
+    assert "alpha 0.1 <= c 0.2: no gamma pays" in printed
+
+
+def test_no_finite_optimum():
+    printed = run("--alpha", "1", "--c", "0", "--max-gamma", "2")
+    assert printed.startswith("optimal gamma 64: 65.00x\nthat is the last gamma looked at")
+    assert "oracle bound unbounded" in printed
+
+
+def test_json():
+    found = json.loads(run("--alpha", "0.8", "--c", "0.02", "--gamma", "5", "--json"))
+    assert found["optimal"]["gamma"] == 11 and found["improves"] is True
+    assert found["c_hat"] == 0.02 and found["tokens"] is None
+    assert [row["gamma"] for row in found["table"]] == list(range(17))
+    assert found["asked"] == found["table"][5]
+    assert found["asked"]["walltime_factor"] == walltime_factor(0.8, 5, 0.02)
+    assert found["asked"]["operations_factor"] == operations_factor(0.8, 5, 0.02)
+
+
+def test_json_knows_no_infinity():
+    found = json.loads(run("--alpha", "1", "--c", "0", "--json"), parse_constant=pytest.fail)
+    assert found["oracle_factor"] is None
+
+
+def test_c_hat_and_tokens():
+    args = ("--alpha", "0.8", "--c", "0.1", "--c-hat", "0.5", "--tokens", "6")
+    row = json.loads(run(*args, "--json"))["table"][4]
+    assert row["operations_factor"] == operations_factor(0.8, 4, 0.5)
+    assert row["walltime_factor"] == walltime_factor(0.8, 4, 0.1, tokens=6)
+    assert "walltime, 6 tokens" in run(*args)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--alpha", "2", "--c", "0.1"], "alpha is 2.0"),
+        (["--alpha", "0.5", "--c", "-1"], "c is -1.0"),
+        (["--alpha", "0.5", "--c", "0.1", "--max-gamma", "-1"], "max_gamma is -1"),
+        (["--alpha", "0.5", "--c", "0.1", "--gamma", "-1"], "gamma is -1"),
+        (["--alpha", "0.5", "--c", "0.1", "--tokens", "0"], "tokens is 0"),
+    ],
+)
+def test_bad_values_are_left_to_the_caller(args: list[str], says: str):
+    result = CliRunner().invoke(app, args)
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).startswith(says)

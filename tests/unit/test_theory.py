@@ -1,0 +1,323 @@
+"""Section 3: every printed figure that follows from a formula, the errata, and the edges."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from foretoken import theory
+from foretoken.errors import InputError
+from foretoken.theory import (
+    ORACLE_BOUND,
+    expected_runs,
+    expected_tokens,
+    operations_factor,
+    optimal_gamma,
+    oracle_factor,
+    tokens_law,
+    walltime_factor,
+)
+
+TABLE_1 = [  # alpha, gamma, operations, speed, with c = c_hat = 0
+    (0.6, 2, 1.53, 1.96),
+    (0.7, 3, 1.58, 2.53),
+    (0.8, 2, 1.23, 2.44),
+    (0.8, 5, 1.63, 3.69),
+    (0.9, 2, 1.11, 2.71),
+    (0.9, 10, 1.60, 6.86),
+]
+
+FIGURE_3 = {  # c: the optimal gamma for alpha = .5, .6, .7, .8, .9
+    0.01: [5, 7, 9, 14, 24],
+    0.02: [4, 6, 8, 11, 19],
+    0.05: [3, 4, 6, 8, 13],
+    0.1: [2, 3, 4, 6, 10],
+}
+
+TABLE_4 = [  # gamma, alpha, c, EXP
+    (7, 0.75, 0.02, 3.2),
+    (7, 0.80, 0.04, 3.3),
+    (7, 0.82, 0.11, 2.5),
+    (7, 0.62, 0.02, 2.3),
+    (5, 0.68, 0.04, 2.4),
+    (3, 0.71, 0.11, 2.0),
+    (5, 0.65, 0.02, 2.4),
+    (5, 0.73, 0.04, 2.6),
+    (3, 0.74, 0.11, 2.0),
+    (5, 0.53, 0.02, 1.9),
+    (3, 0.55, 0.04, 1.8),
+    (3, 0.56, 0.11, 1.6),
+]
+
+ROUNDED_INPUTS = [(5, 0.68, 0.04), (3, 0.71, 0.11), (3, 0.56, 0.11)]  # three rows of table 4
+
+
+# --- the paper's figures ---
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "operations", "speed"), TABLE_1)
+def test_table_1(alpha: float, gamma: int, operations: float, speed: float):
+    assert round(operations_factor(alpha, gamma, c_hat=0), 2) == operations
+    assert round(walltime_factor(alpha, gamma, c=0), 2) == speed
+
+
+@pytest.mark.parametrize("c", FIGURE_3)
+def test_figure_3(c: float):
+    assert [optimal_gamma(alpha, c) for alpha in (0.5, 0.6, 0.7, 0.8, 0.9)] == FIGURE_3[c]
+
+
+@pytest.mark.parametrize(("gamma", "alpha", "c", "printed"), TABLE_4)
+def test_table_4(gamma: int, alpha: float, c: float, printed: float):
+    """Nine rows follow from the printed inputs; three only before alpha and c were rounded."""
+    follows = round(walltime_factor(alpha, gamma, c), 1) == printed
+    assert follows == ((gamma, alpha, c) not in ROUNDED_INPUTS)
+    low = walltime_factor(alpha - 0.005, gamma, c + 0.005)
+    high = walltime_factor(alpha + 0.005, gamma, c - 0.005)
+    assert low - 0.05 <= printed <= high + 0.05
+
+
+def test_table_4_rounded_inputs():
+    """Erratum: 2.35, 1.93, 1.54 where 2.4, 2.0, 1.6 are printed; inputs half a digit off do."""
+    rows = [(a, g, c) for g, a, c in ROUNDED_INPUTS]
+    assert [round(walltime_factor(*row), 2) for row in rows] == [2.35, 1.93, 1.54]
+    best = [walltime_factor(a + 0.005, g, c - 0.005) for a, g, c in rows]
+    assert [round(factor, 2) for factor in best] == [2.42, 1.97, 1.57]
+
+
+def test_greedy_lenience():
+    """Appendix A.5: 3.3, 3.3, 3.9, 4.9 for gamma 8, c .015."""
+    factors = [walltime_factor(alpha, 8, 0.015) for alpha in (0.75, 0.75, 0.8, 0.87)]
+    assert [round(factor, 2) for factor in factors] == [3.30, 3.30, 3.87, 4.91]
+    assert [round(factor, 1) for factor in factors] == [3.3, 3.3, 3.9, 4.9]
+
+
+def test_bigram():
+    """Section 4.2: alpha about .2, gamma 3, c about 0 gives 1.25x."""
+    assert round(walltime_factor(0.2, 3, 0), 3) == 1.248
+
+
+def test_lenience_at_temperature_1_is_not_attainable():
+    """Erratum: 2.5, 3.1, 3.6, 5.0 are printed for c .015; no gamma gives them, c near .01 would."""
+    alphas, printed = [0.62, 0.71, 0.76, 0.84], [2.5, 3.1, 3.6, 5.0]
+
+    def best(c: float) -> list[float]:
+        return [walltime_factor(alpha, optimal_gamma(alpha, c), c) for alpha in alphas]
+
+    assert [round(factor, 2) for factor in best(0.015)] == [2.33, 2.94, 3.45, 4.79]
+    assert [round(factor, 2) for factor in best(0.01)] == [2.41, 3.06, 3.62, 5.11]
+    assert all(b + 0.05 < p for b, p in zip(best(0.015), printed, strict=True))
+
+
+def test_oracle_gains_at_most_58_percent():
+    """Erratum: "~60 %" is e/(e-1) - 1 = 58.2 %, approached near alpha 1."""
+
+    def gain(alpha: float, c: float, around: int = 32) -> float:
+        gammas = range(max(0, around - 32), around + 33)
+        fixed = max(walltime_factor(alpha, gamma, c) for gamma in gammas)
+        return oracle_factor(alpha, c) / fixed - 1
+
+    assert [round(gain(0.8, c), 2) for c in (0.01, 0.05, 0.1)] == [0.14, 0.35, 0.45]
+    assert [round(gain(0.9, c), 2) for c in (0.01, 0.05, 0.1)] == [0.23, 0.48, 0.53]
+    rest = 1e-3  # the optimum is at (1 - alpha) gamma = 1
+    extreme = gain(1 - rest, rest / (math.e - 2), around=1000)
+    assert 0.581 < extreme < ORACLE_BOUND - 1 < 0.582
+
+
+def test_table_2_gammas_are_not_the_optimum():
+    """Erratum: EnDe T5-small at temperature 0 used 7, the optimum is 9; no row loses over 2.6 %."""
+    assert optimal_gamma(0.75, 0.02) == 9
+    factors = [
+        (walltime_factor(a, g, c), walltime_factor(a, optimal_gamma(a, c), c))
+        for g, a, c, _ in TABLE_4
+    ]
+    losses = [1 - used / best for used, best in factors]
+    assert round(max(losses), 3) == 0.026
+    assert sum(loss == 0 for loss in losses) == 2  # only two rows used the optimum
+
+
+# --- beta, alpha, D_LK ---
+
+
+def test_beta_by_hand():
+    p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
+    assert theory.beta(p, q) == pytest.approx(0.6)
+    assert theory.d_lk(p, q) == pytest.approx(0.4)
+    assert theory.alpha([theory.beta(p, q), theory.beta(p, p)]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, tuple])
+def test_beta_takes_what_numpy_takes(make):
+    p, q = make([0.25, 0.75]), make([0.5, 0.5])
+    assert theory.beta(p, q) == 0.75
+    assert theory.d_lk(p, q) == 0.25
+
+
+def test_beta_of_float32_laws_stays_in_range():
+    law = torch.full((1000,), 1e-3)
+    assert theory.beta(law, law) <= 1
+    assert theory.d_lk(law, law) == 0
+
+
+def test_d_lk_is_the_distance_of_both_to_the_middle():
+    """Definition 3.2."""
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.7])
+    for law in (p, q):
+        assert theory.d_lk(p, q) == pytest.approx(np.abs(law - (p + q) / 2).sum())
+
+
+def test_beta_is_the_expected_acceptance():
+    """Theorem 3.5 by enumeration: the mean of min(1, p/q) over x ~ q."""
+    p, q = np.array([0.0, 0.4, 0.35, 0.25]), np.array([0.3, 0.1, 0.6, 0.0])
+    drawn = q > 0
+    acceptance = (q[drawn] * np.minimum(1, p[drawn] / q[drawn])).sum()
+    assert theory.beta(p, q) == pytest.approx(acceptance)
+
+
+# --- tokens per run ---
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("gamma", [0, 1, 5])
+def test_tokens_law(alpha: float, gamma: int):
+    law = tokens_law(alpha, gamma)
+    assert len(law) == gamma + 1 and min(law) >= 0
+    assert sum(law) == pytest.approx(1)
+    mean = sum(k * prob for k, prob in enumerate(law, start=1))
+    assert mean == pytest.approx(expected_tokens(alpha, gamma))
+
+
+def test_tokens_law_by_hand():
+    assert tokens_law(0.5, 2) == [0.5, 0.25, 0.25]
+
+
+def test_expected_tokens_at_the_edges():
+    assert expected_tokens(0.0, 7) == 1
+    assert expected_tokens(1.0, 7) == 8
+    assert expected_tokens(0.4, 0) == 1
+    assert theory.memory_factor(0.5, 1) == 1.5
+
+
+def test_expected_tokens_just_below_alpha_1():
+    """The closed form loses all digits here: it would be off by 10 % and more."""
+    alpha = 1 - 5 * 2.0**-53
+    assert expected_tokens(alpha, 9) == pytest.approx(10, rel=1e-14)
+
+
+# --- walltime and operations ---
+
+
+def test_gamma_0_is_plain_decoding():
+    assert walltime_factor(0.7, 0, c=3.0) == 1
+    assert walltime_factor(0.7, 0, c=3.0, tokens=5) == 1
+    assert operations_factor(0.7, 0, c_hat=3.0) == 1
+
+
+def test_useless_drafter_costs_its_guesses():
+    assert walltime_factor(0.0, 4, c=0.25) == 0.5
+    assert operations_factor(0.0, 4, c_hat=0.0) == 5
+
+
+def test_verify_cost_as_sequence_and_function():
+    v = [0.0, 1.0, 1.1, 1.3]  # v[0] is unused
+    expected = (1 + 0.8 + 0.64) / (2 * 0.1 + 1.3)
+    assert walltime_factor(0.8, 2, 0.1, v=v) == pytest.approx(expected)
+    assert walltime_factor(0.8, 2, 0.1, v=lambda n: v[n]) == pytest.approx(expected)
+
+
+def test_verify_cost_moves_the_optimum():
+    """Where a block costs as much as its tokens one by one, no gamma pays."""
+    assert optimal_gamma(0.8, 0.05, v=lambda n: float(n)) == 0
+    assert optimal_gamma(0.8, 0.05, v=lambda n: 1 + 0.2 * (n - 1)) == 3
+    assert optimal_gamma(0.8, 0.05, v=[0, 1, 1, 5, 5, 5], max_gamma=4) == 1
+
+
+def test_optimal_gamma_at_the_edges():
+    assert optimal_gamma(0.0, 0.0) == 0
+    assert optimal_gamma(1.0, 0.0, max_gamma=12) == 12
+    assert optimal_gamma(1.0, 1.0) == 0  # all equal: the smallest
+    assert optimal_gamma(0.9, 0.01, max_gamma=0) == 0
+    assert optimal_gamma(0.9, 0.01, tokens=1) == 0
+    assert optimal_gamma(1.0, 0.01, tokens=6) == 5
+
+
+def test_oracle_at_the_edges():
+    assert oracle_factor(1.0, 0.0) == theory.factor_bound(1.0) == math.inf
+    assert oracle_factor(0.0, 0.3) == 1
+    assert theory.factor_bound(0.75) == 4
+
+
+# --- a given number of tokens ---
+
+
+def runs_by_enumeration(alpha: float, gamma: int, tokens: int) -> float:
+    """Expected number of runs, gamma never cut: sum over every sequence of run lengths."""
+    if tokens <= 0:
+        return 0.0
+    law = enumerate(tokens_law(alpha, gamma), start=1)
+    return 1 + sum(prob * runs_by_enumeration(alpha, gamma, tokens - k) for k, prob in law)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.45, 0.9, 1.0])
+@pytest.mark.parametrize("gamma", [0, 1, 3, 9])
+def test_expected_runs(alpha: float, gamma: int):
+    """Cutting gamma at the end, as is done, changes no number of runs."""
+    for tokens in range(1, 8):
+        expected = runs_by_enumeration(alpha, gamma, tokens)
+        assert expected_runs(alpha, gamma, tokens) == pytest.approx(expected)
+
+
+def test_factor_for_few_tokens_by_hand():
+    """Two tokens at gamma 5: one guess and one run; rejected, one plain run more."""
+    alpha, c, v = 0.6, 0.1, [0.0, 1.0, 1.2]
+    cost = (c + 1.2) + (1 - alpha) * 1.0
+    assert walltime_factor(alpha, 5, c, v=v, tokens=2) == pytest.approx(2 / cost)
+    assert walltime_factor(alpha, 5, c, v=v, tokens=1) == 1
+
+
+def test_factor_for_whole_runs():
+    """At alpha 1 every run gives gamma + 1 tokens, so that the theorem holds at once."""
+    assert walltime_factor(1.0, 3, 0.1, tokens=8) == pytest.approx(walltime_factor(1.0, 3, 0.1))
+
+
+def test_factor_for_many_tokens_approaches_theorem_3_8():
+    limit = walltime_factor(0.8, 5, 0.05)
+    gaps = [abs(walltime_factor(0.8, 5, 0.05, tokens=n) - limit) for n in (10, 100, 1000, 10000)]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 1e-3
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: expected_tokens(1.5, 3), "alpha is 1.5; give a number in [0, 1]"),
+        (lambda: expected_tokens(math.nan, 3), "alpha is nan"),
+        (lambda: expected_tokens(0.5, -1), "gamma is -1; give a whole number, 0 or more"),
+        (lambda: tokens_law(0.5, 2.5), "gamma is 2.5"),
+        (lambda: walltime_factor(0.5, 2, -0.1), "c is -0.1; give a finite number, 0 or more"),
+        (lambda: walltime_factor(0.5, 2, math.inf), "c is inf"),
+        (lambda: walltime_factor(0.5, 2, 0, tokens=0), "tokens is 0; give a whole number, 1"),
+        (lambda: walltime_factor(0.5, 2, 0, v=[0, 1]), "v ends at 1 tokens; give v[3] too"),
+        (lambda: walltime_factor(0.5, 2, 0, v=lambda n: 0), "v of 3 tokens is 0"),
+        (lambda: operations_factor(0.5, 2, math.nan), "c_hat is nan"),
+        (lambda: optimal_gamma(0.5, 0.1, max_gamma=-2), "max_gamma is -2"),
+        (lambda: oracle_factor(-0.1, 0.1), "alpha is -0.1"),
+        (lambda: theory.improves(0.5, math.nan), "c is nan"),
+        (lambda: theory.guaranteed_factor(2, 0), "alpha is 2"),
+        (lambda: theory.alpha([]), "betas is empty"),
+        (lambda: theory.alpha([0.5, 1.2]), "beta is 1.2"),
+        (lambda: theory.beta([[0.5, 0.5]], [0.5, 0.5]), "p has shape (1, 2)"),
+        (lambda: theory.beta([0.5, 0.5], [0.5, 0.2]), "q sums to 0.7"),
+        (lambda: theory.beta([0.5, 0.5], [0.5, math.nan]), "q has a probability of nan"),
+        (lambda: theory.d_lk([1.5, -0.5], [0.5, 0.5]), "p has a probability of -0.5"),
+        (lambda: theory.d_lk([1.0], [0.5, 0.5]), "p has 1 tokens and q 2"),
+    ],
+)
+def test_refuses(call, says: str):
+    with pytest.raises(InputError) as error:
+        call()
+    assert says in str(error.value)
+    assert "; give " in str(error.value) and "\n" not in str(error.value)
