@@ -1,16 +1,16 @@
 """The one module that knows transformers' cache, mask and attention interfaces.
 
-A `RaggedCache` holds rows of different lengths: row b owns slots 0 .. lengths[b]-1, new tokens are written behind
-them, and rollback is a smaller length. The stock modelling code runs unchanged over it, because the causal mask is
-built from each row's own offset (`ragged_mask`), and so are T5's relative bias and Bart's positions. All of it is
-switched on for the length of one forward only (`Forward`), so that the model stays stock in between.
+A `RaggedCache` holds rows of different lengths: row b owns slots 0 .. lengths[b]-1, new tokens are
+written behind them, and rollback is a smaller length. The stock modelling code runs unchanged over
+it, because the causal mask is built from each row's own offset, and so are T5's relative bias and
+Bart's positions. `Forward` switches this on for one forward only: in between the model is stock.
 It does not know tokens, vocabularies or which positions are scored.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -41,14 +41,16 @@ KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
 class RaggedLayer(DynamicLayer):
     """Keys and values of one layer, `[B, heads, capacity, dim]`, the same slots in every layer."""
 
+    keys: Any
+    values: Any
     is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
 
     def fit(self, k: Tensor, v: Tensor, rows: int, capacity: int) -> None:
-        """Room for `rows` rows of `capacity` slots of what looks like k and v; the content stays."""
+        """Room for `rows` rows of `capacity` slots of what looks like k and v; content stays."""
         if self.is_initialized and self.keys.shape[0] == rows and self.keys.shape[2] >= capacity:
             return
         old = (self.keys, self.values) if self.is_initialized else None
-        # Zeros, not empty: what a mask hides is still multiplied by zero, and NaN would survive that.
+        # Zeros: what a mask hides is still multiplied by zero, and NaN would survive that.
         self.keys = k.new_zeros(rows, k.shape[1], capacity, k.shape[3])
         self.values = v.new_zeros(rows, v.shape[1], capacity, v.shape[3])
         self.is_initialized = True
@@ -75,7 +77,7 @@ class RaggedCache(DynamicCache):
         self.width = 0  # of the running forward's block, padding included
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.slots = torch.empty(0)  # [B, width]: where new tokens go, and their positions
-        self.view: Tensor | None = None  # the keys handed out last
+        self.view: Any = None  # the keys handed out last
         self.bias: tuple[Tensor, Tensor] | None = None  # a relative bias, and the mask made of it
 
     def prepare(self, width: int) -> None:
@@ -178,12 +180,9 @@ class CrossCache(EncoderDecoderCache):
         """The rows of `other` join behind these; both have seen a forward."""
         self.self_attention_cache.join(other.self_attention_cache)
         width = max(self.sources + other.sources)
-        theirs = other.cross_attention_cache.layers
-        for layer, more in zip(self.cross_attention_cache.layers, theirs, strict=True):
-            layer.keys = torch.cat([pad_slots(layer.keys, width), pad_slots(more.keys, width)])
-            layer.values = torch.cat(
-                [pad_slots(layer.values, width), pad_slots(more.values, width)]
-            )
+        for mine, theirs in zip(self.cross(), other.cross(), strict=True):
+            mine.keys = torch.cat([pad_slots(x.keys, width) for x in (mine, theirs)])
+            mine.values = torch.cat([pad_slots(x.values, width) for x in (mine, theirs)])
         self.sources = self.sources + other.sources
 
     def select(self, rows: list[int]) -> None:
@@ -192,9 +191,11 @@ class CrossCache(EncoderDecoderCache):
         self.sources = [self.sources[b] for b in rows]
         width = max(self.sources, default=0)
         index = torch.tensor(rows, dtype=torch.long, device=self.self_attention_cache.device)
-        for layer in self.cross_attention_cache.layers:
-            layer.keys = layer.keys[index, :, :width]
-            layer.values = layer.values[index, :, :width]
+        for layer in self.cross():
+            layer.keys, layer.values = layer.keys[index, :, :width], layer.values[index, :, :width]
+
+    def cross(self) -> list[Any]:
+        return self.cross_attention_cache.layers
 
 
 def pad_slots(x: Tensor, width: int) -> Tensor:
@@ -210,18 +211,17 @@ def ragged_mask(
     kv_length: int,
     q_offset: Any = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] | None = None,
+    mask_function: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """`[B, 1, q, K]`, True where a query may look: the model's own index function at each row's own positions.
+    """`[B, 1, q, K]`, True where a query may look: the model's rule at each row's own positions.
 
-    The cache allows no 2D mask besides: padding stands behind a row's tokens, where causality hides it.
+    No 2D mask is needed besides: padding stands behind a row's tokens, where causality hides it.
     """
     if not isinstance(q_offset, Tensor):
         return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **kwargs
         )
-    assert mask_function is not None
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
     q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
@@ -265,10 +265,10 @@ def ragged_sdpa(
 
 
 def shifted(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Relative bias made for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own, masked, `[B, H, q, K]`.
+    """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
 
-    It depends on slot - query position only, so a row that is s tokens shorter reads it s slots to the right. Layers
-    that share the bias share the result.
+    It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
+    right. The mask is added. Layers that share the bias share the result.
     """
     if cache.bias is None or cache.bias[0] is not bias:
         slots = torch.arange(bias.shape[-1], device=bias.device)
@@ -320,11 +320,12 @@ class Forward:
 
 
 def own_positions(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Position embeddings at each row's own positions, for decoders that only count from the longest row."""
+    """Embeddings of each row's own positions, for decoders that count from the longest row."""
     cache = RUNNING.get()
     assert cache is not None
-    slots = cache.slots.clamp(max=module.weight.shape[0] - 1 - getattr(module, "offset", 0))  # pyright: ignore
-    return F.embedding(slots + getattr(module, "offset", 0), module.weight).to(output.dtype)  # pyright: ignore
+    slots = cache.slots + getattr(module, "offset", 0)
+    weight: Any = module.weight
+    return F.embedding(slots.clamp(max=weight.shape[0] - 1), weight).to(output.dtype)
 
 
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
@@ -339,7 +340,7 @@ def admit(model: PreTrainedModel) -> None:
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not SUPPORTED[0] <= version < SUPPORTED[1]:
         raise RefusedError(
-            f"transformers {transformers.__version__}: install transformers>=5.20,<6, on which the cache is built"
+            f"transformers {transformers.__version__}: the cache needs transformers>=5.20,<6"
         )
     reason = objection(model)
     if reason:
@@ -350,7 +351,7 @@ def admit(model: PreTrainedModel) -> None:
 def objection(model: PreTrainedModel) -> str | None:
     """Why this model's rows could not be rolled back one by one, or None."""
     if not model.can_generate():
-        return "it has no head that generates text; load the family's ForCausalLM or ForConditionalGeneration class"
+        return "it has no head that generates text; load its ForCausalLM class"
     if getattr(model, "_is_stateful", False):
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
     if not model._can_set_attn_implementation():

@@ -1,7 +1,7 @@
-"""A decoder-only transformers model behind the Model protocol: stock modelling code over a ragged cache.
+"""A decoder-only transformers model behind the Model protocol: stock code over a ragged cache.
 
-Blocks of different lengths are padded on the right and run as one batch; only the positions that someone needs go
-through the output layer. It does not know how tokens are chosen.
+Blocks of different lengths are padded on the right and run as one batch; only the positions that
+someone needs go through the output layer. It does not know how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.cache import Forward, admit, ragged_cache
+from foretoken.models.cache import Forward, RaggedCache, admit, ragged_cache
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
@@ -32,7 +32,7 @@ class CausalModel:
         accepted = inspect.signature(model.forward).parameters
         if model.config.is_encoder_decoder or "position_ids" not in accepted:
             raise RefusedError(
-                f"{type(model).__name__} takes no position_ids: it is no decoder-only model with explicit positions"
+                f"{type(model).__name__} takes no position_ids, so rows cannot differ in length"
             )
         self.model = model.eval()
         self.device = model.device
@@ -70,10 +70,10 @@ class CausalModel:
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.cache.lengths), rows))
 
-    def _run(self, cache, blocks: list[list[int]], need: list[int]) -> Tensor:
+    def _run(self, cache: RaggedCache, blocks: list[list[int]], need: list[int]) -> Tensor:
         ids = padded(blocks, self.device)
         if not ids.shape[1]:
-            return nothing(self, len(blocks))
+            return nothing(self.model, len(blocks))
         check_context(cache.lengths, blocks, self.context)
         cache.prepare(ids.shape[1])
         keep = kept(blocks, need)
@@ -105,8 +105,8 @@ def output_rows(model: PreTrainedModel) -> int:
     return int(rows or model.config.get_text_config(decoder=True).vocab_size)
 
 
-def nothing(model, rows: int) -> Tensor:
-    return torch.zeros(rows, 0, model.vocab_size, dtype=model.model.dtype, device=model.device)
+def nothing(model: PreTrainedModel, rows: int) -> Tensor:
+    return torch.zeros(rows, 0, output_rows(model), dtype=model.dtype, device=model.device)
 
 
 def staying(rows: int, leaving: list[int]) -> list[int]:
@@ -147,22 +147,23 @@ def kept(blocks: list[list[int]], need: list[int]) -> list[int]:
 
 
 def positions_kept(keep: list[int], ids: Tensor) -> int | Tensor:
-    """`keep` as transformers' `logits_to_keep`: a count where it is the end of the block, else indices."""
+    """`keep` as transformers' logits_to_keep: a count where it is the block's end, else indices."""
     if keep and keep[0] == ids.shape[1] - len(keep):
         return len(keep)
     return torch.tensor(keep, dtype=torch.long, device=ids.device)
 
 
-def picked(logits: Tensor, blocks: list[list[int]], need: list[int], keep: list[int] | None):
-    """Logits at the places `keep` (None: everywhere) -> `[B, max(need), V]`, each row's needed ones first."""
+def picked(
+    logits: Tensor, blocks: list[list[int]], need: list[int], keep: list[int] | None
+) -> Tensor:
+    """Logits at the places `keep` (None: all) -> each row's needed ones `[B, max(need), V]`."""
     most = max(need)
     starts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
     if keep is not None:
         at = {place: i for i, place in enumerate(keep)}
         starts = [at[s] if n else 0 for s, n in zip(starts, need, strict=True)]
     if len(set(starts)) == 1:
-        if starts[0] + most <= logits.shape[1]:
-            return logits[:, starts[0] : starts[0] + most]
+        return logits[:, starts[0] : starts[0] + most]
     index = torch.tensor(starts, device=logits.device)[:, None]
     index = (index + torch.arange(most, device=logits.device)).clamp(max=logits.shape[1] - 1)
     return logits.gather(1, index[:, :, None].expand(-1, -1, logits.shape[2]))

@@ -1,7 +1,7 @@
-"""An encoder-decoder transformers model behind the Model protocol: stock modelling code over a ragged cache.
+"""An encoder-decoder transformers model behind the Model protocol: stock code over a ragged cache.
 
-The encoder runs once per row, when the row joins; its keys and values then stand in the cache beside the decoder's.
-It does not know how tokens are chosen, nor which token starts a decoder.
+The encoder runs once per row, when the row joins; its keys and values then stand in the cache
+beside the decoder's. It does not know how tokens are chosen, nor which token starts a decoder.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Seq2SeqModel:
         states = self.model.get_encoder()(
             input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
         ).last_hidden_state
-        # The first run makes the encoder's keys and values, so there is one even without a prompt: its token is
-        # then taken back.
+        # The first run makes the encoder's keys and values, so there is one even without a prompt:
+        # its token is then taken back.
         for at in range(0, max(1, *map(len, prompts)), CHUNK):
             blocks = [p[at : at + CHUNK] or [0] * (at == 0) for p in prompts]
             self._run(fresh, blocks, [0] * len(prompts), states)
@@ -83,7 +83,7 @@ class Seq2SeqModel:
     @torch.inference_mode()
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
         if self.cache is None or not any(blocks):
-            return nothing(self, len(blocks))
+            return nothing(self.model, len(blocks))
         return self._run(self.cache, blocks, need, self._seen(self.cache))
 
     def set_lengths(self, lengths: list[int]) -> None:
@@ -102,7 +102,7 @@ class Seq2SeqModel:
         self.permute(staying(len(self.lengths), rows))
 
     def _seen(self, cache: CrossCache) -> Tensor:
-        """Stands for encoder states whose keys and values are in the cache: only its shape is read."""
+        """Stands for encoder states whose keys and values are cached: only its shape is read."""
         shape = len(cache.sources), max(cache.sources), 1
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)
 

@@ -1,0 +1,277 @@
+"""Is this family exact over our cache? Found out by running it, before it is used.
+
+A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
+through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
+of the stock model on that row alone. What passed is remembered per structure and versions.
+It does not know the real weights: it tests the family's code, not the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models import cache, causal, seq2seq
+from foretoken.models.causal import CausalModel
+from foretoken.models.seq2seq import Seq2SeqModel
+
+TOLERANCE = 1e-4  # of the spread of the logits, in float32
+VOCABULARY = 64
+WINDOW = 8
+PASSED: dict[str, float] = {}  # by structure, in this process
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a self-check found."""
+
+    name: str  # class
+    delta: float  # largest |delta logit| over the spread of the logits
+    seconds: float
+    remembered: bool  # from an earlier run
+
+
+def self_check(model: PreTrainedModel) -> Check:
+    """Refuse a model whose family is not exact over our cache; runs once per structure and versions.
+
+    Raises RefusedError naming the family and what failed.
+    """
+    cache.admit(model)
+    start, key = time.perf_counter(), structure(model)
+    if key not in PASSED:
+        PASSED.update(remembered())
+    if key in PASSED:
+        return Check(type(model).__name__, PASSED[key], time.perf_counter() - start, True)
+    found = check(model)
+    PASSED[key] = found.delta
+    remember(key, found.delta)
+    return found
+
+
+def check(model: PreTrainedModel) -> Check:
+    """The self-check itself, run anew."""
+    cache.admit(model)
+    start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        small = small_copy(model)
+    try:
+        delta = deviation(small)
+    except RefusedError:
+        raise
+    except Exception as error:  # whatever a stranger's forward raises
+        line = " ".join(str(error).split())[:200]
+        raise RefusedError(f"{name} does not run over a ragged cache: {line}") from error
+    if not delta < TOLERANCE:
+        raise RefusedError(
+            f"{name} is not exact over a ragged cache: logits differ by {delta:.1e} of their spread"
+            " from a full forward"
+        )
+    return Check(type(model).__name__, delta, time.perf_counter() - start, False)
+
+
+def deviation(model: PreTrainedModel) -> float:
+    """Largest |delta logit| over the spread of the logits, ragged against each row alone and stock.
+
+    Rows join, grow by ragged blocks, go back, change places and leave, past every window of at
+    most `WINDOW` tokens and past the cache's first capacity.
+    """
+    rows = Rows(model.eval(), random.Random(0))
+    rows.start([rows.room(2), 3, 11])
+    for width in (1, 5, 0, 12):
+        rows.score(width)
+    rows.start([0, 6])
+    for width in (4, 9):
+        rows.score(width)
+    rows.leave([1])
+    rows.score(5)
+    rows.permute([2, 0, 0, 3])
+    for width in (3, 1, 1):
+        rows.score(width)
+    return rows.worst / rows.spread
+
+
+class Rows:
+    """A random conversation with a model, and the same told to the stock model row by row."""
+
+    def __init__(self, model: PreTrainedModel, dice: random.Random) -> None:
+        self.model, self.dice = model, dice
+        self.runner = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+        self.ids = min(self.runner.vocab_size, VOCABULARY)
+        self.texts: list[list[int]] = []
+        self.sources: list[list[int]] = []
+        self.worst, self.spread = 0.0, 1e-9
+
+    def room(self, parts: int) -> int:
+        """A length beyond the cache's first capacity where the model's context allows it."""
+        return min(cache.BUCKET - 4, (self.runner.context or 1000) // parts)
+
+    def draw(self, n: int) -> list[int]:
+        return [self.dice.randrange(2, self.ids) for _ in range(n)]
+
+    def start(self, lengths: list[int]) -> None:
+        texts = [self.draw(n) for n in lengths]
+        sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
+        self.runner.start(texts, sources if self.runner.encoder_decoder else None)
+        self.texts, self.sources = self.texts + texts, self.sources + sources
+
+    def score(self, width: int) -> None:
+        """A block of up to `width` tokens per row; then some of it, and now and then more, goes."""
+        blocks = [self.draw(self.dice.randint(width // 2, width)) for _ in self.texts]
+        need = [self.dice.randint(min(1, len(b)), len(b)) for b in blocks]
+        logits = self.runner.score(blocks, need)
+        self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
+        for b, n in enumerate(need):
+            self.compare(logits[b, :n], self.alone(b, n))
+        back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
+        self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
+        self.runner.set_lengths([len(text) for text in self.texts])
+
+    def compare(self, ours: Tensor, stock: Tensor) -> None:
+        if stock.numel():
+            difference = (ours - stock).abs().max().nan_to_num(float("inf"))
+            self.worst = max(self.worst, float(difference))
+            self.spread = max(self.spread, float(stock.max() - stock.min()))
+
+    @torch.inference_mode()
+    def alone(self, b: int, n: int) -> Tensor:
+        ids: Any = {"input_ids": torch.tensor([self.texts[b]])}
+        if self.runner.encoder_decoder:
+            ids = {"input_ids": torch.tensor([self.sources[b]])}
+            ids["decoder_input_ids"] = torch.tensor([self.texts[b]])
+        if not n:
+            return torch.empty(0)
+        return self.model(**ids, use_cache=False, return_dict=True).logits[0, -n:]
+
+    def permute(self, rows: list[int]) -> None:
+        self.runner.permute(rows)
+        self.texts = [self.texts[b] for b in rows]
+        self.sources = [self.sources[b] for b in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.runner.leave(rows)
+        stay = [b for b in range(len(self.texts)) if b not in rows]
+        self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
+
+
+def small_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A random model of the same class and structure, in float32 on the CPU."""
+    problem: Exception | None = None
+    for narrow in (True, False):
+        try:
+            small: Any = type(model)(shrunk(model.config, narrow)).float().eval()
+            stir(small)
+            sources = {"decoder_input_ids": torch.ones(1, 2).long()}
+            ids = torch.ones(1, 2, dtype=torch.long)
+            with torch.inference_mode():
+                small(input_ids=ids, **(sources if model.config.is_encoder_decoder else {}))
+            return small
+        except Exception as error:  # widths that do not fit each other raise many kinds
+            problem = error
+    line = " ".join(str(problem).split())[:200]
+    raise RefusedError(f"{type(model).__name__}: no small copy can be built to check it: {line}")
+
+
+def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
+    """The configuration of the small copy: one layer of each kind, at least two."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = None
+    text = config.get_text_config(decoder=True)
+    shorten(text)
+    settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
+    settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
+    settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
+    if narrow:
+        settings |= widths(text)
+    for name, value in settings.items():
+        if getattr(text, name, None) is not None:
+            setattr(text, name, value)
+    return config
+
+
+def shorten(text: PreTrainedConfig) -> None:
+    count = text.num_hidden_layers
+    lists = {k: v for k, v in vars(text).items() if isinstance(v, list) and len(v) == count}
+    kinds = [repr([values[i] for values in lists.values()]) for i in range(count)]
+    picked = sorted({kinds.index(kind) for kind in kinds} | set(range(min(2, count))))
+    for name, values in lists.items():
+        setattr(text, name, [values[i] for i in picked])
+    for name in ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"):
+        if getattr(text, name, None) is not None:
+            setattr(text, name, len(picked))
+    text.num_hidden_layers = len(picked)
+
+
+def widths(text: PreTrainedConfig) -> dict[str, Any]:
+    """Few and narrow heads, as many queries per key as before but two at most."""
+    heads = text.num_attention_heads
+    keys = getattr(text, "num_key_value_heads", None) or heads
+    few = min(keys, 2)
+    queries = few * min(heads // keys, 2)
+    settings: dict[str, Any] = dict.fromkeys(
+        ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
+    )
+    settings |= {"num_key_value_heads": few, "head_dim": 16, "d_kv": 16}
+    settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), 16 * queries)
+    inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
+    return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
+
+
+def stir(model: PreTrainedModel) -> None:
+    """Weights of a size that keeps logits far from flat: at their usual start they nearly are."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=weight.shape[-1] ** -0.5)
+
+
+def structure(model: PreTrainedModel) -> str:
+    """A digest of what a check's outcome depends on: class, small configuration, versions, our code."""
+    config = shrunk(model.config, narrow=True).to_dict()
+    for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
+        config.pop(name, None)
+    code = [Path(m.__file__ or "").read_text() for m in (cache, causal, seq2seq)]
+    code.append(Path(__file__).read_text())
+    versions = [torch.__version__, transformers.__version__]
+    parts = json.dumps([type(model).__name__, config, versions, code], sort_keys=True, default=str)
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def memory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "foretoken" / "selfcheck.json"
+
+
+def remembered() -> dict[str, float]:
+    try:
+        found = json.loads(memory().read_text())
+        return {str(key): float(delta) for key, delta in found.items()}
+    except (OSError, RuntimeError, ValueError, AttributeError, TypeError):
+        return {}  # no memory, or a broken one: check again
+
+
+def remember(key: str, delta: float) -> None:
+    """Atomic; a folder that cannot be written only means that the next process checks again."""
+    try:
+        memory().parent.mkdir(parents=True, exist_ok=True)
+        everything = json.dumps(remembered() | {key: delta})
+        with tempfile.NamedTemporaryFile("w", dir=memory().parent, delete=False) as file:
+            file.write(everything)
+        os.replace(file.name, memory())
+    except (OSError, RuntimeError):
+        pass
