@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch import Tensor
 
 from foretoken.distributions import SamplingParams, law
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
 
-FORMAT, VERSION = "foretoken.ngram", "1"
+FORMAT, VERSION = "foretoken.ngram", 1
 MEMO_BYTES = 2**26  # of laws that are kept
 MEMO_BEST = 2**16  # likeliest tokens that are kept
 
@@ -92,12 +92,12 @@ class NGram:
         tensors = {"unigram": self.unigram}
         for k, level in enumerate(self.levels, 2):
             tensors |= {f"{k}.{name}": getattr(level, name) for name in Level.__slots__}
-        facts = {"format": FORMAT, "version": VERSION, "order": str(self.order)}
-        facts |= {"vocab_size": str(self.vocab_size), "fingerprint": self.fingerprint or ""}
+        facts = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
+        header = {FORMAT: json.dumps(facts | {"fingerprint": self.fingerprint})}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            save_file(tensors, partial, metadata=facts)
+            partial.write_bytes(save(tensors, header))  # save_file's would be for its owner alone
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
@@ -193,16 +193,16 @@ def _read(path: Path) -> NGram:
         raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
     try:
         with safe_open(path, framework="np") as file:
-            facts = file.metadata() or {}
-            if (facts.get("format"), facts.get("version")) != (FORMAT, VERSION):
-                raise InputError(f"{path} is not an n-gram file of format {FORMAT} {VERSION}")
+            facts = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
+            if facts.get("version") != VERSION:
+                raise InputError(f"{path} is not an n-gram file of version {VERSION}; fit it again")
             levels = [
                 Level(*(file.get_tensor(f"{k}.{name}") for name in Level.__slots__))
-                for k in range(2, int(facts["order"]) + 1)
+                for k in range(2, facts["order"] + 1)
             ]
-            table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"] or None)
-            sound = table.vocab_size == int(facts["vocab_size"]) and _sound(table)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+            table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"])
+            sound = table.vocab_size == facts["vocab_size"] and _sound(table)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read ({error}); fit it again") from error
