@@ -8,13 +8,13 @@ Plain decoding is this step with gamma 0. Sees protocols only: any model, any dr
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from foretoken.distributions import SamplingParams, check, law
-from foretoken.drafters.base import Draft, Drafter
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.draw import Draw
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
@@ -30,11 +30,12 @@ def step(
     rule: Rule,
     params: SamplingParams,
     gamma: list[int],
-) -> list[StepRecord]:
+) -> None:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1).
 
-    Raises NumericsError where the target's logits are none; the rows are then as they were.
+    Each row gets a StepRecord. Raises NumericsError where the target's logits are none; the rows
+    are then as they were.
     """
     times = [perf_counter()]
     lengths = [len(row.tokens) for row in rows]
@@ -54,38 +55,41 @@ def step(
     times.append(perf_counter())
 
     # Determine the number n of accepted guesses, and the token t that follows them
-    n, t, beta = _verify(logits, draft, rule, params, draw)
+    n, t, beta = _verify(logits, guesses, draft.q, rule, params, draw)
 
     # Return prefix + [x_1, .., x_n, t]
-    kept = [row.commit([*x[:n], t]) for row, x, n, t in zip(rows, guesses, n, t, strict=True)]
+    kept = [row.commit([*guesses[b][: n[b]], t[b]]) for b, row in enumerate(rows)]
     target.set_lengths([len(row.tokens) - 1 for row in rows])
     drafter.commit(kept)
     times.append(perf_counter())
 
-    records = [
-        StepRecord(
+    for b, row in enumerate(rows):
+        judged = min(n[b] + 1, len(guesses[b]), len(kept[b]))
+        record = StepRecord(
             gamma=gamma[b],
             guesses=tuple(guesses[b]),
             accepted=min(n[b], len(kept[b])),
             kept=tuple(kept[b]),
-            overlaps=tuple(beta[b][: min(n[b] + 1, len(guesses[b]), len(kept[b]))]),
+            overlaps=tuple(beta[b][:judged]),
             draft_calls=draft.calls,
             draft_seconds=times[1] - times[0],
             score_seconds=times[2] - times[1],
             verify_seconds=times[3] - times[2],
             rows=len(rows),
         )
-        for b in range(len(rows))
-    ]
-    for row, record in zip(rows, records, strict=True):
         row.records.append(record)
-    return records
 
 
 def _verify(
-    logits: Tensor, draft: Draft, rule: Rule, params: SamplingParams, draw: Draw
+    logits: Tensor,
+    guesses: list[list[int]],
+    q: Tensor | None,
+    rule: Rule,
+    params: SamplingParams,
+    draw: Draw,
 ) -> tuple[list[int], list[int], list[list[float]]]:
     """n and t of every row, and beta at every guess; at temperature 0 without a softmax."""
+    draft = pack(guesses)  # without what the drafter padded with
     x, lengths = draft.tokens.to(logits.device), draft.lengths.to(logits.device)
     if params.greedy:
         best = logits.argmax(-1)  # [B, G+1]
@@ -94,10 +98,11 @@ def _verify(
         beta = (best[:, : x.shape[1]] == x).double()
     else:
         p = law(logits, params)  # [B, G+1, V]
-        outcome = rule(p, draft.q, x, lengths)
+        q = None if q is None else q[:, : x.shape[1]].to(logits.device)
+        outcome = rule(p, q, x, lengths)
         n = draw.kept(outcome)
         t = draw.next_token(outcome.next_law(n))
-        beta = overlap(p, draft.q, x)
+        beta = overlap(p, q, x)
     return _list(n), _list(t), _list(beta)
 
 
@@ -134,4 +139,4 @@ def _force(logits: Tensor, rows: list[Row]) -> None:
 
 
 def _list(tensor: Tensor) -> list[Any]:
-    return tensor.tolist()
+    return cast(list[Any], tensor.tolist())

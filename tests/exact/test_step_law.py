@@ -1,0 +1,243 @@
+"""Whatever drafts and whichever rule verifies, two steps leave the target's law as it is.
+
+Every course of two consecutive steps of the real engine is run with its probability, every text
+that comes out is completed by the target, and the law of the whole is compared with the target's.
+No chance is involved: 1e-12 is rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from exact.guessers import Certain, Guesser, Wide
+from exact.worlds import Case, Table, law_of
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.keys import RowKey
+from foretoken.request import Request
+from foretoken.verify import RULES, speculative
+from oracle import Model, extend, joint, random_model, standardize, tv
+
+V, GAMMA = 3, 2
+KEY = RowKey(0, 0)
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def target(V: int = V, zeros: float = 0.15) -> Model:
+    return random_model(1, V, zeros)
+
+
+def other(V: int = V) -> Model:
+    return random_model(2, V, zeros=0.15)
+
+
+def drafters(V: int) -> dict:
+    """Every kind of drafter; what it may look at before it stops is the contract of drafters."""
+    q = other(V)
+    return {
+        "lm": lambda: LMDrafter(Table(q, V), V),
+        "lm-is-target": lambda: LMDrafter(Table(target(V), V), V),
+        "lm-smaller-vocabulary": lambda: LMDrafter(Table(lambda t: q(t)[:-1] + 0.1, V - 1), V),
+        "lm-larger-vocabulary": lambda: LMDrafter(Table(random_model(3, V + 1), V + 1), V),
+        "lm-short-context": lambda: LMDrafter(Table(q, V, context=2), V),
+        "certain": lambda: Certain(q),
+        "lookup": lambda: LookupDrafter(2),
+        "uniform": lambda: UniformDrafter(V),  # float32: 1 / V is exact for powers of two only
+        "stops-after-a-doubtful-guess": lambda: Guesser(q, after=lambda law, x: law[x] < 0.5),
+        "stops-before-a-flat-law": lambda: Guesser(q, before=lambda law, i: bool(law.max() < 0.6)),
+        "wide-padding": lambda: Wide(q, after=lambda law, x: law[x] < 0.5),
+        "never-guesses": lambda: Guesser(q, before=lambda law, i: True),
+    }
+
+
+def standardized(model: Model, params: SamplingParams, prompt: tuple[int, ...]) -> Model:
+    """The target's law of new tokens behind `prompt`."""
+
+    def law(text):
+        with np.errstate(divide="ignore"):
+            logits = np.log(model((*prompt, *text)))
+        return standardize(logits, params.temperature, params.top_k, params.top_p, params.min_p)
+
+    return law
+
+
+def bias(case: Case, model: Model, monkeypatch) -> float:
+    """Total variation from the target's law, the texts of a single row completed by the target."""
+    (request,) = case.rows
+    law = {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
+    prompt = (*(request.source or ()), *request.prompt)
+    own = standardized(model, case.params, prompt)
+    length = min(request.limit, case.steps * (case.gamma + 1))
+    assert abs(sum(law.values()) - 1) < 1e-12
+    return tv(extend(law, own, length, request.eos), joint(own, length, request.eos))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [kind for kind in drafters(V) if kind != "uniform"])
+def test_two_steps_leave_the_law_as_it_is(kind, rule, monkeypatch):
+    p = target()
+    case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA)
+    assert bias(case, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.0, top_k=2),
+        SamplingParams(temperature=1.3, top_p=0.8),
+        SamplingParams(temperature=0.9, top_k=3, top_p=0.9, min_p=0.1),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1e-6),
+    ],
+    ids=str,
+)
+def test_the_law_is_the_standardized_one(params, rule, monkeypatch):
+    p = target()
+    for kind in "lm", "certain":
+        case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA, params)
+        assert bias(case, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("V", "gamma"), [(2, 3), (4, 1)])
+def test_other_sizes(V, gamma, rule, monkeypatch):
+    p = target(V)
+    for kind in "lm", "uniform", "stops-after-a-doubtful-guess":
+        case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], gamma)
+        assert bias(case, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["lm", "certain", "lookup"])
+def test_an_end_of_sequence_ends_the_text_wherever_it_falls(kind, rule, monkeypatch):
+    """Inside the kept block too: what stands behind it is gone, and the row is done."""
+    p = target()
+    row = Request([0], 100, KEY, eos=frozenset({1}))
+    case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA, rows=(row,), steps=2)
+    assert bias(case, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_a_limit_inside_a_block(limit, rule, monkeypatch):
+    """With steps enough to reach it, every text has exactly that length."""
+    p = target()
+    row = Request([0], limit, KEY)
+    case = Case(
+        lambda: Table(p, V), drafters(V)["lm"], RULES[rule], GAMMA, rows=(row,), steps=limit
+    )
+    assert bias(case, p, monkeypatch) < 1e-12
+    assert {len(text) for (text,) in law_of(case, monkeypatch)} == {limit}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("encoder_decoder", [True, False], ids=["draft too", "draft decodes only"])
+def test_an_encoder_decoder(encoder_decoder, rule, monkeypatch):
+    p, q = target(), other()
+    row = Request([0], 100, KEY, source=[2, 1])
+    case = Case(
+        lambda: Table(p, V, encoder_decoder=True),
+        lambda: LMDrafter(Table(q, V, encoder_decoder=encoder_decoder), V),
+        RULES[rule],
+        GAMMA,
+        rows=(row,),
+    )
+    assert bias(case, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_forced_token_is_certain_and_the_rest_keeps_its_law(rule, monkeypatch):
+    p = target()
+    row = Request([0], 100, KEY, forced={1: 2})
+
+    def forced(text):
+        return np.eye(V)[2] if len(text) == 2 else p(text)  # the prompt has one token
+
+    case = Case(lambda: Table(p, V), drafters(V)["lm"], RULES[rule], GAMMA, rows=(row,))
+    assert bias(case, forced, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ragged_rows_are_independent(rule, monkeypatch):
+    """Two rows of different length and gamma in one batch: their joint law is a product."""
+    p, q = target(2), other(2)
+    rows = (Request([0], 100, KEY), Request([1, 0, 1], 2, KEY))  # room for 2: one guess at most
+    case = Case(
+        lambda: Table(p, 2),
+        lambda: Guesser(q, after=lambda law, x: law[x] < 0.5),
+        RULES[rule],
+        2,
+        rows=rows,
+        steps=1,
+        together=False,
+    )
+    law = law_of(case, monkeypatch)
+    owns = [standardized(p, SAMPLED, tuple(row.prompt)) for row in rows]
+    marginals = [{}, {}]
+    for texts, weight in law.items():
+        for text, marginal in zip(texts, marginals, strict=True):
+            marginal[text] = marginal.get(text, 0.0) + weight
+    for a, b in itertools.product(*marginals):
+        assert abs(law.get((a, b), 0.0) - marginals[0][a] * marginals[1][b]) < 1e-12
+    for own, marginal, length in zip(owns, marginals, (3, 2), strict=True):
+        assert tv(extend(marginal, own, length), joint(own, length)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ragged_rows_over_two_steps(rule, monkeypatch):
+    """All worlds of three kinds of rows share one batch; each kind keeps its law."""
+    p, q = target(), other()
+    rows = [Request([0], 100, KEY), Request([1, 0, 2], 3, KEY, eos=frozenset({0}))]
+    for row in rows:  # the others' worlds come and go beside this row's
+        case = Case(
+            lambda: Table(p, V),
+            lambda: LMDrafter(Table(q, V, context=4), V),
+            RULES[rule],
+            GAMMA,
+            rows=(row,),
+        )
+        assert bias(case, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", drafters(V))
+@pytest.mark.parametrize(("V", "gamma", "steps"), [(2, 3, 2), (3, 3, 2), (4, 2, 2), (2, 2, 3)])
+def test_proof_larger(V, gamma, steps, kind, rule, monkeypatch):
+    p = target(V)
+    for params in SAMPLED, SamplingParams(temperature=0.8, top_p=0.9):
+        case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], gamma, params, steps=steps)
+        assert bias(case, p, monkeypatch) < 1e-12
+
+
+def test_block_keeps_more_than_speculative():
+    """The example of arXiv 2403.10444: 10/9 guesses kept by Algorithm 1, 11/9 by the block."""
+    p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+    q = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
+    kept = dict.fromkeys(RULES, 0.0)
+    for x in itertools.product(range(2), repeat=2):
+        drawn = float(q[x[0]] * q[x[1]])
+        for name, rule in RULES.items():
+            outcome = rule(
+                p.expand(1, 3, 2), q.expand(1, 2, 2), torch.tensor([x]), torch.tensor([2])
+            )
+            kept[name] += drawn * float(outcome.survival.sum())
+    assert kept["speculative"] == pytest.approx(10 / 9, abs=1e-12)
+    assert kept["block"] == pytest.approx(11 / 9, abs=1e-12)
+
+
+def test_the_enumeration_sees_every_course(monkeypatch):
+    """With the target as its own draft all guesses are kept: one world per text, and no more."""
+    p = random_model(1, V)
+    case = Case(lambda: Table(p, V), lambda: LMDrafter(Table(p, V), V), speculative, GAMMA)
+    law = law_of(case, monkeypatch)
+    assert {len(text) for (text,) in law if law[(text,)] > 1e-12} == {2 * (GAMMA + 1)}
+    assert sum(weight > 1e-12 for weight in law.values()) == V ** (2 * (GAMMA + 1))

@@ -1,0 +1,130 @@
+"""All the ways a few steps can go, with the probability of each: chance is integrated out.
+
+The real engine and the real step run. Only the uniforms are replaced: at each draw the numbers in
+[0, 1) fall into intervals on which its outcome is the same, and every interval is tried, its
+length being the probability. A world is one such course; one batch runs many worlds, row by row.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from foretoken.distributions import SamplingParams, sample
+from foretoken.drafters.base import Drafter
+from foretoken.draw import Draw
+from foretoken.engine import Engine
+from foretoken.keys import Purpose, RowKey
+from foretoken.models.base import Model
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.verify import Outcome, Rule
+from oracle import Text
+
+Name = tuple[int, int, int, Purpose]  # of a draw: row, committed length, offset, purpose
+Path = dict[Name, int]  # which outcome was taken at the draws so far that had several
+
+
+@dataclass
+class World:
+    """One course: follows `path`, then the first possible outcome; `others` branch off it."""
+
+    path: Path
+    weight: float = 1.0
+    others: list[Path] = field(default_factory=list)
+
+    def take(self, name: Name, law: list[float]) -> int:
+        possible = [k for k, mass in enumerate(law) if mass > 0]
+        if len(possible) > 1 and name not in self.path:
+            self.others += [{**self.path, name: k} for k in possible[1:]]
+            self.path = {**self.path, name: possible[0]}
+        k = self.path[name] if len(possible) > 1 else possible[0]
+        self.weight *= law[k] / sum(law)
+        return k
+
+
+class WorldDraw(Draw):
+    """A Draw whose key names worlds: row b belongs to world `key.seed` of the wave at hand."""
+
+    wave: list[World]
+
+    def __call__(self, law: Tensor, i: int) -> Tensor:
+        return sample(law, self.middles(law, i, Purpose.DRAFT))
+
+    def kept(self, outcome: Outcome) -> Tensor:
+        # the most guesses are kept for the least u
+        return outcome.n(1 - self.middles(outcome.n_law, 0, Purpose.ACCEPT))
+
+    def next_token(self, law: Tensor) -> Tensor:
+        return sample(law, self.middles(law, 0, Purpose.NEXT))
+
+    def middles(self, laws: Tensor, i: int, purpose: Purpose) -> Tensor:
+        """For each row the middle of the interval of [0, 1), cut by its law, that it takes."""
+        middles = []
+        for key, length, law in zip(self.keys, self.lengths, laws.tolist(), strict=True):
+            k = self.wave[key.seed].take((key.row, length, i, purpose), law)
+            middles.append((sum(law[:k]) + law[k] / 2) / sum(law))
+        return torch.tensor(middles, dtype=torch.float64)
+
+
+class Table(TableModel):
+    """Rows that draw a guess which nobody asked for meet a certain law: no world branches there."""
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        logits = super().score(blocks, need)
+        for b, wanted in enumerate(need):
+            logits[b, wanted:, 1:] = -1e9
+        return logits
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs: how a fresh target and drafter are made, and what each world asks for.
+
+    `together` runs every world as a batch of its own: its rows then have no other neighbours.
+    """
+
+    target: Callable[[], Model]
+    drafter: Callable[[], Drafter]
+    rule: Rule
+    gamma: int
+    params: SamplingParams = SamplingParams(temperature=1.0)
+    rows: tuple[Request, ...] = (Request([0], 100, RowKey(0, 0)),)
+    steps: int = 2
+    draw: type[WorldDraw] = WorldDraw
+    together: bool = True
+
+
+def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
+    """The law of what `case.steps` steps make of the rows: new tokens of each -> probability."""
+    law: dict[tuple[Text, ...], float] = {}
+    wave = [World({})]
+    while wave:
+        batches = [wave] if case.together else [[world] for world in wave]
+        for batch in batches:
+            for world, texts in zip(batch, _run(case, batch, monkeypatch), strict=True):
+                law[texts] = law.get(texts, 0.0) + world.weight
+        wave = [World(path) for world in wave for path in world.others]
+    return law
+
+
+def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
+    draw = type("ThisWave", (case.draw,), {"wave": wave})
+    # by name: the package may export a function that is called like the module
+    monkeypatch.setattr(importlib.import_module("foretoken.step"), "Draw", draw)
+    rows = [
+        Row(replace(request, key=RowKey(w, b)), list(request.prompt))
+        for w in range(len(wave))
+        for b, request in enumerate(case.rows)
+    ]
+    run = Engine(case.target(), case.drafter()).run(rows, case.params, case.rule, case.gamma)
+    for _ in range(1 + case.steps):  # the first yield is the prefill's
+        next(run, None)
+    run.close()
+    texts = [tuple(row.new_tokens) for row in rows]
+    width = len(case.rows)
+    return [tuple(texts[w * width : (w + 1) * width]) for w in range(len(wave))]

@@ -1,0 +1,121 @@
+"""The mathematics once more, naively: float64 NumPy, one row, no cache, no blocks of tensors.
+
+What the package computes is compared with this. A model here is a function from a text (a tuple
+of ids) to the law of the next token; a verdict is (probability, guesses kept, law of the next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+Text = tuple[int, ...]
+Model = Callable[[Text], np.ndarray]
+Verdict = tuple[float, int, np.ndarray]
+
+
+def standardize(
+    logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """Section 2.2 for logits without ties: temperature, top-k, top-p, min-p, in this order."""
+    if temperature < 1e-5:
+        return np.eye(len(logits))[int(np.argmax(logits))]
+    p = softmax(np.asarray(logits, dtype=np.float64) / temperature)
+    down = np.argsort(-p)
+    if top_k:
+        p[down[top_k:]] = 0.0
+        p = p / p.sum()
+    if top_p < 1:
+        before = np.cumsum(p[down]) - p[down]  # the mass of what is likelier
+        p[down[before >= top_p]] = 0.0
+        p = p / p.sum()
+    p[p < min_p * p.max()] = 0.0
+    return p / p.sum()
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    e = np.exp(logits - logits.max())
+    return e / e.sum()
+
+
+def inverse_cdf(law: np.ndarray, u: float) -> int:
+    """The first id at which the running sum passes u."""
+    running = 0.0
+    for i, mass in enumerate(law):
+        running += mass
+        if mass > 0 and u * law.sum() < running:
+            return i
+    return int(np.flatnonzero(law)[-1])
+
+
+def residual(p: np.ndarray, q: np.ndarray, weight: float = 1.0) -> np.ndarray:
+    """norm(max(0, weight p - q)), and p where nothing is left."""
+    left = np.clip(weight * p - q, 0.0, None)
+    return left / left.sum() if left.sum() > 0 else p
+
+
+def algorithm1(p: np.ndarray, q: np.ndarray, x: Sequence[int]) -> list[Verdict]:
+    """Algorithm 1 of the paper on guesses x: p [len(x) + 1, V], q [len(x), V]."""
+    verdicts, reached = [], 1.0
+    for i, token in enumerate(x):
+        accept = min(1.0, p[i, token] / q[i, token]) if q[i, token] > 0 else 0.0
+        verdicts.append((reached * (1 - accept), i, residual(p[i], q[i])))
+        reached *= accept
+    return [*verdicts, (reached, len(x), p[len(x)])]
+
+
+def block_verification(p: np.ndarray, q: np.ndarray, x: Sequence[int]) -> list[Verdict]:
+    """Sun et al. (arXiv 2403.10444): the longest prefix that wins its coin."""
+    weight = [1.0]
+    for i, token in enumerate(x):
+        ratio = p[i, token] / q[i, token] if q[i, token] > 0 else 0.0
+        weight.append(min(1.0, weight[-1] * ratio))
+    verdicts, not_longer = [(weight[-1], len(x), p[len(x)])], 1 - weight[-1]
+    for k in range(len(x) - 1, -1, -1):
+        S = float(np.clip(weight[k] * p[k] - q[k], 0.0, None).sum())
+        coin = S / (S + 1 - weight[k]) if k and S + 1 - weight[k] > 0 else 1.0
+        verdicts.append((not_longer * coin, k, residual(p[k], q[k], weight[k])))
+        not_longer *= 1 - coin
+    return verdicts[::-1]
+
+
+def extend(
+    weights: dict[Text, float], model: Model, length: int, eos: frozenset[int] = frozenset()
+) -> dict[Text, float]:
+    """The law of texts of `length` new tokens, from weighted beginnings; shorter where EOS came."""
+    done: dict[Text, float] = {}
+    todo = list(weights.items())
+    while todo:
+        text, weight = todo.pop()
+        if len(text) == length or (text and text[-1] in eos):
+            done[text] = done.get(text, 0.0) + weight
+        elif weight > 0:
+            todo += [((*text, y), weight * float(py)) for y, py in enumerate(model(text))]
+    return done
+
+
+def joint(model: Model, length: int, eos: frozenset[int] = frozenset()) -> dict[Text, float]:
+    """The model's own law over texts."""
+    return extend({(): 1.0}, model, length, eos)
+
+
+def tv(a: dict[Text, float], b: dict[Text, float]) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in set(a) | set(b))
+
+
+def random_model(seed: int, V: int, zeros: float = 0.0, sharpness: float = 0.7) -> Model:
+    """A law of its own for every text; a share of `zeros` of its entries is impossible."""
+
+    @lru_cache(None)
+    def model(text: Text) -> np.ndarray:
+        rng = np.random.default_rng([seed, len(text), *text])
+        law = rng.gamma(sharpness, size=V) + 1e-3
+        gone = rng.random(V) < zeros
+        gone[rng.integers(V)] = False
+        law[gone] = 0.0
+        return law / law.sum()
+
+    return model
