@@ -92,12 +92,12 @@ class Wide(Guesser):
         length = max(map(len, guesses))
         draft = pack(guesses, q)
         tokens = torch.full((len(guesses), length + 2), -1)
-        wide = torch.full((len(guesses), length + 2, len(self.law((0,)))), torch.nan)
+        wide = torch.full((len(guesses), length + 2, len(self.law((0,)))), torch.nan).double()
         for b, x in enumerate(guesses):
             tokens[b, : len(x)] = draft.tokens[b, : len(x)]
             if q is not None:
                 wide[b, : len(x)] = q[b, : len(x)]
-        return Draft(tokens, draft.lengths, wide.double())
+        return Draft(tokens, draft.lengths, wide)
 
 
 class GreedyClaimsLaw(Guesser):
