@@ -64,6 +64,12 @@ def test_no_match_crosses_from_source_to_text():
     assert guesses([7, 1], 2, source=[3, 1]) == []
 
 
+def test_runs_of_equal_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr("foretoken.drafters.lookup.hash", lambda run: 0, raising=False)
+    assert guesses([1, 2, 3], 4) == []
+    assert guesses([1, 3, 3], 2) == [3, 3]
+
+
 def test_rows_join_behind_and_leave_closes_the_gap():
     drafter = LookupDrafter()
     drafter.start([0, 1], [[1, 2, 1], [3, 4, 3]], None)

@@ -148,6 +148,16 @@ def test_what_was_not_asked_for_does_not_change_a_row():
         assert both.tokens[0, :2].tolist() == alone.tokens[0].tolist()
 
 
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0)])
+def test_proposing_is_not_committing(params):
+    drafter = drafter_at([[0], [3, 0]])
+    first, again = (drafter.propose([3, 1], draws(2, params)) for _ in range(2))
+    assert torch.equal(first.tokens, again.tokens)
+    assert [list(tail) for tail in drafter.tails] == [[0], [3, 0]]
+    if first.q is not None and again.q is not None:
+        assert torch.equal(first.q, again.q)
+
+
 def test_rows_join_behind_commit_and_leave():
     drafter = drafter_at([[0], [1]])
     drafter.start([2], [[3]], None)

@@ -31,7 +31,6 @@ class LookupDrafter:
             text = _Text(self.longest)
             if sources is not None:
                 text.read([*sources[b], BARRIER])
-            text.begin = len(text.ids)
             text.read(prompt)
             self.texts.append(text)
 
@@ -53,7 +52,6 @@ class _Text:
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self.ids: list[int] = []
-        self.begin = 0  # where the source ends and the text starts
         self.follows: dict[int, int] = {}  # hash of a run -> place of the token after it
 
     def read(self, tokens: list[int]) -> None:
@@ -73,14 +71,13 @@ class _Text:
         copied = self.ids[place : place + count]
         if BARRIER in copied:
             return copied[: copied.index(BARRIER)]
-        period = len(self.ids) - place
-        return [copied[i % period] for i in range(count)]
+        return [copied[i % len(copied)] for i in range(count)]
 
     def _match(self) -> int | None:
         """The place after the longest earlier match of the text's end."""
         found = None
         end = len(self.ids)
-        for n, key in enumerate(self._keys(min(self.longest, end - self.begin)), 1):
+        for n, key in enumerate(self._keys(min(self.longest, end)), 1):
             place = self.follows.get(key)
             if place is None or self.ids[place - n : place] != self.ids[end - n :]:
                 break  # what did not occur does not occur in anything longer
