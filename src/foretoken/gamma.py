@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from foretoken.request import Row
+from foretoken.request import StepRecord
 from foretoken.theory import optimal_gamma
 
 PROBE = 4  # guesses a step while measuring
@@ -32,15 +32,15 @@ class Costs:
         return optimal_gamma(self.alpha, self.c, v=self.v, max_gamma=MAX_GAMMA)
 
 
-def costs(plain: Row, probe: Row) -> Costs | None:
-    """From a row of gamma 0 and one of gamma `PROBE`; None where nothing was drafted."""
-    T_p = median(record.score_seconds + record.verify_seconds for record in plain.records)
-    drafted = [record for record in probe.records if record.drafted]
-    full = [record for record in drafted if record.drafted == PROBE] or drafted
-    overlaps = [overlap for record in drafted for overlap in record.overlaps]
-    if not overlaps:
+def costs(plain: list[StepRecord], speculative: list[StepRecord]) -> Costs | None:
+    """From steps with gamma 0 and steps with guesses; None where nothing was drafted."""
+    drafted = [step for step in speculative if step.drafted]
+    overlaps = [overlap for step in drafted for overlap in step.overlaps]
+    if not plain or not overlaps:
         return None
-    T_q = median(record.draft_seconds / record.drafted for record in full)
-    n = median(record.drafted for record in full)
-    v = median(record.score_seconds + record.verify_seconds for record in full) / T_p
+    n = max(step.drafted for step in drafted)
+    full = [step for step in drafted if step.drafted == n]
+    T_p = median(step.score_seconds + step.verify_seconds for step in plain)
+    T_q = median(step.draft_seconds / n for step in full)
+    v = median(step.score_seconds + step.verify_seconds for step in full) / T_p
     return Costs(fmean(overlaps), T_q / T_p, max(0.0, (v - 1) / n))

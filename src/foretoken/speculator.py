@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from foretoken import text
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
-from foretoken.drafters.none import NoneDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.ends import Ends
 from foretoken.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.gamma import PROBE, Costs, costs
@@ -28,16 +29,6 @@ Seed = int | Sequence[int | tuple[int, int]] | None
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 PROBE_PROMPT = "It was the first day of the"
 PLAIN_STEPS, PROBE_TOKENS = 6, 40  # what measuring costs
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What a model's own settings say about how a text begins and ends."""
-
-    eos: frozenset[int] = frozenset()
-    decoder_start: int | None = None
-    forced_bos: int | None = None
-    forced_eos: int | None = None
 
 
 @dataclass(slots=True)
@@ -56,7 +47,7 @@ class Speculator:
 
     def __post_init__(self) -> None:
         self._engine = Engine(self.target, self.drafter)
-        self._plain = Engine(self.target, NoneDrafter())
+        self._plain = Engine(self.target, NoDrafter())
 
     def generate(
         self,
@@ -140,13 +131,13 @@ class Speculator:
 
     @property
     def _silent(self) -> bool:
-        return isinstance(self.drafter, NoneDrafter)
+        return isinstance(self.drafter, NoDrafter)
 
     def _measured(self, params: SamplingParams) -> Costs | None:
         if params not in self._costs:
             plain = self._probe(self._plain, params, 0, PLAIN_STEPS)
             probe = self._probe(self._engine, params, PROBE, PROBE_TOKENS)
-            self._costs[params] = costs(plain, probe)
+            self._costs[params] = costs(plain.records, probe.records)
         return self._costs[params]
 
     def _probe(self, engine: Engine, params: SamplingParams, gamma: int, tokens: int) -> Row:
@@ -177,7 +168,7 @@ class Speculator:
         ]
 
     def _request(self, i: int, prompt: Prompt, max_new_tokens: int, key: RowKey) -> Request:
-        ids = self._ids(i, prompt)
+        ids = self.ids(prompt, i)
         head, source = self._sides(ids)
         reads = self.target.source_context if source else self.target.context
         if reads is not None and len(ids) >= reads + (source is not None):
@@ -200,7 +191,8 @@ class Speculator:
         assert self.ends.decoder_start is not None
         return [self.ends.decoder_start], ids
 
-    def _ids(self, i: int, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
+        """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
         if len(prompt) == 0:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
         if isinstance(prompt, str):

@@ -1,8 +1,10 @@
-"""Between text and ids: encoding prompts, decoding what was generated, whole or as it comes."""
+"""Between ids and text: decoding, whole or as it comes, and whether two vocabularies are one."""
 
 from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
+
+from foretoken.errors import RefusedError
 
 REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 
@@ -36,3 +38,33 @@ class Stream:
         self._tokens = self._tokens[self._seen :]
         self._seen = len(self._tokens)
         return now[len(before) :]
+
+
+def require_same_words(
+    draft_name: str,
+    draft_V: int,
+    draft: PreTrainedTokenizerBase | None,
+    target_V: int,
+    target: PreTrainedTokenizerBase | None,
+) -> None:
+    """Raise RefusedError where a draft's ids mean other tokens than the target's.
+
+    Vocabularies are compared, not sizes: output rows that only pad are no difference. Without two
+    tokenizers the sizes are all there is.
+    """
+    if draft is None or target is None:
+        if draft_V != target_V:
+            raise RefusedError(
+                f"{draft_name} has {draft_V} output rows and the target {target_V}, and there are "
+                "no two tokenizers to compare; give a draft with the target's tokenizer"
+            )
+        return
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    other = [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
+    if other:
+        token = min(other)
+        raise RefusedError(
+            f"{draft_name} has another tokenizer: {len(other)} of {len(ours)} tokens differ, "
+            f"{token!r} is id {theirs.get(token)} there and {ours.get(token)} in the target; give a draft "
+            "with the same vocabulary, or 'lookup'"
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 
@@ -81,7 +81,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrain
     )
 
 
-def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """All texts as one row of ids, an end-of-text token before each and after the last."""
     end = tokenizer.eos_token_id
     if end is None:
@@ -91,13 +91,13 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     ids = [end]
     for text in texts:
         lines = text.splitlines(keepends=True)  # short pieces: in parallel, and time stays linear
-        for piece in tokenizer.backend_tokenizer.encode_batch_fast(lines, add_special_tokens=False):
-            ids.extend(piece.ids)
+        for piece in tokenizer(lines, add_special_tokens=False, verbose=False).input_ids:
+            ids.extend(piece)
         ids.append(end)
     return np.asarray(ids, dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
-def build(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> Corpus:
+def build(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Corpus:
     """Encode a list of texts with the split above."""
     train, held_out = split(texts)
     return Corpus(

@@ -1,0 +1,37 @@
+"""The command line. A user's mistake is one line on standard error and exit code 2, never a
+traceback."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from foretoken.cli import doctor, generate, theory, train
+from foretoken.errors import ForetokenError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Exact, fast generation from Transformers by speculative decoding.",
+)
+app.command()(generate.generate)
+app.command()(theory.theory)
+app.command()(doctor.doctor)
+app.add_typer(train.app, name="train")
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except ForetokenError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader has gone, as in `| head`
+        sys.stderr.close()
+        sys.exit(0)

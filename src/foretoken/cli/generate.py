@@ -1,0 +1,219 @@
+"""`foretoken generate`: continue prompts, show how, and compare with plain decoding."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from foretoken.cli import prompts
+from foretoken.errors import InputError
+from foretoken.request import Completion
+from foretoken.speculator import BATCH, Speculator
+
+Model = Annotated[str | None, typer.Option(help="Folder or hub id; left out: the pair that ships.")]
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue.")] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(help='One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.'),
+    ] = None,
+    target: Model = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Folder, hub id, lookup, ngram:FILE, uniform or none.")
+    ] = None,
+    gamma: Annotated[
+        int | None, typer.Option(help="Guesses per target call; 0: plain; left out: measured.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
+    seed: Annotated[
+        int, typer.Option(help="The same seed, pair and gamma give the same text.")
+    ] = 0,
+    rule: Annotated[str, typer.Option(help="speculative or block.")] = "speculative",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64, auto.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    show_tokens: Annotated[
+        bool, typer.Option("--show-tokens", help="One line per target call.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also decode plainly; speed-up.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    ignore_generation_config: Annotated[
+        bool, typer.Option(help="Pass over entries of the generation config that are refused.")
+    ] = False,
+) -> None:
+    """Continue a prompt, or many, in the target's own distribution."""
+    from foretoken.load import load  # late: torch and transformers take seconds to import
+
+    spec = load(
+        target,
+        draft,
+        dtype=dtype,
+        device=device,
+        generation_config="ignore" if ignore_generation_config else None,
+    )
+    lines = prompts.read(prompt, prompt_file, ids=spec.tokenizer is None)
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "gamma": gamma,
+        "rule": rule,
+    }
+    if len(lines) == 1 and not (as_json or show_tokens):
+        done = [_stream(spec, lines[0].prompt, seed, options)]
+    else:
+        done = list(_all(spec, lines, seed, options, bar=len(lines) > BATCH))
+        if not as_json:
+            _print(spec, lines, done, show_tokens=show_tokens)
+    comparison = _compare(spec, lines, seed, options) if compare else None
+    if as_json:
+        print(json.dumps(_document(spec, lines, done, comparison)))
+    elif comparison:
+        _report(comparison)
+    if any(completion.finish_reason == "interrupted" for completion in done):
+        raise typer.Exit(130)
+
+
+def _stream(spec: Speculator, prompt: Any, seed: int, options: dict[str, Any]) -> Completion:
+    """Print text as it comes."""
+    pieces = spec.stream(prompt, seed=seed, **options)
+    tokens = 0
+    try:
+        while True:
+            piece = next(pieces)
+            shown = piece.text
+            if shown is None:
+                shown = "".join(f",{token}" for token in piece.tokens).removeprefix(
+                    "," * (not tokens)
+                )
+            tokens += len(piece.tokens)
+            print(shown, end="", flush=True)
+    except StopIteration as end:
+        print()
+        return end.value
+    except KeyboardInterrupt:
+        print(f"\ninterrupted after {tokens} tokens", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _all(
+    spec: Speculator,
+    lines: list[prompts.Line],
+    seed: int,
+    options: dict[str, Any],
+    *,
+    bar: bool,
+) -> Iterator[Completion]:
+    """All completions, in order, a batch at a time; with `bar` progress on standard error."""
+    starts = range(0, len(lines), BATCH)
+    shown = track(starts, "generating", console=Console(stderr=True)) if bar else starts
+    for i in shown:
+        batch = lines[i : i + BATCH]
+        seeds = [(seed, row) for row in range(i, i + len(batch))]
+        done = spec.generate([line.prompt for line in batch], seed=seeds, **options)
+        yield from done
+        if any(completion.finish_reason == "interrupted" for completion in done):
+            return
+
+
+def _print(
+    spec: Speculator,
+    lines: list[prompts.Line],
+    done: list[Completion],
+    *,
+    show_tokens: bool,
+) -> None:
+    for line, completion in zip(lines, done, strict=False):
+        if show_tokens:
+            _show(spec, line.prompt, completion)
+        elif completion.text is None:
+            print(",".join(map(str, completion.tokens)))
+        else:
+            print(completion.text)
+
+
+def _show(spec: Speculator, prompt: Any, completion: Completion) -> None:
+    """Figure 1 of the paper, and its caption."""
+    from foretoken.lab import view
+
+    console = Console(highlight=False)
+    console.print(prompt if isinstance(prompt, str) else ",".join(map(str, prompt)), style="bold")
+    for line in view.trace(spec.ids(prompt), completion.steps, spec.tokenizer):
+        console.print(line)
+    stats = completion.stats
+    alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"
+    console.print(view.legend())
+    console.print(
+        f"{len(completion.tokens)} tokens in {stats.target_calls} target runs "
+        f"({stats.tokens_per_call or 0:.2f} a run){alpha}"
+    )
+
+
+def _compare(
+    spec: Speculator, lines: list[prompts.Line], seed: int, options: dict[str, Any]
+) -> Any:
+    from foretoken.lab.compare import compare
+
+    if len(lines) != 1:
+        raise InputError(f"--compare takes one prompt, not {len(lines)}")
+    return compare(spec, lines[0].prompt, seed=seed, **options)
+
+
+def _report(comparison: Any) -> None:
+    """The measured speed-up, and what section 3 makes of the measured alpha, c and v."""
+    console = Console(highlight=False)
+    plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
+    console.print(
+        f"plain {plain * 1e3:.2f} ms a token, gamma {comparison.gamma} {fast * 1e3:.2f} ms: "
+        f"[bold]{comparison.speedup:.2f}x[/bold]"
+    )
+    if comparison.alpha is not None:
+        console.print(
+            f"Theorem 3.8 with alpha {comparison.alpha:.2f} and c {comparison.c:.2f}: "
+            f"{comparison.paper:.2f}x; with the measured cost v({comparison.gamma + 1}) = "
+            f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x"
+        )
+
+
+def _document(
+    spec: Speculator, lines: list[prompts.Line], done: list[Completion], comparison: Any
+) -> dict[str, Any]:
+    completions = [
+        {
+            "id": line.id,
+            "text": completion.text,
+            "tokens": completion.tokens,
+            "finish_reason": completion.finish_reason,
+            "seed": completion.seed,
+            "stats": completion.stats.to_dict(),
+        }
+        for line, completion in zip(lines, done, strict=False)
+    ]
+    document: dict[str, Any] = {
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "runtime": spec.target.runtime,
+        "completions": completions,
+    }
+    if comparison:
+        document["comparison"] = {**asdict(comparison), "speedup": comparison.speedup}
+    return document

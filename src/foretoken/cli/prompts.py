@@ -1,0 +1,76 @@
+"""Prompts from an argument, a file or standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from foretoken.errors import InputError
+
+
+class Line(BaseModel):
+    """One line of a JSONL prompt file; other keys are kept out, not ignored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    prompt: str | list[int]
+    id: Any = None
+
+
+def read(argument: str | None, file: Path | None, *, ids: bool) -> list[Line]:
+    """The prompts to continue; `ids`: the model has no tokenizer, texts are ids separated by
+    commas."""
+    if argument is not None and file is not None:
+        raise InputError("give a prompt or --prompt-file, not both")
+    if file is not None:
+        lines = _from_file(file)
+    elif argument is not None:
+        lines = [Line(prompt=argument)]
+    elif sys.stdin.isatty():
+        raise InputError(
+            "no prompt; give one as an argument, with --prompt-file or on standard input"
+        )
+    else:
+        lines = [Line(prompt=sys.stdin.read())]
+    return [_as_ids(line) for line in lines] if ids else lines
+
+
+def _from_file(file: Path) -> list[Line]:
+    try:
+        rows = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from None
+    numbered = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
+    if not numbered:
+        raise InputError(f"{file} holds no prompt; give one a line")
+    if file.suffix not in (".jsonl", ".json"):
+        return [Line(prompt=row) for _, row in numbered]
+    return [_parse(file, number, row) for number, row in numbered]
+
+
+def _parse(file: Path, number: int, row: str) -> Line:
+    try:
+        return Line.model_validate_json(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "line"
+        raise InputError(
+            f"{file}, line {number}: {where}: {first['msg']}; "
+            'give {"prompt": text or ids, "id": anything}'
+        ) from None
+
+
+def _as_ids(line: Line) -> Line:
+    if isinstance(line.prompt, list):
+        return line
+    try:
+        return Line(
+            prompt=[int(part) for part in line.prompt.split(",") if part.strip()], id=line.id
+        )
+    except ValueError:
+        raise InputError(
+            f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "
+            "ids separated by commas"
+        ) from None

@@ -1,0 +1,174 @@
+"""`foretoken train`: small language models and n-gram tables, from text or from a target's
+samples."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from foretoken.errors import InputError
+
+if TYPE_CHECKING:
+    from foretoken.drafters.ngram import NGram
+    from foretoken.speculator import Speculator
+
+app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
+Data = Annotated[Path, typer.Option(help="Folder of .txt and .txt.gz files.")]
+
+
+@app.command()
+def lm(
+    data: Data,
+    out: Annotated[
+        Path, typer.Option(help="Folder for checkpoint, log and model; resumed if there.")
+    ],
+    layers: Annotated[int, typer.Option()] = 16,
+    hidden: Annotated[int, typer.Option(help="Width of the residual stream.")] = 192,
+    feed_forward: Annotated[int, typer.Option()] = 512,
+    heads: Annotated[int, typer.Option()] = 6,
+    kv_heads: Annotated[int, typer.Option()] = 2,
+    vocab_size: Annotated[int, typer.Option(help="Of a new tokenizer.")] = 4096,
+    steps: Annotated[int, typer.Option()] = 2000,
+    batch: Annotated[int, typer.Option(help="Windows a step.")] = 8,
+    context: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
+    learning_rate: Annotated[float, typer.Option()] = 3e-3,
+    seed: Annotated[int, typer.Option()] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
+    ] = None,
+    init: Annotated[Path | None, typer.Option(help="Folder of weights to start from.")] = None,
+) -> None:
+    """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
+    from foretoken.train.lm import Recipe, Shape, train_lm
+
+    shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size)
+    recipe = Recipe(steps, batch, context, learning_rate, seed=seed)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    for folder, what in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is no folder; give a folder of {what}")
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("reading text", total=steps)
+
+        def report(step: int, loss: float, held_out: float | None) -> None:
+            progress.update(bar, completed=step, description=f"loss {loss:.3f}")
+            if held_out is not None:
+                progress.print(
+                    f"step {step}: loss {loss:.4f}, held out {held_out:.4f} nats a token"
+                )
+
+        summary = train_lm(data, out, shape, recipe, tokenizer=tokenizer, init=init, report=report)
+    print(json.dumps(summary, indent=2))
+
+
+@app.command()
+def samples(
+    out: Annotated[Path, typer.Option(help="Text file to write.")],
+    data: Annotated[Path, typer.Option(help="Text to cut prompts from.")],
+    target: Annotated[
+        str | None, typer.Option(help="Folder or hub id; left out: the pair that ships.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many to sample.")] = 500_000,
+    temperature: Annotated[float, typer.Option()] = 1.0,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
+    from foretoken.load import load
+    from foretoken.text import decode
+
+    spec = load(target, "none")
+    if spec.tokenizer is None:
+        raise InputError("the target has no tokenizer, so its samples have no text")
+    texts = _sample(spec, tokens, data, temperature, seed)
+    _write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts))
+    print(f"{out}: {sum(map(len, texts))} tokens")
+
+
+@app.command()
+def ngram(
+    out: Annotated[Path, typer.Option(help="File to write, a .safetensors.")],
+    order: Annotated[int, typer.Option(help="1: unigram, 2: bigram, ...")] = 3,
+    from_text: Annotated[Path | None, typer.Option(help="Text file or folder to count.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the target's tokenizer, for --from-text.")
+    ] = None,
+    from_samples: Annotated[
+        str | None,
+        typer.Option(help="Target whose samples to count; --from-text then gives their prompts."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many to sample.")] = 100_000,
+    temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
+    if from_samples is not None:
+        table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
+    elif from_text is not None and tokenizer is not None:
+        table = _fit_text(from_text, tokenizer, order)
+    else:
+        raise InputError("give --from-samples TARGET, or --from-text with --tokenizer FOLDER")
+    table.save(out)
+    size = out.stat().st_size / 1e6
+    print(f"{out}: order {table.order}, vocabulary {table.vocab_size}, {size:.1f} MB")
+
+
+def _fit_text(path: Path, tokenizer: Path, order: int) -> NGram:
+    from transformers import AutoTokenizer
+
+    from foretoken.train.ngram import fit_from_text
+
+    if not tokenizer.is_dir():
+        raise InputError(f"{tokenizer} is no folder; give the folder of the target's tokenizer")
+    return fit_from_text(path, AutoTokenizer.from_pretrained(tokenizer), order)
+
+
+def _fit_samples(
+    target: str, text: Path | None, tokens: int, temperature: float, seed: int, order: int
+) -> NGram:
+    from foretoken.drafters.ngram import fingerprint
+    from foretoken.load import load
+    from foretoken.train.ngram import fit
+
+    spec = load(target, "none")
+    texts = _sample(spec, tokens, text, temperature, seed)
+    mark = fingerprint(spec.tokenizer.get_vocab()) if spec.tokenizer else None
+    return fit(texts, spec.target.vocab_size, order, fingerprint=mark)
+
+
+def _sample(
+    spec: Speculator, tokens: int, text: Path | None, temperature: float, seed: int
+) -> list[list[int]]:
+    from foretoken.train import corpus, samples
+
+    prompts = None
+    if text is not None:
+        if spec.tokenizer is None:
+            raise InputError("the target has no tokenizer, so no prompts can be cut from text")
+        prompts = corpus.encode(corpus.read_texts(text), spec.tokenizer)
+    texts: list[list[int]] = []
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("sampling", total=tokens)
+        for sequence in samples.samples(
+            spec, tokens, prompts=prompts, temperature=temperature, seed=seed
+        ):
+            texts.append(sequence)
+            progress.advance(bar, len(sequence))
+    return texts
+
+
+def _write(path: Path, text: str) -> None:
+    """All or nothing."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,81 @@
+"""How a text begins and ends by a model's own settings, and which of its settings are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from foretoken.errors import RefusedError
+
+# Entries of a generation_config that change the law, and the values at which they do not.
+CHANGES_LAW: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None, []),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "top_h": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "sequence_bias": (None, {}),
+    "guidance_scale": (None, 1.0),
+    "exponential_decay_length_penalty": (None,),
+    "watermarking_config": (None,),
+    "stop_strings": (None, []),
+    "dola_layers": (None,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Ids that end a text, and ids that a text must begin or end with."""
+
+    eos: frozenset[int] = frozenset()
+    decoder_start: int | None = None
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+
+
+def read_ends(network: PreTrainedModel, *, refuse: bool) -> Ends:
+    """What the generation config says; with `refuse`, RefusedError for what changes the law."""
+    settings = network.generation_config or GenerationConfig.from_model_config(network.config)
+    if refuse:
+        _refuse(settings)
+    start = settings.decoder_start_token_id
+    start = settings.bos_token_id if start is None else start
+    if network.config.is_encoder_decoder and start is None:
+        raise RefusedError("the model names no decoder_start_token_id; set it in its config")
+    return Ends(
+        eos=frozenset(_ids(settings.eos_token_id)),
+        decoder_start=_first(start),
+        forced_bos=_first(settings.forced_bos_token_id),
+        forced_eos=_first(settings.forced_eos_token_id),
+    )
+
+
+def _refuse(settings: GenerationConfig) -> None:
+    for entry, harmless in CHANGES_LAW.items():
+        value = getattr(settings, entry, None)
+        if value not in harmless:
+            raise RefusedError(
+                f"the model's generation config sets {entry}={value!r:.60}, which is not "
+                "built yet; generation_config='ignore' generates without it"
+            )
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else value
+
+
+def _first(value: int | list[int] | None) -> int | None:
+    return next(iter(_ids(value)), None)

@@ -1,0 +1,53 @@
+"""Figure 1 of the paper in the terminal: one line per target run, each token in the colour of
+its fate."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from foretoken import text
+from foretoken.request import StepRecord
+
+ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
+LOOK_BACK = 8  # tokens that decide how the next one is spelled: spaces, parts of a character
+
+
+def trace(
+    prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
+) -> list[Text]:
+    """A line per step: accepted guesses, the first rejected one, then the target's own token."""
+    so_far, lines = list(prompt), []
+    for number, step in enumerate(steps, 1):
+        line = Text(f"{number:4d} ", style="dim")
+        for token in step.kept[: step.accepted]:
+            line.append(_spell(tokenizer, so_far, token), style=ACCEPTED)
+            so_far.append(token)
+        own = step.kept[step.accepted :]
+        if own and step.accepted < step.drafted:
+            line.append(_spell(tokenizer, so_far, step.guesses[step.accepted]), style=REJECTED)
+        for token in own:
+            line.append(_spell(tokenizer, so_far, token), style=CORRECTED)
+            so_far.append(token)
+        lines.append(line)
+    return lines
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    return Text.assemble(
+        ("accepted guess", ACCEPTED),
+        "  ",
+        ("rejected guess", REJECTED),
+        "  ",
+        ("target's own", CORRECTED),
+    )
+
+
+def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
+    if tokenizer is None:
+        return f"{token} "
+    head = before[-LOOK_BACK:]
+    known = text.decode(tokenizer, head)
+    spelled = text.decode(tokenizer, [*head, token])[len(known) :]
+    return spelled.replace("\n", "⏎") or "·"

@@ -1,0 +1,256 @@
+"""Strings become objects here and nowhere else: models, drafters, tokenizers, from folders, the
+hub or memory."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from foretoken import memory
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
+from foretoken.drafters.none import NoDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.ends import read_ends
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.base import Model
+from foretoken.models.causal import CausalModel
+from foretoken.models.selfcheck import self_check
+from foretoken.models.seq2seq import Seq2SeqModel
+from foretoken.speculator import Speculator
+from foretoken.text import require_same_words
+
+DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "source.spm",
+    "vocab.json",
+    "vocab.txt",
+)
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def load(
+    target: str | Path | PreTrainedModel | None = None,
+    draft: str | Path | PreTrainedModel | Drafter | None = None,
+    *,
+    dtype: str = "float32",
+    draft_dtype: str | None = None,
+    device: str = "cpu",
+    runtime: str = "auto",
+    exact_shapes: bool = False,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    generation_config: str | None = None,
+) -> Speculator:
+    """A target and a draft, ready to generate.
+
+    target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
+    and place). target None is the pair that ships with the package. draft None is then its draft,
+    else "lookup". draft may also be "none", "lookup", "uniform", "ngram:FILE" or any Drafter.
+    generation_config="ignore" passes over entries of the model's generation config that would
+    change the law, which are refused otherwise.
+
+    Raises InputError for what cannot be read, RefusedError for what cannot be done exactly.
+    """
+    _refuse_unbuilt(runtime, exact_shapes, dtype, draft_dtype)
+    if generation_config not in (None, "ignore"):
+        raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
+    place = _device(device)
+    if target is None:
+        target = _asset("target")
+        draft = _asset("draft") if draft is None else draft
+    network = _network(target, dtype, place, revision, trust_remote_code)
+    model = _model(network)
+    words = _tokenizer(target if tokenizer is None else tokenizer, revision, trust_remote_code)
+    options = (draft_dtype or dtype, place, draft_revision, trust_remote_code)
+    return Speculator(
+        target=model,
+        drafter=_drafter("lookup" if draft is None else draft, model, words, *options),
+        tokenizer=words,
+        ends=read_ends(network, refuse=generation_config is None),
+        target_name=_name(target),
+        draft_name=_name("lookup" if draft is None else draft),
+    )
+
+
+def _refuse_unbuilt(runtime: str, exact_shapes: bool, *dtypes: str | None) -> None:
+    if runtime not in ("auto", "transformers"):
+        raise RefusedError(f"runtime={runtime!r} is not built yet; give 'auto' or 'transformers'")
+    if exact_shapes:
+        raise RefusedError("exact_shapes=True is not built yet; leave it at False")
+    for dtype in dtypes:
+        if dtype == "int8":
+            raise RefusedError("dtype='int8' is not built yet; give 'float32' or 'bfloat16'")
+        if dtype is not None and dtype not in DTYPES:
+            raise InputError(f"dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} cannot be used: {_line(error)}") from None
+    return device
+
+
+def _asset(name: str) -> Path:
+    """A folder of the default pair."""
+    folder = Path(str(files("foretoken") / "assets" / name))
+    if not (folder / "config.json").exists():
+        raise InputError(f"the default pair is missing at {folder}; install the package again")
+    return folder
+
+
+def _network(
+    source: str | Path | PreTrainedModel,
+    dtype: str,
+    device: torch.device,
+    revision: str | None,
+    trust: bool,
+) -> PreTrainedModel:
+    """The transformers model, in evaluation mode, on its device."""
+    if isinstance(source, PreTrainedModel):
+        return source.eval()
+    path = _path(source)
+    where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust}
+    try:
+        config = AutoConfig.from_pretrained(path, **where)
+    except Exception as error:  # the library raises many kinds
+        raise InputError(f"{source} cannot be read as a model: {_line(error)}") from None
+    auto = _auto(config, str(source), trust)
+    kind = _torch_dtype(dtype, config)
+    with torch.device("meta"):
+        needed = memory.weight_bytes(auto.from_config(config, trust_remote_code=trust), kind)
+    memory.require(str(source), needed, device)
+    try:
+        network = auto.from_pretrained(path, dtype=kind, **where)
+    except Exception as error:
+        raise InputError(f"{source} cannot be loaded: {_line(error)}") from None
+    return network.to(device).eval()
+
+
+def _path(source: str | Path) -> str:
+    """A folder that exists, or a hub id."""
+    if Path(source).is_dir():
+        return str(source)
+    if isinstance(source, Path) or not HUB_ID.fullmatch(source):
+        raise InputError(f"{source} is no folder; give a model's folder or a hub id")
+    return source
+
+
+def _auto(config: PretrainedConfig, name: str, trust: bool) -> Any:
+    remote = getattr(config, "auto_map", None) or {}
+    for auto in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
+        if type(config) in auto._model_mapping.keys() or (trust and auto.__name__ in remote):
+            if config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM):
+                return auto
+    raise RefusedError(
+        f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "
+        "give a model that generates text"
+    )
+
+
+def _torch_dtype(name: str, config: PretrainedConfig) -> torch.dtype:
+    if name == "auto":
+        stated = config.dtype
+        return stated if isinstance(stated, torch.dtype) else torch.float32
+    return getattr(torch, name)
+
+
+def _model(network: PreTrainedModel) -> Model:
+    """The network behind the Model protocol, once its family has passed the self-check."""
+    self_check(network)
+    return (Seq2SeqModel if network.config.is_encoder_decoder else CausalModel)(network)
+
+
+def _tokenizer(
+    source: str | Path | PreTrainedModel | PreTrainedTokenizerBase,
+    revision: str | None,
+    trust: bool,
+) -> PreTrainedTokenizerBase | None:
+    if isinstance(source, PreTrainedTokenizerBase):
+        return source
+    if isinstance(source, PreTrainedModel):
+        return None
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust)
+    except Exception as error:
+        if not folder.is_dir():
+            return None  # a hub model without one
+        raise InputError(f"the tokenizer in {source} cannot be read: {_line(error)}") from None
+
+
+def _drafter(
+    draft: str | Path | PreTrainedModel | Drafter,
+    target: Model,
+    words: PreTrainedTokenizerBase | None,
+    dtype: str,
+    device: torch.device,
+    revision: str | None,
+    trust: bool,
+) -> Drafter:
+    if not isinstance(draft, str | Path | PreTrainedModel):
+        return draft
+    if draft == "none":
+        return NoDrafter()
+    if draft == "lookup":
+        return LookupDrafter()
+    if draft == "uniform":
+        return UniformDrafter(target.vocab_size)
+    if isinstance(draft, str) and draft.startswith("heads:"):
+        raise RefusedError(
+            f"draft={draft!r}: heads are not built yet; give a model or 'ngram:FILE'"
+        )
+    if isinstance(draft, str) and draft.startswith("ngram:"):
+        mark = fingerprint(words.get_vocab()) if words else None
+        table = NGram.load(
+            draft.removeprefix("ngram:"), vocab_size=target.vocab_size, fingerprint=mark
+        )
+        return NGramDrafter(table)
+    model = _model(_network(draft, dtype, device, revision, trust))
+    if model.encoder_decoder and not target.encoder_decoder:
+        raise RefusedError(
+            f"{_name(draft)} is an encoder-decoder: it cannot draft for a causal target"
+        )
+    require_same_words(
+        _name(draft), model.vocab_size, _tokenizer(draft, revision, trust), target.vocab_size, words
+    )
+    return LMDrafter(model, target.vocab_size)
+
+
+def _name(source: object) -> str:
+    if isinstance(source, str | Path):
+        return str(source)
+    if isinstance(source, PreTrainedModel):
+        return source.name_or_path or type(source).__name__
+    return type(source).__name__
+
+
+def _line(error: Exception) -> str:
+    """An error's first line, for messages that must be one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,68 @@
+"""Whether a model fits, said before it is loaded: its weights, from the config alone, against
+what is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from foretoken.errors import RefusedError
+
+HEADROOM = 1.1  # weights plus what a short generation needs beside them
+
+
+def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of the weights in `dtype`; the model may live on the meta device."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    return sum(p.numel() for p in model.parameters()) * size
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be had; None where it cannot be told. The cgroup's limit counts."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    known = [amount for amount in (_system(), _cgroup()) if amount is not None]
+    return min(known, default=None)
+
+
+def require(name: str, needed: int, device: torch.device) -> None:
+    """Raise RefusedError, with the numbers, where `needed` bytes of weights will not fit."""
+    free = free_bytes(device)
+    if free is not None and needed * HEADROOM > free:
+        raise RefusedError(
+            f"{name} needs {needed * HEADROOM / 1e9:.1f} GB ({needed / 1e9:.1f} GB of weights) and "
+            f"{free / 1e9:.1f} GB are free on {device}; give a smaller model or dtype='bfloat16'"
+        )
+
+
+def _system() -> int | None:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup() -> int | None:
+    """What this process's control group may still take, version 2 or 1."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        values = [*_lines(Path(limit)), *_lines(Path(used))]
+        if len(values) == 2 and all(value.isdigit() for value in values):
+            return max(0, int(values[0]) - int(values[1]))
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

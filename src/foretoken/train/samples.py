@@ -1,0 +1,43 @@
+"""A target's own text, to fit drafts to: sampled in batches behind short pieces of real text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.speculator import BATCH, Speculator
+
+PROMPT, LENGTH = 16, 240  # tokens of a prompt, and of what the target says after it
+
+
+def samples(
+    spec: Speculator, tokens: int, *, prompts: np.ndarray | None, temperature: float, seed: int
+) -> Iterator[list[int]]:
+    """Sequences that the target wrote, `tokens` in all or a few more, without their prompts.
+
+    `prompts`: ids to cut prompts from; None starts every sequence from an end-of-sequence token.
+    """
+    if spec.target.encoder_decoder:
+        raise RefusedError("an encoder-decoder has no text of its own; fit to text instead")
+    if tokens < 1:
+        raise InputError(f"tokens is {tokens}; give 1 or more")
+    context = spec.target.context or PROMPT + LENGTH
+    length = min(LENGTH, context - PROMPT)
+    random = np.random.default_rng(seed)
+    done = 0
+    while done < tokens:
+        batch = [_prompt(spec, prompts, random) for _ in range(BATCH)]
+        keys = [(seed, done + b) for b in range(BATCH)]
+        options = {"temperature": temperature, "gamma": 0, "seed": keys}
+        for completion in spec.generate(batch, max_new_tokens=length, **options):
+            done += len(completion.tokens)
+            yield completion.tokens
+
+
+def _prompt(spec: Speculator, ids: np.ndarray | None, random: np.random.Generator) -> list[int]:
+    if ids is None:
+        return [min(spec.ends.eos, default=0)]
+    start = int(random.integers(0, max(1, len(ids) - PROMPT)))
+    return [int(token) for token in ids[start : start + PROMPT]]
