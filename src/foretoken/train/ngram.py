@@ -59,8 +59,9 @@ def fit_from_text(
         raise InputError(f"there is no {path}; give a text file or a folder of them")
     ids = corpus.encode(corpus.read_texts(Path(path)), tokenizer)
     end = int(ids[0])  # of a text: encode begins with it
-    known = fingerprint(tokenizer.get_vocab())
-    return fit(ids, vocab_size or len(tokenizer), order, separator=end, fingerprint=known)
+    vocabulary = tokenizer.get_vocab()
+    V = vocab_size or max(vocabulary.values()) + 1  # ids may have gaps
+    return fit(ids, V, order, separator=end, fingerprint=fingerprint(vocabulary))
 
 
 def bits_per_token(table: NGram, ids: Ids, *, separator: int | None = None) -> float:
