@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from exact.guessers import Certain, Guesser, Wide
-from exact.worlds import Case, Table, law_of
+from exact.worlds import Case, Table, bias, law_of, standardized
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -22,7 +22,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.keys import RowKey
 from foretoken.request import Request
 from foretoken.verify import RULES, speculative
-from oracle import Model, extend, joint, random_model, standardize, tv
+from oracle import Model, extend, joint, random_model, tv
 
 V, GAMMA = 3, 2
 KEY = RowKey(0, 0)
@@ -54,28 +54,6 @@ def drafters(V: int) -> dict:
         "wide-padding": lambda: Wide(q, after=lambda law, x: law[x] < 0.5),
         "never-guesses": lambda: Guesser(q, before=lambda law, i: True),
     }
-
-
-def standardized(model: Model, params: SamplingParams, prompt: tuple[int, ...]) -> Model:
-    """The target's law of new tokens behind `prompt`."""
-
-    def law(text):
-        with np.errstate(divide="ignore"):
-            logits = np.log(model((*prompt, *text)))
-        return standardize(logits, params.temperature, params.top_k, params.top_p, params.min_p)
-
-    return law
-
-
-def bias(case: Case, model: Model, monkeypatch) -> float:
-    """Total variation from the target's law, the texts of a single row completed by the target."""
-    (request,) = case.rows
-    law = {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
-    prompt = (*(request.source or ()), *request.prompt)
-    own = standardized(model, case.params, prompt)
-    length = min(request.limit, case.steps * (case.gamma + 1))
-    assert abs(sum(law.values()) - 1) < 1e-12
-    return tv(extend(law, own, length, request.eos), joint(own, length, request.eos))
 
 
 @pytest.mark.parametrize("rule", RULES)

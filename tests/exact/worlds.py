@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,8 @@ from foretoken.models.base import Model
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.verify import Outcome, Rule
-from oracle import Text
+from oracle import Model as Law
+from oracle import Text, extend, joint, standardize, tv
 
 Name = tuple[int, int, int, Purpose]  # of a draw: row, committed length, offset, purpose
 Path = dict[Name, int]  # which outcome was taken at the draws so far that had several
@@ -36,14 +38,18 @@ class World:
     path: Path
     weight: float = 1.0
     others: list[Path] = field(default_factory=list)
+    drawn: set[Name] = field(default_factory=set)
 
     def take(self, name: Name, law: list[float]) -> int:
+        """The outcome of the draw of that name; a second draw of one name is no new chance."""
         possible = [k for k, mass in enumerate(law) if mass > 0]
         if len(possible) > 1 and name not in self.path:
             self.others += [{**self.path, name: k} for k in possible[1:]]
             self.path = {**self.path, name: possible[0]}
         k = self.path[name] if len(possible) > 1 else possible[0]
-        self.weight *= law[k] / sum(law)
+        if name not in self.drawn:
+            self.weight *= law[k] / sum(law)
+        self.drawn.add(name)
         return k
 
 
@@ -128,3 +134,25 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     texts = [tuple(row.new_tokens) for row in rows]
     width = len(case.rows)
     return [tuple(texts[w * width : (w + 1) * width]) for w in range(len(wave))]
+
+
+def standardized(model: Law, params: SamplingParams, prompt: Text) -> Law:
+    """The target's law of new tokens behind `prompt`."""
+
+    def law(text):
+        with np.errstate(divide="ignore"):
+            logits = np.log(model((*prompt, *text)))
+        return standardize(logits, params.temperature, params.top_k, params.top_p, params.min_p)
+
+    return law
+
+
+def bias(case: Case, model: Law, monkeypatch) -> float:
+    """Total variation from the target's law, the texts of a single row completed by the target."""
+    (request,) = case.rows
+    law = {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
+    prompt = (*(request.source or ()), *request.prompt)
+    own = standardized(model, case.params, prompt)
+    length = min(request.limit, case.steps * (case.gamma + 1))
+    assert abs(sum(law.values()) - 1) < 1e-12
+    return tv(extend(law, own, length, request.eos), joint(own, length, request.eos))
