@@ -1,34 +1,22 @@
-"""The one module that knows transformers' cache, mask and attention interfaces.
+"""Keys and values of rows of different lengths, as a transformers cache.
 
-A `RaggedCache` holds rows of different lengths: row b owns slots 0 .. lengths[b]-1, new tokens are
-written behind them, and rollback is a smaller length. The stock modelling code runs unchanged over
-it, because the causal mask is built from each row's own offset, and so are T5's relative bias and
-Bart's positions. `Forward` switches this on for one forward only: in between the model is stock.
-It does not know tokens, vocabularies or which positions are scored.
+Row b of a `RaggedCache` owns slots 0 .. lengths[b]-1 of every layer; new tokens are written behind
+them, and rollback is a smaller length: what stands behind it is hidden and written over later.
+With attention.py this is all that knows transformers' cache, mask and attention interfaces. It
+does not know tokens, vocabularies or which positions are scored.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    EncoderDecoderCache,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.errors import RefusedError
 
@@ -78,7 +66,7 @@ class RaggedCache(DynamicCache):
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.slots = torch.empty(0)  # [B, width]: where new tokens go, and their positions
         self.view: Any = None  # the keys handed out last
-        self.bias: tuple[Tensor, Tensor] | None = None  # a relative bias, and the mask made of it
+        self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
 
     def prepare(self, width: int) -> None:
         """Make room for `width` more tokens in every row and lay out where they go."""
@@ -102,7 +90,14 @@ class RaggedCache(DynamicCache):
     def advance(self, tokens: list[int]) -> None:
         """The block's real tokens, per row, now count."""
         self.lengths = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
-        self.view = self.bias = None
+        self.view = None
+        self.made.clear()
+
+    def once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What is made of `source`, once in a forward: layers hand on the same masks and biases."""
+        if id(source) not in self.made:
+            self.made[id(source)] = source, make()
+        return self.made[id(source)][1]
 
     def join(self, other: RaggedCache) -> None:
         """The rows of `other` join behind these."""
@@ -202,132 +197,6 @@ def pad_slots(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, 0, 0, width - x.shape[2]))
 
 
-RUNNING: ContextVar[RaggedCache | None] = ContextVar("foretoken_running", default=None)
-
-
-def ragged_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Any = None,
-    **kwargs: Any,
-) -> Tensor | None:
-    """`[B, 1, q, K]`, True where a query may look: the model's rule at each row's own positions.
-
-    No 2D mask is needed besides: padding stands behind a row's tokens, where causality hides it.
-    """
-    if not isinstance(q_offset, Tensor):
-        return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **kwargs
-        )
-    device = kwargs["device"]
-    b = torch.arange(batch_size, device=device)[:, None, None, None]
-    q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
-    kv = torch.arange(kv_length, device=device)[None, None, None, :]
-    mask = mask_function(b, b.new_zeros(1, 1, 1, 1), q, kv)
-    return mask.expand(batch_size, -1, q_length, kv_length)
-
-
-def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
-    """The same for attention code that adds its mask to the scores."""
-    if not isinstance(kwargs.get("q_offset"), Tensor):
-        return eager_mask(batch_size, q_length, kv_length, **kwargs)
-    mask = ragged_mask(batch_size, q_length, kv_length, **kwargs)
-    return additive(mask, torch.zeros((), dtype=kwargs["dtype"], device=kwargs["device"]))
-
-
-def additive(mask: Tensor | None, bias: Tensor) -> Tensor:
-    if mask is None:
-        return bias
-    return torch.where(mask, bias, torch.finfo(bias.dtype).min)
-
-
-def ragged_sdpa(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Stock attention, but T5's relative bias as every row sees it."""
-    cache = RUNNING.get()
-    if position_bias is not None and cache is not None and key is cache.view:
-        if isinstance(cache.offset, Tensor):
-            attention_mask = shifted(cache, position_bias, attention_mask)
-            position_bias = None
-    return sdpa_attention_forward(
-        module, query, key, value, attention_mask, position_bias=position_bias, **kwargs
-    )
-
-
-def shifted(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
-
-    It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
-    right. The mask is added. Layers that share the bias share the result.
-    """
-    if cache.bias is None or cache.bias[0] is not bias:
-        slots = torch.arange(bias.shape[-1], device=bias.device)
-        index = slots + (cache.longest - cache.offset)[:, None]  # pyright: ignore
-        index = index.clamp(max=bias.shape[-1] - 1)[:, None, None]
-        rows = bias.expand(len(cache.lengths), -1, -1, -1)
-        rows = rows.gather(-1, index.expand(-1, bias.shape[1], bias.shape[2], -1))
-        cache.bias = bias, additive(mask, rows)
-    return cache.bias[1]
-
-
-def ragged_eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """The attention function of the model's own file, for what sdpa cannot do (softcap, sinks)."""
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
-
-
-AttentionInterface.register("ragged_sdpa", ragged_sdpa)
-AttentionInterface.register("ragged_eager", ragged_eager)
-AttentionMaskInterface.register("ragged_sdpa", ragged_mask)
-AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
-
-
-class Forward:
-    """Switches a model to ragged attention, for the length of a `with` over one forward."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-        self.configs = list({id(part.config): part.config for part in parts}.values())
-        self.name = "ragged_sdpa" if model._supports_sdpa else "ragged_eager"
-        decoder = model.get_decoder() if model.config.is_encoder_decoder else None
-        self.positions = getattr(decoder, "embed_positions", None)
-
-    @contextmanager
-    def __call__(self, cache: RaggedCache) -> Iterator[None]:
-        stock = [config._attn_implementation_internal for config in self.configs]
-        with ExitStack() as stack:
-            if self.positions is not None:
-                hook = self.positions.register_forward_hook(own_positions)
-                stack.callback(hook.remove)
-            token = RUNNING.set(cache)
-            stack.callback(RUNNING.reset, token)
-            for config in self.configs:
-                config._attn_implementation_internal = self.name
-            try:
-                yield
-            finally:
-                for config, name in zip(self.configs, stock, strict=True):
-                    config._attn_implementation_internal = name
-
-
-def own_positions(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Embeddings of each row's own positions, for decoders that count from the longest row."""
-    cache = RUNNING.get()
-    assert cache is not None
-    slots = cache.slots + getattr(module, "offset", 0)
-    weight: Any = module.weight
-    return F.embedding(slots.clamp(max=weight.shape[0] - 1), weight).to(output.dtype)
-
-
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     """An empty cache for `rows` rows of this model."""
     stock = DynamicCache(config=model.config).layers
@@ -350,6 +219,8 @@ def admit(model: PreTrainedModel) -> None:
 
 def objection(model: PreTrainedModel) -> str | None:
     """Why this model's rows could not be rolled back one by one, or None."""
+    if model.main_input_name != "input_ids":
+        return f"it reads {model.main_input_name}, not text"
     if not model.can_generate():
         return "it has no head that generates text; load its ForCausalLM class"
     if getattr(model, "_is_stateful", False):

@@ -10,10 +10,11 @@ import inspect
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.cache import Forward, RaggedCache, admit, ragged_cache
+from foretoken.models.attention import Forward
+from foretoken.models.cache import RaggedCache, admit, ragged_cache
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
@@ -36,7 +37,7 @@ class CausalModel:
             )
         self.model = model.eval()
         self.device = model.device
-        self.context: int | None = limit(model, "max_position_embeddings")
+        self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.vocab_size = output_rows(model)
         self.keeps = "logits_to_keep" in accepted
         self.running = Forward(model)
@@ -94,9 +95,20 @@ class CausalModel:
         return picked(logits, blocks, need, keep if self.keeps else None)
 
 
-def limit(model: PreTrainedModel, name: str) -> int | None:
-    value = getattr(model.config.get_text_config(decoder=True), name, None)
-    return value if isinstance(value, int) and value > 0 else None
+def limit(config: PreTrainedConfig) -> int | None:
+    """Positions that a stack has, or None where nothing limits them.
+
+    Rotary frequencies that change with the longest text in a batch (dynamic, longrope) would make
+    rows depend on each other and on what is cached: such a model ends where they would change.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int) or most <= 0:
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    for kind in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if kind.get("rope_type") in ("dynamic", "longrope"):
+            most = min(most, kind.get("original_max_position_embeddings") or most)
+    return most
 
 
 def output_rows(model: PreTrainedModel) -> int:

@@ -11,49 +11,62 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-CAUSAL = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0
-)
-ROPE = CAUSAL | dict(intermediate_size=48, num_key_value_heads=2, max_position_embeddings=128)
-WINDOWED = ROPE | dict(sliding_window=8)
-MIXED = WINDOWED | dict(head_dim=8, layer_types=["sliding_attention", "full_attention"])
-T5 = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
-BART = dict(
-    vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, max_position_embeddings=128
-)
-BART |= dict(encoder_attention_heads=4, decoder_attention_heads=4, pad_token_id=0)
-BART |= dict(encoder_ffn_dim=48, decoder_ffn_dim=48, decoder_start_token_id=2, eos_token_id=1)
-GATED = T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+CAUSAL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+}
+ROPE = CAUSAL | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 128}
+WINDOWED = ROPE | {"sliding_window": 8}
+MIXED = WINDOWED | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+BART = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "max_position_embeddings": 128,
+}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 0}
+BART |= {
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "decoder_start_token_id": 2,
+    "eos_token_id": 1,
+}
+GATED = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM", ROPE),
     "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM", ROPE),
-    "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM", ROPE | dict(head_dim=8)),
+    "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM", ROPE | {"head_dim": 8}),
     "Mistral": ("MistralConfig", "MistralForCausalLM", WINDOWED),
     "Gemma 2": ("Gemma2Config", "Gemma2ForCausalLM", MIXED),
     "Gemma 3": ("Gemma3TextConfig", "Gemma3ForCausalLM", MIXED),
     "Phi-3": ("Phi3Config", "Phi3ForCausalLM", ROPE),
-    "GPT-2": ("GPT2Config", "GPT2LMHeadModel", CAUSAL | dict(max_position_embeddings=128)),
+    "GPT-2": ("GPT2Config", "GPT2LMHeadModel", CAUSAL | {"max_position_embeddings": 128}),
     "GPT-NeoX": (
         "GPTNeoXConfig",
         "GPTNeoXForCausalLM",
-        CAUSAL | dict(intermediate_size=48, max_position_embeddings=128),
+        CAUSAL | {"intermediate_size": 48, "max_position_embeddings": 128},
     ),
     "OPT": (
         "OPTConfig",
         "OPTForCausalLM",
-        CAUSAL | dict(ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=128),
+        CAUSAL | {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 128},
     ),
     "Mixtral": (
         "MixtralConfig",
         "MixtralForCausalLM",
-        ROPE | dict(num_local_experts=4, num_experts_per_tok=2),
+        ROPE | {"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "T5": ("T5Config", "T5ForConditionalGeneration", T5),
     "T5 v1.1": ("T5Config", "T5ForConditionalGeneration", GATED),
     "mT5": ("MT5Config", "MT5ForConditionalGeneration", GATED),
     "BART": ("BartConfig", "BartForConditionalGeneration", BART),
-    "Marian": ("MarianConfig", "MarianMTModel", BART | dict(decoder_vocab_size=64)),
+    "Marian": ("MarianConfig", "MarianMTModel", BART | {"decoder_vocab_size": 64}),
 }
 
 

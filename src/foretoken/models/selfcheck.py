@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.models import cache, causal, seq2seq
+from foretoken.models import attention, cache, causal, seq2seq
 from foretoken.models.causal import CausalModel
 from foretoken.models.seq2seq import Seq2SeqModel
 
@@ -46,7 +46,7 @@ class Check:
 
 
 def self_check(model: PreTrainedModel) -> Check:
-    """Refuse a model whose family is not exact over our cache; runs once per structure and versions.
+    """Refuse a model whose family is not exact over our cache; once per structure and versions.
 
     Raises RefusedError naming the family and what failed.
     """
@@ -241,11 +241,11 @@ def stir(model: PreTrainedModel) -> None:
 
 
 def structure(model: PreTrainedModel) -> str:
-    """A digest of what a check's outcome depends on: class, small configuration, versions, our code."""
+    """A digest of what a check depends on: class, small configuration, versions, our code."""
     config = shrunk(model.config, narrow=True).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
-    code = [Path(m.__file__ or "").read_text() for m in (cache, causal, seq2seq)]
+    code = [Path(m.__file__ or "").read_text() for m in (attention, cache, causal, seq2seq)]
     code.append(Path(__file__).read_text())
     versions = [torch.__version__, transformers.__version__]
     parts = json.dumps([type(model).__name__, config, versions, code], sort_keys=True, default=str)

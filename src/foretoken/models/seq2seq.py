@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.cache import CrossCache, Forward, admit, ragged_cache
+from foretoken.models.attention import Forward
+from foretoken.models.cache import CrossCache, admit, ragged_cache
 from foretoken.models.causal import (
     CHUNK,
     check_context,
@@ -46,7 +47,7 @@ class Seq2SeqModel:
         accepted = inspect.signature(model.forward).parameters
         self.model = model.eval()
         self.device = model.device
-        self.context: int | None = limit(model, "max_position_embeddings")
+        self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.source_context: int | None = encoder_limit(model)
         self.vocab_size = output_rows(model)
         self.keeps = "logits_to_keep" in accepted
@@ -134,8 +135,7 @@ def encoder_limit(model: PreTrainedModel) -> int | None:
     for name in ("max_encoder_position_embeddings", "max_source_positions"):
         if getattr(model.config, name, None):
             return int(getattr(model.config, name))
-    value = getattr(model.config.get_text_config(encoder=True), "max_position_embeddings", None)
-    return value if isinstance(value, int) and value > 0 else None
+    return limit(model.config.get_text_config(encoder=True))
 
 
 def check_sources(

@@ -1,0 +1,171 @@
+"""Attention of transformers' own models over a ragged cache, without a change to their code.
+
+The causal mask is built from each row's own offset, and so are T5's relative bias and Bart's
+positions. `Forward` switches this on for the length of one forward: in between the model is stock.
+With cache.py this is all that knows transformers' cache, mask and attention interfaces.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from foretoken.models.cache import RaggedCache
+
+RUNNING: ContextVar[RaggedCache | None] = ContextVar("foretoken_running", default=None)
+
+
+def ragged_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """`[B, 1, q, K]`, True where a query may look: the model's rule at each row's own positions.
+
+    No 2D mask is needed besides: padding stands behind a row's tokens, where causality hides it.
+    """
+    if not isinstance(q_offset, Tensor):
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **kwargs
+        )
+    device = kwargs["device"]
+    b = torch.arange(batch_size, device=device)[:, None, None, None]
+    q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
+    kv = torch.arange(kv_length, device=device)[None, None, None, :]
+    mask = mask_function(b, b.new_zeros(1, 1, 1, 1), q, kv)
+    return mask.expand(batch_size, -1, q_length, kv_length)
+
+
+def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
+    """The same for attention code that adds its mask to the scores."""
+    if not isinstance(kwargs.get("q_offset"), Tensor):
+        return eager_mask(batch_size, q_length, kv_length, **kwargs)
+    mask = ragged_mask(batch_size, q_length, kv_length, **kwargs)
+    return additive(mask, torch.zeros((), dtype=kwargs["dtype"], device=kwargs["device"]))
+
+
+def additive(mask: Tensor | None, bias: Tensor) -> Tensor:
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min)
+
+
+def ragged_sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Stock attention, but T5's relative bias as each row sees it, and shared keys not copied."""
+    cache = RUNNING.get()
+    if cache is not None and key is cache.view:
+        if position_bias is not None:
+            if isinstance(cache.offset, Tensor):
+                attention_mask = shifted(cache, position_bias, attention_mask)
+                position_bias = None
+        elif attention_mask is not None and key.shape[1] < query.shape[1] and query.shape[2] > 1:
+            return shared(cache, query, key, value, attention_mask, kwargs.get("scaling")), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, position_bias=position_bias, **kwargs
+    )
+
+
+def shifted(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
+
+    It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
+    right. The mask is added.
+    """
+
+    def own() -> Tensor:
+        slots = torch.arange(bias.shape[-1], device=bias.device)
+        index = slots + (cache.longest - cache.offset)[:, None]  # pyright: ignore
+        index = index.clamp(max=bias.shape[-1] - 1)[:, None, None]
+        rows = bias.expand(len(cache.lengths), -1, -1, -1)
+        rows = rows.gather(-1, index.expand(-1, bias.shape[1], bias.shape[2], -1))
+        return additive(mask, rows)
+
+    return cache.once(bias, own)
+
+
+def shared(
+    cache: RaggedCache, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+) -> Tensor:
+    """Attention `[B, q, H, dim]` where query heads share keys: a head's queries stand in one block.
+
+    Stock code copies the keys once per query head instead, which for a block of a few tokens costs
+    several times the attention itself.
+    """
+    b, heads, q, dim = query.shape
+    few, group = key.shape[1], heads // key.shape[1]
+    stacked = cache.once(mask, lambda: mask.repeat(1, 1, group, 1))
+    out = F.scaled_dot_product_attention(
+        query.reshape(b, few, group * q, dim), key, value, attn_mask=stacked, scale=scale
+    )
+    return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
+
+
+def ragged_eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    """The attention function of the model's own file, for what sdpa cannot do (softcap, sinks)."""
+    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
+
+
+AttentionInterface.register("ragged_sdpa", ragged_sdpa)
+AttentionInterface.register("ragged_eager", ragged_eager)
+AttentionMaskInterface.register("ragged_sdpa", ragged_mask)
+AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
+
+
+class Forward:
+    """Switches a model to ragged attention, for the length of a `with` over one forward."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
+        self.configs = list({id(part.config): part.config for part in parts}.values())
+        self.name = "ragged_sdpa" if model._supports_sdpa else "ragged_eager"
+        decoder = model.get_decoder() if model.config.is_encoder_decoder else None
+        table = getattr(decoder, "embed_positions", None)
+        self.positions = table if isinstance(table, torch.nn.Embedding) else None
+
+    @contextmanager
+    def __call__(self, cache: RaggedCache) -> Iterator[None]:
+        stock = [config._attn_implementation_internal for config in self.configs]
+        with ExitStack() as stack:
+            if self.positions is not None:
+                hook = self.positions.register_forward_hook(own_positions)
+                stack.callback(hook.remove)
+            token = RUNNING.set(cache)
+            stack.callback(RUNNING.reset, token)
+            for config in self.configs:
+                config._attn_implementation_internal = self.name
+            try:
+                yield
+            finally:
+                for config, name in zip(self.configs, stock, strict=True):
+                    config._attn_implementation_internal = name
+
+
+def own_positions(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Embeddings of each row's own positions, for decoders that count from the longest row."""
+    cache = RUNNING.get()
+    assert cache is not None
+    slots = cache.slots + getattr(module, "offset", 0)
+    weight: Any = module.weight
+    return F.embedding(slots.clamp(max=weight.shape[0] - 1), weight).to(output.dtype)
