@@ -98,7 +98,7 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
     scaled = p[:, 1:G] * weight[:, 1:G, None].to(p.dtype)
     left = scaled.scatter(2, x[:, 1:, None], 0.0) if q is None else (scaled - q[:, 1:]).clamp(min=0)
     S = left.sum(-1, dtype=torch.float64)
-    rest = S + 1 - weight[:, 1:G]
+    rest = S + (1 - weight[:, 1:G])  # so bracketed it is never below S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
     return torch.cat([h, weight[:, G:]], 1) if G else weight[:, 1:]
 

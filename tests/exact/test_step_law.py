@@ -171,10 +171,10 @@ def test_ragged_rows_are_independent(rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_ragged_rows_over_two_steps(rule, monkeypatch):
-    """All worlds of three kinds of rows share one batch; each kind keeps its law."""
+    """Rows of different lengths, drafts and ends share the batch of worlds; each keeps its law."""
     p, q = target(), other()
     rows = [Request([0], 100, KEY), Request([1, 0, 2], 3, KEY, eos=frozenset({0}))]
-    for row in rows:  # the others' worlds come and go beside this row's
+    for row in rows:
         case = Case(
             lambda: Table(p, V),
             lambda: LMDrafter(Table(q, V, context=4), V),

@@ -1,0 +1,197 @@
+"""Logits to law to token: against transformers' own warpers, and against a naive inverse CDF."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from foretoken.distributions import SamplingParams, check, law, one_hot, sample
+from foretoken.errors import InputError, NumericsError
+from oracle import inverse_cdf, standardize
+
+COMBINATIONS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=2.5),
+    SamplingParams(temperature=1.0, top_k=1),
+    SamplingParams(temperature=0.8, top_k=7),
+    SamplingParams(temperature=1.0, top_k=1000),  # more than there are
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.4, top_p=1e-6),  # the likeliest stays
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=1.0, min_p=1.0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.95, min_p=0.02),
+    SamplingParams(temperature=1.7, top_p=0.95, min_p=0.1),
+]
+
+
+def transformers_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits).softmax(-1)
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_law_is_that_of_transformers(params, dtype):
+    logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=dtype) * 3
+    p = law(logits, params)
+    assert p.dtype == dtype
+    assert torch.equal(p, transformers_law(logits, params))
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+def test_law_is_the_oracles(params):
+    logits = torch.randn(3, 4, 50, generator=torch.manual_seed(2), dtype=torch.float64) * 3
+    p = law(logits, params).flatten(0, 1)
+    for row, own in zip(logits.flatten(0, 1), p, strict=True):
+        naive = standardize(
+            row.numpy(), params.temperature, params.top_k, params.top_p, params.min_p
+        )
+        np.testing.assert_allclose(own, naive, atol=1e-14)
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+def test_law_with_ties_is_that_of_transformers(params):
+    """Ties at the edge of top-k are all kept; the law of a position does not depend on the rest."""
+    logits = torch.randint(0, 4, (40, 50), generator=torch.manual_seed(3)).float()
+    p = law(logits, params)
+    assert torch.equal(p, transformers_law(logits, params))
+    assert torch.equal(p, law(logits.reshape(8, 5, 50), params).reshape(40, 50))
+    assert torch.equal(p[7:8], law(logits[7:8], params))
+
+
+def test_law_of_impossible_ids():
+    logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
+    for params in COMBINATIONS:
+        p = law(logits, params)
+        assert p[0, 1] == p[0, 3] == 0
+        assert abs(float(p.sum()) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 9e-6])
+def test_greedy_is_one_hot_on_the_first_of_the_likeliest(temperature):
+    params = SamplingParams(temperature, top_k=3, top_p=0.5, min_p=0.9)  # none of them matters
+    assert params.greedy
+    p = law(torch.tensor([[1.0, 5.0, 5.0, 0.0], [2.0, 2.0, 2.0, 2.0]]), params)
+    assert p.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_one_threshold_of_greed():
+    assert not SamplingParams(temperature=1e-5).greedy
+    p = law(torch.tensor([[0.0, 1e-5]]), SamplingParams(temperature=1e-5))
+    assert p[0].tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_half_precision_logits_give_float32_laws(dtype, temperature):
+    logits = torch.randn(5, 9, generator=torch.manual_seed(4)).to(dtype)
+    params = SamplingParams(temperature)
+    p = law(logits, params)
+    assert p.dtype == torch.float32
+    assert torch.equal(p, law(logits.float(), params))  # not one operation in half precision
+
+
+def test_law_leaves_the_logits_alone():
+    logits = torch.randn(5, 9, generator=torch.manual_seed(5))
+    before = logits.clone()
+    for params in COMBINATIONS:
+        law(logits, params)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0; give 0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"top_k": -1}, "top_k is -1; give 0"),
+        ({"top_p": 0.0}, r"top_p is 0.0; give a number in \(0, 1\]"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_p": math.nan}, "top_p is nan"),
+        ({"min_p": -0.1}, "min_p is -0.1"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+    ],
+)
+def test_values_that_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        SamplingParams(**changes)
+
+
+def test_one_hot():
+    assert one_hot(torch.tensor([[2, 0]]), 3).tolist() == [[[0, 0, 1], [1, 0, 0]]]
+
+
+UNIFORMS = [0.0, 5e-324, 1e-17, 0.1, 0.25, 0.5, 0.75, 1 - 2**-24, 1 - 2**-53]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("u", UNIFORMS)
+def test_sample_is_the_inverse_cdf(u, dtype):
+    generator = torch.manual_seed(6)
+    laws = torch.rand(200, 13, generator=generator, dtype=torch.float64) ** 3
+    laws[torch.rand(200, 13, generator=generator) < 0.4] = 0.0
+    laws[:, 5] += 1e-3
+    laws = (laws / laws.sum(-1, keepdim=True)).to(dtype)
+    ids = sample(laws, torch.full((200,), u, dtype=torch.float64))
+    assert bool((laws.gather(1, ids[:, None]) > 0).all())  # no id of zero mass
+    naive = [inverse_cdf(row, u) for row in laws.double().numpy()]
+    assert ids.tolist() == naive
+
+
+def test_sample_reaches_every_id_in_proportion():
+    p = torch.tensor([[0.0, 0.5, 0.0, 0.125, 0.375, 0.0]]).expand(800, -1)
+    ids = sample(p, (torch.arange(800, dtype=torch.float64) + 0.5) / 800)
+    assert torch.bincount(ids, minlength=6).tolist() == [0, 400, 0, 100, 300, 0]
+
+
+def test_sample_of_a_certain_law():
+    p = one_hot(torch.tensor([0, 3, 7]), 8)
+    for u in UNIFORMS:
+        assert sample(p, torch.full((3,), u, dtype=torch.float64)).tolist() == [0, 3, 7]
+
+
+def test_check_passes_logits():
+    check(torch.tensor([[[0.0, -math.inf]]]), "target", [0], [1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "nothing but -inf")]
+)
+def test_check_names_row_and_position(bad, what):
+    logits = torch.zeros(2, 3, 4)
+    logits[1, 2] = bad
+    message = f"the target's logits hold {what} at position 12 of row 1; try dtype='float32'"
+    with pytest.raises(NumericsError, match=message):
+        check(logits, "target", [5, 10], [1, 3])
+
+
+def test_check_sees_a_single_bad_entry():
+    logits = torch.zeros(1, 1, 4)
+    logits[0, 0, 3] = math.nan
+    with pytest.raises(NumericsError, match="NaN"):
+        check(logits, "draft", [0], [1])
+
+
+def test_check_looks_at_no_padding():
+    logits = torch.zeros(2, 3, 4)
+    logits[0, 1:] = math.nan
+    check(logits, "target", [5, 10], [1, 3])
