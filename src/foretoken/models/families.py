@@ -22,6 +22,7 @@ ROPE = CAUSAL | {"intermediate_size": 48, "num_key_value_heads": 2, "max_positio
 WINDOWED = ROPE | {"sliding_window": 8}
 MIXED = WINDOWED | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 0}
 BART = {
     "vocab_size": 64,
     "d_model": 32,

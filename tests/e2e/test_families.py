@@ -1,0 +1,129 @@
+"""Every supported family over the ragged cache equals itself, stock, one row at a time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.causal import CausalModel
+from foretoken.models.families import FAMILIES, build
+from foretoken.models.selfcheck import Rows, check, deviation, stir
+from foretoken.models.seq2seq import Seq2SeqModel
+
+# In float64 these still normalize or soften in float32, where a rounding may tip.
+HALF_DOUBLE = {"Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "Phi-3"}
+HALF_DOUBLE |= {"T5", "T5 v1.1", "mT5"}
+SINGLE = {"Mixtral"}  # its experts' grouped product knows no float64
+
+
+def stirred(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = build(name)
+    model = model if name in SINGLE else model.double()
+    stir(model)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ragged_equals_alone(name: str) -> None:
+    bound = 1e-5 if name in SINGLE else 1e-6 if name in HALF_DOUBLE else 1e-9
+    assert deviation(stirred(name)) < bound
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_self_check_passes(name: str) -> None:
+    assert check(build(name)).delta < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "OPT", "T5", "BART"])
+def test_the_model_stays_stock(name: str) -> None:
+    """generate() in between our calls, and afterwards, is what it was before."""
+    model = stirred(name).eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None}
+    settings["attention_mask"] = torch.ones_like(ids)
+    before, stock = model.generate(ids, **settings), model.config._attn_implementation
+    rows = Rows(model, random.Random(3))
+    rows.start([4, 9])
+    for _ in range(3):
+        rows.score(4)
+        assert torch.equal(model.generate(ids, **settings), before)
+    assert rows.worst < 1e-6
+    assert model.config._attn_implementation == stock
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_error_in_a_forward_leaves_the_model_stock_and_the_rows_right() -> None:
+    model = stirred("BART")
+    rows = Rows(model, random.Random(4))
+    rows.start([4, 9])
+    stock = model.config._attn_implementation
+    with pytest.raises(IndexError):
+        rows.runner.score([[1], [99]], [1, 1])  # there is no token 99
+    assert model.config._attn_implementation == stock
+    assert not any(module._forward_hooks for module in model.modules())
+    rows.score(5)
+    assert rows.worst < 1e-9
+
+
+def test_two_models_interleaved() -> None:
+    pairs = [Rows(stirred(name), random.Random(i)) for i, name in enumerate(["Mistral", "T5"])]
+    pairs += [Rows(pairs[0].model, random.Random(7)), Rows(stirred("BART"), random.Random(8))]
+    for rows, lengths in zip(pairs, ([3, 40], [5, 1, 0], [11, 2], [9, 4]), strict=True):
+        rows.start(lengths)
+    for width in (4, 1, 9):
+        for rows in pairs:
+            rows.score(width)
+    assert max(rows.worst for rows in pairs) < 1e-6
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+REFUSED = {
+    "Bloom": ("BloomConfig", "BloomForCausalLM", {}, "bloom .*interface"),
+    "Falcon": ("FalconConfig", "FalconForCausalLM", {}, "falcon .*interface"),
+    "GPT-J": ("GPTJConfig", "GPTJForCausalLM", {"rotary_dim": 4}, "gptj .*interface"),
+    "Mamba": ("MambaConfig", "MambaForCausalLM", {}, "mamba .*recurrent"),
+    "Qwen3-Next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+        "qwen3_next .*recurrent",
+    ),
+    "RecurrentGemma": (
+        "RecurrentGemmaConfig",
+        "RecurrentGemmaForCausalLM",
+        {"num_hidden_layers": 3},
+        "recurrent_gemma .*recurrent",
+    ),
+    "LFM2": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
+        "lfm2 .*LinearAttentionLayer",
+    ),
+    "encoder": ("BertConfig", "BertModel", {}, "bert .*no head that generates"),
+    "masked": ("BertConfig", "BertForMaskedLM", {}, "bert .*no head that generates"),
+    "bidirectional": ("BertConfig", "BertLMHeadModel", {}, "bert .*not exact"),
+    "T5 encoder": ("T5Config", "T5EncoderModel", {"d_model": 32, "d_ff": 32}, "t5 .*no head"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exact_is_refused_by_name(name: str) -> None:
+    config, model, settings, message = REFUSED[name]
+    network = getattr(transformers, model)(getattr(transformers, config)(**(SMALL | settings)))
+    with pytest.raises(RefusedError, match=message) as error:
+        check(network)
+    assert "\n" not in str(error.value)
+
+
+def test_the_wrong_class_is_refused() -> None:
+    with pytest.raises(RefusedError, match="no position_ids"):
+        CausalModel(build("T5"))
+    with pytest.raises(RefusedError, match="no encoder"):
+        Seq2SeqModel(build("Llama"))

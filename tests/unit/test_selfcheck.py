@@ -1,0 +1,162 @@
+"""The self-check catches what it is for, and remembers what passed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.errors import RefusedError
+from foretoken.models import attention, selfcheck
+from foretoken.models.cache import CrossCache, RaggedCache, RaggedLayer
+from foretoken.models.causal import CausalModel
+from foretoken.models.families import build
+from foretoken.models.selfcheck import check, self_check, structure
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(selfcheck, "PASSED", {})
+    return tmp_path
+
+
+def keeps_stale_lengths(self, lengths):
+    self.cache.lengths = [max(n, old - 1) for n, old in zip(lengths, self.cache.lengths)]  # noqa: B905
+
+
+def forgets_to_permute(self, rows):
+    self.lengths = [self.lengths[b] for b in rows]
+    for layer in self.kept():
+        layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+
+
+def grows_empty(self, row, k, v):
+    pass
+
+
+def sees_garbage(mask):
+    def everything(batch_size, q_length, kv_length, **kwargs):
+        return mask(batch_size, q_length, kv_length, **kwargs) | True
+
+    return everything
+
+
+def no_window(self, query_length, layer_idx):
+    raise NotImplementedError("no mask sizes")
+
+
+PLANTED = {
+    "a rollback that keeps stale lengths": (
+        "Llama", CausalModel, "set_lengths", keeps_stale_lengths,
+    ),
+    "masks of the longest row": (
+        "Llama", RaggedCache, "get_query_offset", lambda self, layer_idx=0: self.longest,
+    ),
+    "rows that change places by length only": ("Llama", RaggedCache, "select", forgets_to_permute),
+    "content lost in growth": ("Llama", RaggedLayer, "place", grows_empty),
+    "an attention that fails": ("Llama", RaggedCache, "get_mask_sizes", no_window),
+    "shared keys in the wrong order": (
+        "Llama", attention, "shared",
+        lambda cache, q, k, v, mask, scale: torch.nn.functional.scaled_dot_product_attention(
+            q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), mask, scale=scale
+        ).transpose(1, 2),
+    ),
+    "a relative bias of the longest row": (
+        "T5", attention, "shifted", lambda cache, bias, mask: attention.additive(mask, bias),
+    ),
+    "positions of the longest row": (
+        "BART", attention, "own_positions", lambda module, args, output: None,
+    ),
+    "sources without a mask": ("Marian", CrossCache, "mask", lambda self: None),
+    "additive masks that hide nothing": (
+        "Gemma 2", attention, "additive", lambda mask, bias: bias.expand(mask.shape),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, place, name, planted = PLANTED[bug]
+    model = build(family)
+    assert check(model).delta < selfcheck.TOLERANCE
+    monkeypatch.setattr(place, name, planted)
+    with pytest.raises(RefusedError, match=model.config.model_type):
+        check(model)
+
+
+def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the window the small copy's rows would see past it: they are longer than it."""
+    config = build("Mistral").config
+    config.sliding_window = 4096
+    model = type(build("Mistral"))(config)
+    small = selfcheck.small_copy(model)
+    assert small.config.sliding_window == selfcheck.WINDOW
+    assert check(model).delta < selfcheck.TOLERANCE
+    plain = attention.ragged_mask
+
+    def causal_only(*args, **kwargs):
+        kwargs["mask_function"] = lambda b, h, q, kv: (kv <= q).expand(b.shape[0], -1, -1, -1)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setitem(
+        attention.AttentionMaskInterface._global_mapping, "ragged_sdpa", causal_only
+    )
+    with pytest.raises(RefusedError, match="mistral"):
+        check(model)
+
+
+def test_passed_is_remembered(folder: Path) -> None:
+    model = build("Llama")
+    first, second = self_check(model), self_check(model)
+    assert not first.remembered and second.remembered and second.delta == first.delta
+    selfcheck.PASSED.clear()
+    assert self_check(model).remembered  # from the file
+    selfcheck.PASSED.clear()
+    (folder / "foretoken" / "selfcheck.json").write_text("{broken")
+    assert not self_check(model).remembered
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not self_check(build("Llama")).remembered
+
+
+def test_structure_is_what_matters() -> None:
+    plain = build("Llama")
+    config = build("Llama").config
+    config.hidden_size, config.num_hidden_layers, config.vocab_size = 64, 5, 100
+    wider = type(plain)(config)
+    assert structure(wider) == structure(plain)
+    assert len({structure(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")}) == 4
+    assert structure(build("T5")) != structure(build("T5 v1.1"))
+
+
+def test_every_kind_of_layer_is_kept() -> None:
+    config = build("Gemma 3").config
+    config.layer_types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]
+    config.num_hidden_layers = 7
+    small = selfcheck.shrunk(config, narrow=True)
+    assert set(small.layer_types) == {"sliding_attention", "full_attention"}
+    assert small.num_hidden_layers == len(small.layer_types) == 3
+
+
+def test_the_callers_randomness_is_left_alone() -> None:
+    model = build("T5")
+    before = torch.get_rng_state(), random.getstate()
+    check(model)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+def test_the_small_copy_is_far_from_flat() -> None:
+    for name in ("Llama", "GPT-2", "T5", "Gemma 2"):
+        small = selfcheck.small_copy(build(name))
+        rows = selfcheck.Rows(small, random.Random(0))
+        rows.start([5])
+        rows.score(3)
+        assert rows.spread > 0.3
