@@ -123,7 +123,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     # by name: the package may export a function that is called like the module
     monkeypatch.setattr(importlib.import_module("foretoken.step"), "Draw", draw)
     rows = [
-        Row(replace(request, key=RowKey(w, b)), list(request.prompt))
+        Row.of(replace(request, key=RowKey(w, b)))
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]

@@ -16,7 +16,8 @@ class LMDrafter:
     """Guesses with `model`, one run per guess; its laws are standardized as the target's are.
 
     A decoder-only model may draft for an encoder-decoder target: it reads the source as the head
-    of its prompt. Where the row has outgrown the model's context it falls silent.
+    of its prompt. Where a row has outgrown the model's context, or holds an id that the model does
+    not know, it falls silent.
     """
 
     def __init__(self, model: Model, vocab_size: int) -> None:
@@ -29,14 +30,13 @@ class LMDrafter:
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         assert rows == list(range(len(self._texts), len(self._texts) + len(rows)))
-        if self.model.encoder_decoder:
-            texts, heads = [list(p) for p in prompts], [p[:-1] for p in prompts]
-            self.model.start(heads, sources)
-        else:
-            texts = [s + p for s, p in zip(sources, prompts, strict=True)] if sources else prompts
-            heads = [t[:-1] if self._room(t) > 0 else [] for t in texts]
-            self.model.start(heads)
-        self._texts += [list(t) for t in texts]
+        heard = self.model.encoder_decoder  # else the source is the head of the prompt
+        texts = [
+            [*(sources[b] if sources and not heard else []), *p] for b, p in enumerate(prompts)
+        ]
+        heads = [t[:-1] if self._room(t) > 0 else [] for t in texts]
+        self.model.start(heads, sources if heard else None)
+        self._texts += texts
         self._cached += [len(h) for h in heads]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
@@ -62,12 +62,10 @@ class LMDrafter:
     ) -> tuple[list[int], Tensor | None]:
         """Guess i of every row and the law it was drawn from, `[B, V]`; None where it was the
         argmax."""
-        logits = self.model.score(blocks, [int(on) for on in active])
-        starts = [len(t) + i for t in self._texts]
-        check(logits, "draft", starts, [int(on) for on in active])
-        logits = logits[
-            :, 0, : self.vocab_size
-        ]  # rows past the target's vocabulary are never drawn
+        need = [int(on) for on in active]
+        logits = self.model.score(blocks, need)[..., : self.vocab_size]  # no other id is drawn
+        check(logits, "draft", [len(t) + i for t in self._texts], need)
+        logits = logits[:, 0]
         if draw.params.greedy:
             return logits.argmax(-1).tolist(), None
         q = law(logits, draw.params)
@@ -88,6 +86,8 @@ class LMDrafter:
         self.model.leave(rows)
 
     def _room(self, text: list[int]) -> int:
-        """How many guesses fit in the model's context behind `text`."""
+        """How many guesses fit in the model's context behind `text`; none behind unknown ids."""
+        if self.model.vocab_size < self.vocab_size and max(text) >= self.model.vocab_size:
+            return 0
         context = self.model.context
         return 10**9 if context is None else context - len(text) + 1

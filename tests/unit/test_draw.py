@@ -1,0 +1,56 @@
+"""Draw: which number is used for what, and on which rows it depends."""
+
+from __future__ import annotations
+
+import torch
+
+from foretoken.distributions import SamplingParams, sample
+from foretoken.draw import Draw
+from foretoken.keys import Purpose, RowKey, uniform
+from foretoken.verify import speculative
+
+PARAMS = SamplingParams(temperature=1.0)
+KEYS = [RowKey(1, 0), RowKey(1, 1), RowKey(9, 0)]
+LENGTHS = [4, 7, 4]
+LAWS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.float64)
+
+
+def numbers(offset: int, purpose: Purpose) -> torch.Tensor:
+    named = [uniform(key, n, offset, purpose) for key, n in zip(KEYS, LENGTHS, strict=True)]
+    return torch.tensor(named, dtype=torch.float64)
+
+
+def test_a_guess_is_drawn_by_the_number_of_its_offset():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    for i in range(3):
+        assert torch.equal(draw(LAWS, i), sample(LAWS, numbers(i, Purpose.DRAFT)))
+
+
+def test_the_next_token_has_a_number_of_its_own():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    assert torch.equal(draw.next_token(LAWS), sample(LAWS, numbers(0, Purpose.NEXT)))
+    assert not torch.equal(draw.next_token(LAWS), draw(LAWS, 0))
+
+
+def test_how_many_are_kept_has_a_number_of_its_own():
+    G = 40
+    p = torch.full((3, G + 1, 2), 0.5, dtype=torch.float64)
+    q = torch.tensor([0.55, 0.45]).double().expand(3, G, 2)
+    x = torch.zeros(3, G, dtype=torch.long)
+    outcome = speculative(p, q, x, torch.full((3,), G))
+    n = Draw(KEYS, LENGTHS, PARAMS).kept(outcome)
+    assert torch.equal(n, outcome.n(numbers(0, Purpose.ACCEPT)))
+
+
+def test_a_row_draws_the_same_alone():
+    together = Draw(KEYS, LENGTHS, PARAMS)
+    for b in range(3):
+        alone = Draw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
+        assert alone(LAWS[b : b + 1], 1).item() == together(LAWS, 1)[b]
+        assert alone.next_token(LAWS[b : b + 1]).item() == together.next_token(LAWS)[b]
+
+
+def test_a_longer_text_draws_anew():
+    shorter, longer = Draw(KEYS, [4, 4, 4], PARAMS), Draw(KEYS, [5, 5, 5], PARAMS)
+    assert not torch.equal(shorter(LAWS, 1), longer(LAWS, 0))
+    assert not torch.equal(shorter(LAWS, 0), longer(LAWS, 0))

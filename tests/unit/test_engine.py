@@ -1,0 +1,138 @@
+"""The engine: rows together are what they are alone, and an end of any kind leaves it usable."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.engine import Engine
+from foretoken.errors import NumericsError, RefusedError
+from foretoken.keys import RowKey
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.verify import RULES, speculative
+from oracle import random_model
+
+V = 6
+P, Q = random_model(1, V), random_model(2, V)
+SAMPLED = SamplingParams(temperature=1.0)
+REQUESTS = [
+    Request([0], 12, RowKey(4, 0), frozenset({5})),
+    Request([1, 2, 3, 1, 2], 3, RowKey(4, 1)),
+    Request([2], 1, RowKey(4, 2)),
+    Request([3, 3], 20, RowKey(4, 3), frozenset({0, 1})),
+    Request([0], 12, RowKey(5, 0), frozenset({5})),
+]
+
+
+def engine(target=P, draft=Q) -> Engine:
+    return Engine(TableModel(target, V), LMDrafter(TableModel(draft, V, context=9), V))
+
+
+def run(engine: Engine, requests: list[Request], gamma=3, params=SAMPLED, rule=speculative):
+    rows = [Row.of(request) for request in requests]
+    for _ in engine.run(rows, params, rule, gamma):
+        pass
+    return rows
+
+
+def texts(rows: list[Row]) -> list[tuple[list[int], str | None]]:
+    return [(row.new_tokens, row.finish_reason) for row in rows]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("gamma", [0, 1, 3, 8])
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
+def test_a_row_in_a_ragged_batch_is_what_it_is_alone(params, gamma, rule):
+    shared = engine()
+    together = texts(run(shared, REQUESTS, gamma, params, rule))
+    assert together == [texts(run(shared, [r], gamma, params, rule))[0] for r in REQUESTS]
+    assert together[::-1] == texts(run(engine(), REQUESTS[::-1], gamma, params, rule))
+
+
+def test_greedy_text_does_not_depend_on_the_draft():
+    plain = texts(run(engine(), REQUESTS, 0, SamplingParams()))
+    for gamma in 1, 2, 5:
+        assert texts(run(engine(), REQUESTS, gamma, SamplingParams())) == plain
+        lookup = Engine(TableModel(P, V), LookupDrafter())
+        assert texts(run(lookup, REQUESTS, gamma, SamplingParams())) == plain
+
+
+def test_every_row_ends_where_it_should():
+    for row in run(engine(), REQUESTS):
+        new, eos = row.new_tokens, row.request.eos
+        assert not eos & set(new[:-1])
+        stopped = new[-1] in eos
+        assert row.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(new) == row.request.limit
+        assert sum((record.kept for record in row.records), ()) == tuple(new)
+        assert row.seconds >= row.prefill_seconds > 0
+
+
+def test_gamma_is_trimmed_near_the_end():
+    """No guess is made that the limit would cut off."""
+    for row in run(engine(), REQUESTS, gamma=8):
+        left = row.request.limit
+        for record in row.records:
+            assert record.gamma == min(8, left - 1)
+            left -= len(record.kept)
+
+
+def test_a_row_per_step_and_none_after_its_end():
+    rows = [Row.of(request) for request in REQUESTS]
+    seen = [[len(row.tokens) for row in rows] for _ in engine().run(rows, SAMPLED, speculative, 2)]
+    assert seen[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
+    for before, after, row_ends in zip(seen, seen[1:], range(1, 99), strict=False):
+        for b, row in enumerate(rows):
+            running = row_ends <= len(row.records)
+            assert (after[b] > before[b]) == running
+
+
+def test_no_rows():
+    assert run(engine(), []) == []
+
+
+def test_an_open_stream_is_refused_and_a_closed_one_is_not():
+    e = engine()
+    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, speculative, 2)
+    next(stream)
+    next(stream)
+    with pytest.raises(RefusedError, match="a stream of this object is still open"):
+        run(e, REQUESTS)
+    stream.close()
+    assert texts(run(e, REQUESTS)) == texts(run(engine(), REQUESTS))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 99])
+def test_a_stream_closed_anywhere_leaves_nothing_behind(steps):
+    e = engine()
+    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, speculative, 2)
+    for _ in range(1 + steps):
+        next(stream, None)
+    stream.close()
+    assert e.target._texts == e.drafter._texts == e.drafter.model._texts == []
+
+
+@pytest.mark.parametrize("broken", ["target", "draft"])
+def test_an_error_midway_leaves_the_engine_usable(broken):
+    sick = True
+
+    def failing(law):
+        return lambda text: [float("nan")] * V if sick and len(text) == 6 else law(text)
+
+    e = engine(**{broken: failing({"target": P, "draft": Q}[broken])})
+    with pytest.raises(NumericsError, match=f"the {broken}'s logits hold NaN"):
+        run(e, REQUESTS)
+    sick = False
+    assert texts(run(e, REQUESTS)) == texts(run(engine(), REQUESTS))
+
+
+def test_a_drafter_that_fails_to_start_leaves_the_engine_usable():
+    e = engine()
+    start, e.drafter.start = e.drafter.start, None
+    with pytest.raises(TypeError):
+        run(e, REQUESTS)
+    e.drafter.start = start
+    assert texts(run(e, REQUESTS)) == texts(run(engine(), REQUESTS))

@@ -1,0 +1,92 @@
+"""Rows: what is committed, where they end, and what their records sum up to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foretoken.keys import RowKey
+from foretoken.request import Request, Row, StepRecord, stats
+
+
+def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> Row:
+    return Row.of(Request([1, 2], limit, RowKey(0, 0), frozenset(eos)))
+
+
+def record(**changes) -> StepRecord:
+    values = {
+        "gamma": 2,
+        "guesses": (3, 4),
+        "accepted": 1,
+        "kept": (3, 5),
+        "overlaps": (0.5, 0.25),
+        "draft_calls": 2,
+        "draft_seconds": 0.1,
+        "score_seconds": 0.2,
+        "verify_seconds": 0.3,
+        "rows": 1,
+    }
+    return StepRecord(**{**values, **changes})
+
+
+def test_a_fresh_row():
+    fresh = row()
+    assert (fresh.tokens, fresh.new_tokens, fresh.room) == ([1, 2], [], 5)
+    fresh.commit([3])
+    assert fresh.request.prompt == [1, 2]  # not the same list
+
+
+def test_commit_appends():
+    r = row()
+    assert r.commit([3, 4]) == [3, 4]
+    assert (r.tokens, r.new_tokens, r.room, r.finish_reason) == ([1, 2, 3, 4], [3, 4], 3, None)
+
+
+def test_commit_ends_at_the_first_end_of_sequence():
+    r = row(eos=(9, 8))
+    assert r.commit([3, 8, 9, 4]) == [3, 8]
+    assert (r.new_tokens, r.finish_reason) == ([3, 8], "stop")
+
+
+def test_commit_ends_at_the_limit():
+    r = row(limit=2)
+    assert r.commit([3, 4, 9]) == [3, 4]
+    assert (r.room, r.finish_reason) == (0, "length")
+
+
+def test_an_end_of_sequence_as_the_last_token_allowed_is_a_stop():
+    r = row(limit=2)
+    assert r.commit([3, 9]) == [3, 9]
+    assert r.finish_reason == "stop"
+
+
+def test_an_end_of_sequence_in_the_prompt_is_none():
+    r = Row.of(Request([9], 5, RowKey(0, 0), frozenset({9})))
+    assert r.commit([3]) == [3]
+    assert r.finish_reason is None
+
+
+def test_stats_sum_up_the_records():
+    r = row(limit=9)
+    r.commit([3, 5])
+    r.commit([6])
+    r.records = [record(), record(guesses=(), kept=(6,), accepted=0, overlaps=(), draft_calls=0)]
+    s = stats(r, "table", "none")
+    assert (s.target_calls, s.draft_calls, s.drafted, s.accepted) == (2, 2, 2, 1)
+    assert s.alpha == pytest.approx(0.375)  # of the laws, where accepted / drafted is 1 / 2
+    assert s.accepted_per_drafted == 0.5
+    assert s.tokens_per_call == 1.5
+    assert json.loads(json.dumps(s.to_dict()))["runtime"] == "table"
+
+
+def test_stats_of_plain_decoding():
+    r = row()
+    r.commit([3])
+    r.records = [record(gamma=0, guesses=(), accepted=0, kept=(3,), overlaps=(), draft_calls=0)]
+    s = stats(r, "table", "none")
+    assert (s.alpha, s.accepted_per_drafted, s.tokens_per_call) == (None, None, 1.0)
+
+
+def test_stats_before_the_first_step():
+    assert stats(row(), "table", "none").tokens_per_call is None

@@ -1,0 +1,194 @@
+"""One step: what it records, what ends a row inside a block, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import Draft, pack
+from foretoken.errors import NumericsError, RefusedError
+from foretoken.keys import RowKey
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.step import step
+from foretoken.verify import RULES, speculative
+
+V = 4
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
+
+
+def counting(text: tuple[int, ...]) -> list[float]:
+    """0, 1, 2, 3, 0, ...: the successor is nearly certain."""
+    law = [0.01] * V
+    law[(text[-1] + 1) % V] = 0.97
+    return law
+
+
+class Says:
+    """A drafter that proposes what it is told to, and notes what is kept."""
+
+    runtime = "test"
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.committed: list[list[int]] = []
+
+    def start(self, rows, prompts, sources) -> None: ...
+
+    def propose(self, gamma, draw) -> Draft:
+        return self.draft
+
+    def commit(self, tokens) -> None:
+        self.committed = tokens
+
+    def leave(self, rows) -> None: ...
+
+
+def one_step(
+    draft: Draft,
+    gamma: list[int],
+    rows: list[Row] | None = None,
+    params: SamplingParams = GREEDY,
+    law=counting,
+    rule=speculative,
+) -> tuple[list[Row], TableModel, Says]:
+    rows = rows or [Row.of(Request([0], 100, RowKey(0, b))) for b in range(len(gamma))]
+    target, drafter = TableModel(law, V), Says(draft)
+    target.start([row.tokens[:-1] for row in rows])
+    step(rows, target, drafter, rule, params, gamma)
+    return rows, target, drafter
+
+
+def test_leading_matches_are_kept_and_the_target_goes_on():
+    rows, target, drafter = one_step(pack([[1, 2, 0], [3], []]), [3, 1, 0])
+    assert [row.tokens for row in rows] == [[0, 1, 2, 3], [0, 1], [0, 1]]
+    assert drafter.committed == [[1, 2, 3], [1], [1]]
+    assert target._texts == [[0, 1, 2], [0], [0]]  # all but the last token
+
+
+def test_all_kept_and_one_more():
+    (row,), _, _ = one_step(pack([[1, 2]]), [2])
+    assert row.new_tokens == [1, 2, 3]
+
+
+def test_no_guesses_is_plain_decoding():
+    (row,), _, _ = one_step(pack([[]]), [0])
+    assert row.new_tokens == [1]
+    assert (row.records[0].drafted, row.records[0].overlaps) == (0, ())
+
+
+def test_the_record_of_a_greedy_step():
+    (row, _), _, _ = one_step(pack([[1, 3, 3], [1]], calls=3), [3, 2])
+    (record,) = row.records
+    assert record.gamma == 3
+    assert record.guesses == (1, 3, 3)
+    assert record.accepted == 1
+    assert record.kept == (1, 2)
+    assert record.overlaps == (1.0, 0.0)  # judged: the kept one and the first that was not
+    assert (record.draft_calls, record.rows, record.drafted) == (3, 2, 3)
+    assert min(record.draft_seconds, record.score_seconds, record.verify_seconds) >= 0
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_the_record_holds_the_laws_overlap(rule):
+    q = torch.full((1, 2, V), 0.25, dtype=torch.float64)
+    (row,), _, _ = one_step(
+        Draft(torch.tensor([[1, 2]]), torch.tensor([2]), q), [2], params=SAMPLED, rule=rule
+    )
+    (record,) = row.records
+    assert len(record.overlaps) == min(record.accepted + 1, 2)
+    assert record.overlaps == pytest.approx([0.25 + 0.03] * len(record.overlaps))
+    assert record.kept[: record.accepted] == record.guesses[: record.accepted]
+    assert len(record.kept) == record.accepted + 1
+
+
+def test_an_end_of_sequence_inside_the_kept_block():
+    row = Row.of(Request([0], 100, RowKey(0, 0), eos=frozenset({2})))
+    rows, target, drafter = one_step(pack([[1, 2, 3]]), [3], [row])
+    assert (row.new_tokens, row.finish_reason) == ([1, 2], "stop")
+    assert drafter.committed == [[1, 2]]
+    assert row.records[0].accepted == 2
+    assert row.records[0].overlaps == (1.0, 1.0)
+    assert target._texts == [[0, 1]]
+
+
+def test_the_limit_inside_the_kept_block():
+    row = Row.of(Request([0], 2, RowKey(0, 0)))
+    one_step(pack([[1, 2, 3]]), [3], [row])
+    assert (row.new_tokens, row.finish_reason) == ([1, 2], "length")
+    assert row.records[0].accepted == 2
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_forced_tokens_have_all_the_mass(params):
+    row = Row.of(Request([0], 100, RowKey(0, 0), forced={0: 3, 2: 1}))
+    one_step(pack([[3, 0, 2]]), [3], [row], params, law=lambda text: [0.97, 0.01, 0.01, 0.01])
+    assert row.new_tokens[0] == 3  # place 0, though the law has next to none for it
+    if len(row.new_tokens) > 2:
+        assert row.new_tokens[2] == 1
+
+
+def test_a_forced_token_is_met_in_a_later_step():
+    row = Row.of(Request([0], 100, RowKey(0, 0), forced={2: 0}))
+    one_step(pack([[1]]), [1], [row])
+    assert row.new_tokens == [1, 2]
+    one_step(pack([[]]), [0], [row])
+    assert row.new_tokens == [1, 2, 0]
+
+
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_logits_that_are_none_raise_and_leave_the_rows(bad, what, params):
+    def law(text):
+        return [bad] * V if len(text) == 5 else counting(text)
+
+    rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
+    message = f"the target's logits hold {what} at position 5 of row 1; try dtype='float32'"
+    with pytest.raises(NumericsError, match=message):
+        one_step(pack([[1, 2], [3, 0]]), [2, 2], rows, params, law)
+    assert [row.tokens for row in rows] == [[0], [0, 1, 2]]
+    assert not rows[0].records
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (pack([[1, 2, 3], [1]]), r"proposed \[3, 1\] guesses where at most \[2, 2\] were asked"),
+        (pack([[1]]), r"proposed \[1\] guesses where at most \[2, 2\]"),
+        (Draft(torch.zeros(2, 1).long(), torch.tensor([2, 1])), r"proposed \[2, 1\] guesses"),
+        (Draft(torch.zeros(2, 1).long(), torch.tensor([-1, 1])), r"proposed \[-1, 1\] guesses"),
+        (pack([[1], [V]]), r"guessed \[4\] for row 1; ids must be in 0\.\.3"),
+        (pack([[1], [-1]]), r"guessed \[-1\] for row 1"),
+        (pack([[1], [1]], torch.ones(2, 1, V + 1)), r"shape \(2, 1, 5\); it must be \(2, 1, 4\)"),
+        (pack([[1], [1]], torch.ones(1, 1, V)), r"shape \(1, 1, 4\); it must be \(2, 1, 4\)"),
+        (pack([[1, 1], [1]], torch.ones(2, 1, V)), r"shape \(2, 1, 4\); it must be \(2, 2, 4\)"),
+    ],
+)
+def test_drafts_that_are_refused(draft, message):
+    rows = [Row.of(Request([0], 9, RowKey(0, b))) for b in range(2)]
+    with pytest.raises(RefusedError, match=message):
+        one_step(draft, [2, 2], rows)
+    assert [row.tokens for row in rows] == [[0], [0]]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_q_at_any_temperature_and_padding_of_any_kind(params):
+    """A draft wider than its longest row, padded with what is no id and no law."""
+    q = torch.full((2, 5, V), math.nan, dtype=torch.float64)
+    q[0, :1] = q[1, :2] = 0.25
+    draft = Draft(torch.tensor([[1, -1, -1, -1, -1], [1, 2, 99, 99, 99]]), torch.tensor([1, 2]), q)
+    rows, _, _ = one_step(draft, [5, 5], params=params)
+    for row in rows:
+        assert all(math.isfinite(beta) for beta in row.records[0].overlaps)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_draft_is_not_changed(params):
+    q = torch.full((1, 2, V), 0.25, dtype=torch.float64)
+    draft = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), q.clone())
+    one_step(draft, [2], params=params)
+    assert torch.equal(draft.q, q)
+    assert draft.tokens.tolist() == [[1, 2]]
