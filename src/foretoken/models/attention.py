@@ -80,7 +80,7 @@ def ragged_sdpa(
             if isinstance(cache.offset, Tensor):
                 attention_mask = shifted(cache, position_bias, attention_mask)
                 position_bias = None
-        elif attention_mask is not None and key.shape[1] < query.shape[1] and query.shape[2] > 1:
+        elif query.shape[2] == 1 if attention_mask is None else attention_mask.shape[1] == 1:
             return shared(cache, query, key, value, attention_mask, kwargs.get("scaling")), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, position_bias=position_bias, **kwargs
@@ -106,18 +106,26 @@ def shifted(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def shared(
-    cache: RaggedCache, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+    cache: RaggedCache,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
 ) -> Tensor:
-    """Attention `[B, q, H, dim]` where query heads share keys: a head's queries stand in one block.
+    """Attention `[B, q, H, dim]` whose query heads may share keys: they stand in one block.
 
     Stock code copies the keys once per query head instead, which for a block of a few tokens costs
-    several times the attention itself.
+    several times the attention itself, and makes the mask additive once per layer. No mask: a
+    single query, which sees everything.
     """
     b, heads, q, dim = query.shape
     few, group = key.shape[1], heads // key.shape[1]
-    stacked = cache.once(mask, lambda: mask.repeat(1, 1, group, 1))
+    if mask is not None:
+        hidden, zero = mask, query.new_zeros(())
+        mask = cache.once(hidden, lambda: additive(hidden, zero).repeat(1, 1, group, 1))
     out = F.scaled_dot_product_attention(
-        query.reshape(b, few, group * q, dim), key, value, attn_mask=stacked, scale=scale
+        query.reshape(b, few, group * q, dim), key, value, attn_mask=mask, scale=scale
     )
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
