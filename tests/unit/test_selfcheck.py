@@ -137,6 +137,13 @@ def test_structure_is_what_matters() -> None:
     assert structure(build("T5")) != structure(build("T5 v1.1"))
 
 
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "BART"])
+def test_a_short_context_is_no_obstacle(name: str) -> None:
+    config = build(name).config
+    config.max_position_embeddings = 16
+    assert check(type(build(name))(config)).delta < selfcheck.TOLERANCE
+
+
 def test_every_kind_of_layer_is_kept() -> None:
     config = build("Gemma 3").config
     config.layer_types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]

@@ -22,6 +22,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.models.cache import RaggedCache
 
+SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
+
 RUNNING: ContextVar[RaggedCache | None] = ContextVar("foretoken_running", default=None)
 
 
@@ -80,7 +82,7 @@ def ragged_sdpa(
             if isinstance(cache.offset, Tensor):
                 attention_mask = shifted(cache, position_bias, attention_mask)
                 position_bias = None
-        elif query.shape[2] == 1 if attention_mask is None else attention_mask.shape[1] == 1:
+        elif stackable(query, attention_mask):
             return shared(cache, query, key, value, attention_mask, kwargs.get("scaling")), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, position_bias=position_bias, **kwargs
@@ -103,6 +105,12 @@ def shifted(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
         return additive(mask, rows)
 
     return cache.once(bias, own)
+
+
+def stackable(query: Tensor, mask: Tensor | None) -> bool:
+    if mask is None:
+        return query.shape[2] == 1
+    return mask.shape[1] == 1 and query.shape[2] <= SHORT
 
 
 def shared(

@@ -32,6 +32,7 @@ from foretoken.models.seq2seq import Seq2SeqModel
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
+CONTEXT = 128  # positions that the check needs
 PASSED: dict[str, float] = {}  # by structure, in this process
 
 
@@ -91,7 +92,7 @@ def deviation(model: PreTrainedModel) -> float:
     most `WINDOW` tokens and past the cache's first capacity.
     """
     rows = Rows(model.eval(), random.Random(0))
-    rows.start([rows.room(2), 3, 11])
+    rows.start([cache.BUCKET - 4, 3, 11])
     for width in (1, 5, 0, 12):
         rows.score(width)
     rows.start([0, 6])
@@ -115,10 +116,6 @@ class Rows:
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
         self.worst, self.spread = 0.0, 1e-9
-
-    def room(self, parts: int) -> int:
-        """A length beyond the cache's first capacity where the model's context allows it."""
-        return min(cache.BUCKET - 4, (self.runner.context or 1000) // parts)
 
     def draw(self, n: int) -> list[int]:
         return [self.dice.randrange(2, self.ids) for _ in range(n)]
@@ -196,6 +193,7 @@ def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
     settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
+    settings["max_position_embeddings"] = max(CONTEXT, causal.limit(text) or 0)
     if narrow:
         settings |= widths(text)
     for name, value in settings.items():
