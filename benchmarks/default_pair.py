@@ -1,0 +1,76 @@
+"""The pair that ships against its own plain decoding: the table in the README.
+
+Expected before the first run: c about 0.15 (one layer against sixteen, plus what every call costs),
+v(5) about 1.3, alpha about 0.6, so 1.3x to 1.6x.
+
+    python benchmarks/default_pair.py            # a few minutes; nothing else should run
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from statistics import fmean, median
+from typing import Any
+
+import machine
+from rich.console import Console
+from rich.table import Table
+
+import foretoken
+from foretoken.lab.compare import Comparison, compare
+
+PROMPTS = (
+    "The old house stood at the end of the lane, and",
+    "It was a cold morning in November when the letter came.",
+    '"You cannot mean it," said the doctor, rising from his chair. "',
+    "When the ship had passed the harbour mouth, the captain",
+)
+WAYS = ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rule", default="speculative")
+    arguments = parser.parse_args()
+    spec = foretoken.load()
+    table = Table("sampling", "gamma", "alpha", "c", "v", "predicted", "measured", "slowest prompt")
+    rows = []
+    for way in WAYS:
+        for gamma in (1, 2, 3, 4, 6, None):
+            row = _measure(spec, arguments, {**way, "gamma": gamma})
+            rows.append({**way, "asked": gamma, **row})
+            shown = [row[name] for name in ("alpha", "c", "v", "predicted", "speedup", "slowest")]
+            label = " ".join(f"{name} {value:g}" for name, value in way.items())
+            number = f"{row['gamma']}" if gamma is not None else f"auto ({row['gamma']})"
+            table.add_row(label, number, *(f"{value:.2f}" for value in shown))
+    Console().print(table)
+    print(machine.save(f"default-pair-{arguments.rule}", {"prompts": PROMPTS, "rows": rows}))
+
+
+def _measure(spec: Any, arguments: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    """The median prompt of every figure; a prompt's own figures are medians over its repeats."""
+    found: list[Comparison] = [
+        compare(
+            spec,
+            prompt,
+            arguments.repeats,
+            max_new_tokens=arguments.tokens,
+            rule=arguments.rule,
+            **options,
+        )
+        for prompt in PROMPTS
+    ]
+    figures = [asdict(one) | {"speedup": one.speedup} for one in found]
+    row = {name: median(figure[name] or 0.0 for figure in figures) for name in figures[0]}
+    return row | {
+        "gamma": found[0].gamma,
+        "alpha": fmean(one.alpha or 0.0 for one in found),
+        "slowest": min(one.speedup for one in found),
+    }
+
+
+if __name__ == "__main__":
+    main()
