@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BartConfig, BartForConditionalGeneration
 
 from foretoken.errors import RefusedError
 from foretoken.models import attention, selfcheck
@@ -135,6 +136,15 @@ def test_structure_is_what_matters() -> None:
     assert structure(wider) == structure(plain)
     assert len({structure(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")}) == 4
     assert structure(build("T5")) != structure(build("T5 v1.1"))
+
+
+def test_a_large_model_is_checked_small() -> None:
+    large = {"d_model": 1024, "decoder_layers": 12, "encoder_layers": 12, "vocab_size": 50000}
+    with torch.device("meta"):
+        model = BartForConditionalGeneration(BartConfig(**large))
+    small = selfcheck.small_copy(model)
+    assert sum(weight.numel() for weight in small.parameters()) < 200_000
+    assert len(small.get_decoder().layers) == len(small.get_encoder().layers) == 2
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "BART"])

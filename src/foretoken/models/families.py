@@ -17,6 +17,8 @@ CAUSAL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
 }
 ROPE = CAUSAL | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 128}
 WINDOWED = ROPE | {"sliding_window": 8}

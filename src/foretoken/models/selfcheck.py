@@ -187,38 +187,44 @@ def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
     """The configuration of the small copy: one layer of each kind, at least two."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
-    text = config.get_text_config(decoder=True)
-    shorten(text)
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:
+            shrink(part, narrow)
+    return config
+
+
+def shrink(part: PreTrainedConfig, narrow: bool) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
-    settings["max_position_embeddings"] = max(CONTEXT, causal.limit(text) or 0)
-    if narrow:
-        settings |= widths(text)
+    settings["max_position_embeddings"] = max(CONTEXT, causal.limit(part) or 0)
+    if hasattr(part, "num_hidden_layers"):
+        shorten(part)
+    if narrow and hasattr(part, "num_attention_heads"):
+        settings |= widths(part)
     for name, value in settings.items():
-        if getattr(text, name, None) is not None:
-            setattr(text, name, value)
-    return config
+        if getattr(part, name, None) is not None:
+            setattr(part, name, value)
 
 
-def shorten(text: PreTrainedConfig) -> None:
-    count = text.num_hidden_layers
-    lists = {k: v for k, v in vars(text).items() if isinstance(v, list) and len(v) == count}
+def shorten(part: PreTrainedConfig) -> None:
+    count = part.num_hidden_layers
+    lists = {k: v for k, v in vars(part).items() if isinstance(v, list) and len(v) == count}
     kinds = [repr([values[i] for values in lists.values()]) for i in range(count)]
     picked = sorted({kinds.index(kind) for kind in kinds} | set(range(min(2, count))))
     for name, values in lists.items():
-        setattr(text, name, [values[i] for i in picked])
+        setattr(part, name, [values[i] for i in picked])
     for name in ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"):
-        if getattr(text, name, None) is not None:
-            setattr(text, name, len(picked))
-    text.num_hidden_layers = len(picked)
+        if getattr(part, name, None) is not None:
+            setattr(part, name, len(picked))
+    part.num_hidden_layers = len(picked)
 
 
-def widths(text: PreTrainedConfig) -> dict[str, Any]:
+def widths(part: PreTrainedConfig) -> dict[str, Any]:
     """Few and narrow heads, as many queries per key as before but two at most."""
-    heads = text.num_attention_heads
-    keys = getattr(text, "num_key_value_heads", None) or heads
+    heads = part.num_attention_heads
+    keys = getattr(part, "num_key_value_heads", None) or heads
     few = min(keys, 2)
     queries = few * min(heads // keys, 2)
     settings: dict[str, Any] = dict.fromkeys(
