@@ -77,6 +77,13 @@ def test_law_with_ties_is_that_of_transformers(params):
     assert torch.equal(p[7:8], law(logits[7:8], params))
 
 
+def test_mass_that_is_top_p_exactly_suffices():
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    p = law(torch.zeros(1, 4), params)
+    assert int((p > 0).sum()) == 2
+    assert torch.equal(p, transformers_law(torch.zeros(1, 4), params))
+
+
 def test_law_of_impossible_ids():
     logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
     for params in COMBINATIONS:
