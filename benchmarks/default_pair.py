@@ -13,11 +13,11 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-import machine
 from rich.console import Console
 from rich.table import Table
 
 import foretoken
+import machine
 from foretoken.lab.compare import Comparison, compare
 
 PROMPTS = (

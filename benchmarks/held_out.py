@@ -1,0 +1,53 @@
+"""Held-out bits per byte: a model of the default pair against n-gram tables on the same text.
+
+Expected: an order-5 modified Kneser-Ney table near 2.0 bits a byte, the target well below.
+
+    python benchmarks/held_out.py --data FOLDER_OF_NOVELS
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+import foretoken
+import machine
+from foretoken.train import corpus
+from foretoken.train.lm import held_out_loss
+from foretoken.train.ngram import bits_per_token, fit
+
+ASSETS = Path(foretoken.__file__).parent / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--orders", type=int, nargs="*", default=[1, 2, 3, 5])
+    arguments = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target")
+    books = corpus.build(corpus.read_texts(arguments.data), tokenizer)
+    per_byte = len(books.held_out) / books.held_out_bytes
+    found: dict[str, float] = {}
+    for order in arguments.orders:
+        end = tokenizer.eos_token_id
+        ngram = fit(books.train, len(tokenizer), order, separator=end)
+        found[f"{order}-gram"] = per_byte * bits_per_token(ngram, books.held_out, separator=end)
+    for name in ("draft", "target"):
+        model = LlamaForCausalLM.from_pretrained(ASSETS / name)
+        nats = held_out_loss(model, books.held_out, model.config.max_position_embeddings)
+        found[name] = per_byte * nats / math.log(2)
+    table = Table("model", "held-out bits per byte")
+    for name, bits in found.items():
+        table.add_row(name, f"{bits:.3f}")
+    Console().print(table)
+    facts = {"train_tokens": len(books.train), "held_out_bytes": books.held_out_bytes}
+    print(machine.save("held-out", {**facts, "bits_per_byte": found}))
+
+
+if __name__ == "__main__":
+    main()
