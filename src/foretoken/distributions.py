@@ -71,12 +71,13 @@ def sample(laws: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
     `[B]`.
 
-    An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's.
+    An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's,
+    and what is looked for stays below the total.
     """
     cdf = laws.double().cumsum(-1)
-    wanted = uniforms.to(cdf)[:, None] * cdf[:, -1:]
-    last = (laws > 0).long().cumsum(-1).argmax(-1)  # the last id that has mass
-    return torch.searchsorted(cdf, wanted, right=True).squeeze(-1).minimum(last)
+    total = cdf[:, -1:]
+    wanted = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cdf, wanted, right=True).squeeze(-1)
 
 
 def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:

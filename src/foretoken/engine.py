@@ -7,6 +7,7 @@ from time import perf_counter
 
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.request import Row
@@ -33,46 +34,35 @@ class Engine:
                 "a stream of this object is still open; read it to its end or close it first"
             )
         self._busy = True
+        drafter = self.drafter if gamma else NoDrafter()  # plain decoding costs no drafter's work
         active = list(rows)
         began = perf_counter()
         try:
-            self._start(rows)
+            self._start(rows, drafter)
             for row in rows:
                 row.prefill_seconds = perf_counter() - began
             yield
             while active:
-                step(
-                    active,
-                    self.target,
-                    self.drafter,
-                    rule,
-                    params,
-                    [min(gamma, row.room - 1) for row in active],
-                )
+                asked = [min(gamma, row.room - 1) for row in active]
+                step(active, self.target, drafter, rule, params, asked)
                 for row in active:
                     row.seconds = perf_counter() - began
-                active = self._retire(active)
+                self._leave([b for b, row in enumerate(active) if row.finish_reason], drafter)
+                active = [row for row in active if not row.finish_reason]
                 yield
         finally:
-            self._clear(len(active))
             self._busy = False
+            self._leave(list(range(len(active))), drafter)  # where it was stopped half-way
 
-    def _start(self, rows: list[Row]) -> None:
+    def _start(self, rows: list[Row], drafter: Drafter) -> None:
         prompts = [row.request.prompt for row in rows]
         sources = (
             [row.request.source or [] for row in rows] if self.target.encoder_decoder else None
         )
         self.target.start([prompt[:-1] for prompt in prompts], sources)
-        self.drafter.start(list(range(len(rows))), prompts, sources)
+        drafter.start(list(range(len(rows))), prompts, sources)
 
-    def _retire(self, active: list[Row]) -> list[Row]:
-        gone = [b for b, row in enumerate(active) if row.finish_reason]
+    def _leave(self, gone: list[int], drafter: Drafter) -> None:
         if gone:
             self.target.leave(gone)
-            self.drafter.leave(gone)
-        return [row for row in active if not row.finish_reason]
-
-    def _clear(self, count: int) -> None:
-        if count:  # stopped half-way
-            self.target.leave(list(range(count)))
-            self.drafter.leave(list(range(count)))
+            drafter.leave(gone)

@@ -43,11 +43,9 @@ class Speculator:
     draft_name: str = "draft"
     _costs: dict[SamplingParams, Costs | None] = field(default_factory=dict, init=False, repr=False)
     _engine: Engine = field(init=False, repr=False)
-    _plain: Engine = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._engine = Engine(self.target, self.drafter)
-        self._plain = Engine(self.target, NoDrafter())
 
     def generate(
         self,
@@ -71,12 +69,15 @@ class Speculator:
         finish_reason "interrupted".
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
-        requests = self._requests(_as_list(prompts), max_new_tokens, seed)
-        engine, judge, gamma = self._choose(params, gamma, rule, lenience)
+        judge = check(max_new_tokens, gamma, rule, lenience)
+        requests = self.requests(_as_list(prompts), max_new_tokens, seed)
+        if not requests:
+            return []
+        gamma = self._gamma(params, gamma)
         rows = [Row.of(request) for request in requests]
         try:
             for i in range(0, len(rows), BATCH):
-                for _ in engine.run(rows[i : i + BATCH], params, judge, gamma):
+                for _ in self._engine.run(rows[i : i + BATCH], params, judge, gamma):
                     pass
         except KeyboardInterrupt:  # what is there is returned, marked "interrupted"
             pass
@@ -102,32 +103,25 @@ class Speculator:
         The pieces' texts and tokens concatenate to exactly what `generate` returns.
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
-        if _as_list(prompt) != [prompt]:
+        judge = check(max_new_tokens, gamma, rule, lenience)
+        if _as_list(prompt) != [prompt if isinstance(prompt, str) else list(prompt)]:
             raise InputError("stream takes one prompt; call generate for several")
-        requests = self._requests([prompt], max_new_tokens, seed)
-        engine, judge, gamma = self._choose(params, gamma, rule, lenience)
-        return self._pieces(engine, requests[0], params, judge, gamma)
+        requests = self.requests([prompt], max_new_tokens, seed)
+        gamma = self._gamma(params, gamma)
+        return self._pieces(requests[0], params, judge, gamma)
 
-    def _choose(
-        self, params: SamplingParams, gamma: int | None, rule: str | Rule, lenience: float
-    ) -> tuple[Engine, Rule, int]:
-        """The engine, the rule and the number of guesses that a call asked for."""
-        if lenience != 1.0:
-            raise RefusedError(f"lenience={lenience} is not built yet; leave it at 1.0 (exact)")
-        judge = RULES.get(rule) if isinstance(rule, str) else rule
-        if judge is None:
-            raise InputError(f"rule is {rule!r}; give one of {', '.join(RULES)}, or a function")
+    def _gamma(self, params: SamplingParams, gamma: int | None) -> int:
+        """The number of guesses that a call asked for."""
+        context = self.target.context
         if gamma is None:
             measured = None if self._silent else self._measured(params)
             gamma = 0 if self._silent else PROBE if measured is None else measured.gamma
-        if gamma < 0:
-            raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
-        context = self.target.context
-        if context is not None and gamma + 1 > context:
+            gamma = gamma if context is None else min(gamma, context - 1)
+        elif context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {gamma}, but gamma + 1 must fit in the context of {context}"
             )
-        return (self._engine if gamma else self._plain), judge, gamma
+        return gamma
 
     @property
     def _silent(self) -> bool:
@@ -135,12 +129,12 @@ class Speculator:
 
     def _measured(self, params: SamplingParams) -> Costs | None:
         if params not in self._costs:
-            plain = self._probe(self._plain, params, 0, PLAIN_STEPS)
-            probe = self._probe(self._engine, params, PROBE, PROBE_TOKENS)
+            plain = self._probe(params, 0, PLAIN_STEPS)
+            probe = self._probe(params, PROBE, PROBE_TOKENS)
             self._costs[params] = costs(plain.records, probe.records)
         return self._costs[params]
 
-    def _probe(self, engine: Engine, params: SamplingParams, gamma: int, tokens: int) -> Row:
+    def _probe(self, params: SamplingParams, gamma: int, tokens: int) -> Row:
         """A row of the target's own text, ends of sequence ignored."""
         ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else [self._any_id] * 4
         prompt, source = self._sides(ids)
@@ -150,7 +144,7 @@ class Speculator:
                 f"a context of {self.target.context} is too short to measure in; set gamma"
             )
         row = Row.of(Request(prompt, min(tokens, room), RowKey(0, 0), source=source))
-        for _ in engine.run([row], params, speculative, gamma):
+        for _ in self._engine.run([row], params, speculative, gamma):
             pass
         return row
 
@@ -158,10 +152,9 @@ class Speculator:
     def _any_id(self) -> int:
         return min(self.ends.eos, default=0)
 
-    def _requests(self, prompts: list[Prompt], max_new_tokens: int, seed: Seed) -> list[Request]:
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
-        keys = _keys(seed, len(prompts))
+    def requests(self, prompts: list[Prompt], max_new_tokens: int, seed: Seed) -> list[Request]:
+        """What `generate` makes of its prompts; InputError for one that cannot be continued."""
+        keys = keys_of(seed, len(prompts))
         return [
             self._request(i, prompt, max_new_tokens, key)
             for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
@@ -208,11 +201,11 @@ class Speculator:
         return list(prompt)
 
     def _pieces(
-        self, engine: Engine, request: Request, params: SamplingParams, rule: Rule, gamma: int
+        self, request: Request, params: SamplingParams, rule: Rule, gamma: int
     ) -> Generator[Piece, None, Completion]:
         stream = text.Stream(self.tokenizer) if self.tokenizer else None
         row, sent = Row.of(request), 0
-        for _ in engine.run([row], params, rule, gamma):
+        for _ in self._engine.run([row], params, rule, gamma):
             tokens = row.new_tokens[sent:]
             sent += len(tokens)
             if tokens:
@@ -232,6 +225,20 @@ class Speculator:
             stats=stats(row, self.target.runtime, runtime(self.drafter)),
             steps=row.records,
         )
+
+
+def check(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: float) -> Rule:
+    """The rule, or an error for an option that no model could honour."""
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
+    if gamma is not None and gamma < 0:
+        raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
+    if lenience != 1.0:
+        raise RefusedError(f"lenience={lenience} is not built yet; leave it at 1.0 (exact)")
+    judge = RULES.get(rule) if isinstance(rule, str) else rule
+    if judge is None:
+        raise InputError(f"rule is {rule!r}; give one of {', '.join(RULES)}, or a function")
+    return judge
 
 
 def runtime(drafter: Drafter) -> str:
@@ -261,18 +268,24 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _keys(seed: Seed, count: int) -> list[RowKey]:
+def keys_of(seed: Seed, count: int) -> list[RowKey]:
+    """A key for each of `count` rows; None draws a seed for all of them."""
     if seed is None:
         seed = randbits(63)
     if isinstance(seed, int):
         return [RowKey(_seed(seed), row) for row in range(count)]
+    if not isinstance(seed, list | tuple):
+        raise InputError(f"seed is {seed!r:.60}; give an integer, or one for each prompt")
     if len(seed) != count:
         raise InputError(f"seed has {len(seed)} entries for {count} prompts; give one for each")
-    pairs = [(s, 0) if isinstance(s, int) else s for s in seed]
+    pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise InputError(f"seed holds {pair!r:.60}; give integers, or pairs of them")
     return [RowKey(_seed(s), _seed(row)) for s, row in pairs]
 
 
 def _seed(value: int) -> int:
-    if not 0 <= value < 2**63:
-        raise InputError(f"seed is {value}; give an integer in [0, 2**63)")
+    if not _is_id(value) or not 0 <= value < 2**63:
+        raise InputError(f"seed is {value!r:.60}; give an integer in [0, 2**63)")
     return value

@@ -26,6 +26,7 @@ class CausalModel:
     """
 
     encoder_decoder = False
+    source_context = None
     runtime = "transformers"
 
     def __init__(self, model: PreTrainedModel) -> None:
