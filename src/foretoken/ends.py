@@ -27,6 +27,7 @@ CHANGES_LAW: dict[str, tuple[Any, ...]] = {
     "top_h": (None,),
     "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
+    "forced_decoder_ids": (None, []),
     "sequence_bias": (None, {}),
     "guidance_scale": (None, 1.0),
     "exponential_decay_length_penalty": (None,),

@@ -81,7 +81,11 @@ def load(
         draft = _asset("draft") if draft is None else draft
     network = _network(target, dtype, place, revision, trust_remote_code)
     model = _model(network)
-    words = _tokenizer(target if tokenizer is None else tokenizer, revision, trust_remote_code)
+    words = (
+        _tokenizer(target, revision, trust_remote_code)
+        if tokenizer is None
+        else _tokenizer(tokenizer, revision, trust_remote_code, wanted=True)
+    )
     options = (draft_dtype or dtype, place, draft_revision, trust_remote_code)
     return Speculator(
         target=model,
@@ -109,7 +113,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise InputError(f"device {name!r} cannot be used: {_line(error)}") from None
     return device
 
@@ -144,18 +148,24 @@ def _network(
         needed = memory.weight_bytes(auto.from_config(config, trust_remote_code=trust), kind)
     memory.require(str(source), needed, device)
     try:
-        network = auto.from_pretrained(path, dtype=kind, **where)
+        network, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True, **where)
     except Exception as error:
         raise InputError(f"{source} cannot be loaded: {_line(error)}") from None
+    missing = sorted(found["missing_keys"])
+    if missing:  # transformers would make them up
+        raise InputError(
+            f"{source} holds no weights for {missing[0]} ({len(missing)} are missing); "
+            f"give a complete {type(network).__name__}"
+        )
     return network.to(device).eval()
 
 
 def _path(source: str | Path) -> str:
     """A folder that exists, or a hub id."""
-    if Path(source).is_dir():
+    if str(source) and Path(source).is_dir():
         return str(source)
     if isinstance(source, Path) or not HUB_ID.fullmatch(source):
-        raise InputError(f"{source} is no folder; give a model's folder or a hub id")
+        raise InputError(f"{str(source)!r} is no folder; give a model's folder or a hub id")
     return source
 
 
@@ -188,18 +198,23 @@ def _tokenizer(
     source: str | Path | PreTrainedModel | PreTrainedTokenizerBase,
     revision: str | None,
     trust: bool,
+    *,
+    wanted: bool = False,
 ) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a folder or on the hub; None where there is none, unless `wanted`."""
     if isinstance(source, PreTrainedTokenizerBase):
         return source
     if isinstance(source, PreTrainedModel):
         return None
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        if wanted:
+            raise InputError(f"{source} holds no tokenizer; give a folder or hub id with one")
         return None
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust)
     except Exception as error:
-        if not folder.is_dir():
+        if not folder.is_dir() and not wanted:
             return None  # a hub model without one
         raise InputError(f"the tokenizer in {source} cannot be read: {_line(error)}") from None
 
@@ -214,6 +229,8 @@ def _drafter(
     trust: bool,
 ) -> Drafter:
     if not isinstance(draft, str | Path | PreTrainedModel):
+        if not hasattr(draft, "propose"):
+            raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
         return draft
     if draft == "none":
         return NoDrafter()

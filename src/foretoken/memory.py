@@ -11,6 +11,11 @@ from torch import nn
 from foretoken.errors import RefusedError
 
 HEADROOM = 1.1  # weights plus what a short generation needs beside them
+ROOT = Path("/sys/fs/cgroup")
+CGROUPS = (  # limit, use, and which part of the use is files that can go
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
@@ -48,16 +53,12 @@ def _system() -> int | None:
 
 def _cgroup() -> int | None:
     """What this process's control group may still take, version 2 or 1."""
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        values = [*_lines(Path(limit)), *_lines(Path(used))]
+    for limit, used, idle in CGROUPS:
+        values = [*_lines(ROOT / limit), *_lines(ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):
-            return max(0, int(values[0]) - int(values[1]))
+            stats = dict(line.split() for line in _lines((ROOT / used).parent / "memory.stat"))
+            taken = int(values[1]) - int(stats.get(idle, 0))  # idle files make room when asked
+            return max(0, int(values[0]) - taken)
     return None
 
 

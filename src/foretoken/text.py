@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.errors import RefusedError
 
 REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
@@ -19,8 +22,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
 class Stream:
     """Text as tokens arrive; the pieces concatenate to the text of all tokens.
 
-    A piece that ends within a character is held back. Only the tokens since the last piece but one
-    are decoded again, so the cost of a piece does not grow with the text.
+    A piece that ends within a character, or within a run of byte tokens, is held back: the rest
+    decides how it reads. Only the tokens since the last piece but one are decoded again, so the
+    cost of a piece does not grow with the text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -33,11 +37,20 @@ class Stream:
         self._tokens += tokens
         before = decode(self.tokenizer, self._tokens[: self._seen])
         now = decode(self.tokenizer, self._tokens)
-        if len(now) <= len(before) or (now.endswith(REPLACEMENT) and not last):
+        if len(now) <= len(before) or (not last and self._open(now)):
             return ""
         self._tokens = self._tokens[self._seen :]
         self._seen = len(self._tokens)
         return now[len(before) :]
+
+    def _open(self, now: str) -> bool:
+        """Whether the next token can still change what these tokens read as."""
+        if now.endswith(REPLACEMENT):
+            return True
+        spoken = (token for token in reversed(self._tokens) if decode(self.tokenizer, [token]))
+        last = next(spoken, None)
+        name = "" if last is None else self.tokenizer.convert_ids_to_tokens(last)
+        return isinstance(name, str) and BYTE.fullmatch(name) is not None
 
 
 def require_same_words(
@@ -65,6 +78,6 @@ def require_same_words(
         token = min(other)
         raise RefusedError(
             f"{draft_name} has another tokenizer: {len(other)} of {len(ours)} tokens differ, "
-            f"{token!r} is id {theirs.get(token)} there and {ours.get(token)} in the target; give a draft "
-            "with the same vocabulary, or 'lookup'"
+            f"{token!r} is id {theirs.get(token)} there and {ours.get(token)} in the target; "
+            "give a draft with the same vocabulary, or 'lookup'"
         )

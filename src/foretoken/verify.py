@@ -112,7 +112,9 @@ def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
     """beta at every guess: sum over the vocabulary of min(p, q), `[B, G]` (Theorem 3.5)."""
     p = p[:, : x.shape[1]]
-    return _at(p, x) if q is None else torch.minimum(p, q).sum(-1, dtype=torch.float64)
+    if q is None:
+        return _at(p, x)
+    return torch.minimum(p, q).sum(-1, dtype=torch.float64).clamp(max=1.0)  # but for rounding
 
 
 RULES: dict[str, Rule] = {"speculative": speculative, "block": block}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from transformers.utils import logging
 
 from foretoken.cli import doctor, generate, theory, train
 from foretoken.errors import ForetokenError
@@ -23,15 +24,11 @@ app.add_typer(train.app, name="train")
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. Ctrl-C exits with 130 and a reader that has gone (`| head`) with 1."""
+    logging.set_verbosity_error()  # of transformers: an error is one line, and it is ours
+    logging.disable_progress_bar()
     try:
         app()
-    except ForetokenError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ForetokenError, OSError) as error:  # also a file that cannot be written
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader has gone, as in `| head`
-        sys.stderr.close()
-        sys.exit(0)

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import track
+from rich.text import Text
 
 from foretoken.cli import prompts
+from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError
+from foretoken.load import load
 from foretoken.request import Completion
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import BATCH, Speculator, check, keys_of
 
 Model = Annotated[str | None, typer.Option(help="Folder or hub id; left out: the pair that ships.")]
 
@@ -59,16 +62,6 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a prompt, or many, in the target's own distribution."""
-    from foretoken.load import load  # late: torch and transformers take seconds to import
-
-    spec = load(
-        target,
-        draft,
-        dtype=dtype,
-        device=device,
-        generation_config="ignore" if ignore_generation_config else None,
-    )
-    lines = prompts.read(prompt, prompt_file, ids=spec.tokenizer is None)
     options = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -78,18 +71,35 @@ def generate(
         "gamma": gamma,
         "rule": rule,
     }
+    SamplingParams(temperature, top_k, top_p, min_p)  # what is wrong fails before models load
+    check(max_new_tokens, gamma, rule, lenience=1.0)
+    keys_of(seed, 1)
+    lines = prompts.read(prompt, prompt_file)
+    if compare and len(lines) != 1:
+        raise InputError(f"--compare takes one prompt, not {len(lines)}")
+    spec = load(
+        target,
+        draft,
+        dtype=dtype,
+        device=device,
+        generation_config="ignore" if ignore_generation_config else None,
+    )
+    if spec.tokenizer is None:
+        lines = [prompts.as_ids(line) for line in lines]
+    spec.requests([line.prompt for line in lines], max_new_tokens, seed)  # a bad one fails now
     if len(lines) == 1 and not (as_json or show_tokens):
         done = [_stream(spec, lines[0].prompt, seed, options)]
     else:
         done = list(_all(spec, lines, seed, options, bar=len(lines) > BATCH))
         if not as_json:
             _print(spec, lines, done, show_tokens=show_tokens)
-    comparison = _compare(spec, lines, seed, options) if compare else None
+    interrupted = any(completion.finish_reason == "interrupted" for completion in done)
+    comparison = _compare(spec, lines, seed, options) if compare and not interrupted else None
     if as_json:
         print(json.dumps(_document(spec, lines, done, comparison)))
     elif comparison:
         _report(comparison)
-    if any(completion.finish_reason == "interrupted" for completion in done):
+    if interrupted:
         raise typer.Exit(130)
 
 
@@ -156,7 +166,8 @@ def _show(spec: Speculator, prompt: Any, completion: Completion) -> None:
     from foretoken.lab import view
 
     console = Console(highlight=False)
-    console.print(prompt if isinstance(prompt, str) else ",".join(map(str, prompt)), style="bold")
+    shown = prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+    console.print(Text(shown, style="bold"))  # a str would be read as markup
     for line in view.trace(spec.ids(prompt), completion.steps, spec.tokenizer):
         console.print(line)
     stats = completion.stats
@@ -173,8 +184,6 @@ def _compare(
 ) -> Any:
     from foretoken.lab.compare import compare
 
-    if len(lines) != 1:
-        raise InputError(f"--compare takes one prompt, not {len(lines)}")
     return compare(spec, lines[0].prompt, seed=seed, **options)
 
 

@@ -19,22 +19,22 @@ class Line(BaseModel):
     id: Any = None
 
 
-def read(argument: str | None, file: Path | None, *, ids: bool) -> list[Line]:
-    """The prompts to continue; `ids`: the model has no tokenizer, texts are ids separated by
-    commas."""
+def read(argument: str | None, file: Path | None) -> list[Line]:
+    """The prompts to continue."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        lines = _from_file(file)
-    elif argument is not None:
-        lines = [Line(prompt=argument)]
-    elif sys.stdin.isatty():
+        return _from_file(file)
+    if argument is not None:
+        return [Line(prompt=argument)]
+    if sys.stdin.isatty():
         raise InputError(
             "no prompt; give one as an argument, with --prompt-file or on standard input"
         )
-    else:
-        lines = [Line(prompt=sys.stdin.read())]
-    return [_as_ids(line) for line in lines] if ids else lines
+    try:
+        return [Line(prompt=sys.stdin.read().removesuffix("\n"))]
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is no text: {error}") from None
 
 
 def _from_file(file: Path) -> list[Line]:
@@ -52,7 +52,7 @@ def _from_file(file: Path) -> list[Line]:
 
 def _parse(file: Path, number: int, row: str) -> Line:
     try:
-        return Line.model_validate_json(row)
+        line = Line.model_validate_json(row)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "line"
@@ -60,9 +60,13 @@ def _parse(file: Path, number: int, row: str) -> Line:
             f"{file}, line {number}: {where}: {first['msg']}; "
             'give {"prompt": text or ids, "id": anything}'
         ) from None
+    if not line.prompt:
+        raise InputError(f"{file}, line {number}: the prompt is empty; give text or ids")
+    return line
 
 
-def _as_ids(line: Line) -> Line:
+def as_ids(line: Line) -> Line:
+    """For a model without a tokenizer: a text must be ids separated by commas."""
     if isinstance(line.prompt, list):
         return line
     try:

@@ -112,6 +112,8 @@ def ngram(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
+    if order < 1:  # said before anything is sampled
+        raise InputError(f"order is {order}; give 1 (unigram) or more")
     if from_samples is not None:
         table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
     elif from_text is not None and tokenizer is not None:
@@ -124,13 +126,12 @@ def ngram(
 
 
 def _fit_text(path: Path, tokenizer: Path, order: int) -> NGram:
-    from transformers import AutoTokenizer
-
+    from foretoken.train.corpus import read_tokenizer
     from foretoken.train.ngram import fit_from_text
 
     if not tokenizer.is_dir():
         raise InputError(f"{tokenizer} is no folder; give the folder of the target's tokenizer")
-    return fit_from_text(path, AutoTokenizer.from_pretrained(tokenizer), order)
+    return fit_from_text(path, read_tokenizer(tokenizer), order)
 
 
 def _fit_samples(

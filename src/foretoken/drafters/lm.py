@@ -17,13 +17,14 @@ class LMDrafter:
 
     A decoder-only model may draft for an encoder-decoder target: it reads the source as the head
     of its prompt. Where a row has outgrown the model's context, or holds an id that the model does
-    not know, it falls silent.
+    not know, in its text or source, it falls silent.
     """
 
     def __init__(self, model: Model, vocab_size: int) -> None:
         self.model, self.vocab_size = model, vocab_size
         self.runtime = model.runtime
         self._texts: list[list[int]] = []  # committed tokens, as the model reads them
+        self._deaf: list[bool] = []  # rows whose source its encoder cannot read
         self._cached: list[int] = []  # how many of them are in its cache
 
     def start(
@@ -34,13 +35,18 @@ class LMDrafter:
         texts = [
             [*(sources[b] if sources and not heard else []), *p] for b, p in enumerate(prompts)
         ]
+        deaf = [heard and not self._readable(source) for source in sources or prompts]
         heads = [t[:-1] if self._room(t) > 0 else [] for t in texts]
+        if heard and sources:
+            sources = [[0] if no else s for s, no in zip(sources, deaf, strict=True)]
         self.model.start(heads, sources if heard else None)
         self._texts += texts
+        self._deaf += deaf
         self._cached += [len(h) for h in heads]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        budget = [max(0, min(g, self._room(t))) for g, t in zip(gamma, self._texts, strict=True)]
+        rooms = [0 if no else self._room(t) for t, no in zip(self._texts, self._deaf, strict=True)]
+        budget = [max(0, min(g, room)) for g, room in zip(gamma, rooms, strict=True)]
         guesses: list[list[int]] = [[] for _ in budget]
         laws: list[Tensor] = []
         feed = [t[c:] for t, c in zip(self._texts, self._cached, strict=True)]
@@ -82,8 +88,14 @@ class LMDrafter:
     def leave(self, rows: list[int]) -> None:
         stay = [b for b in range(len(self._texts)) if b not in rows]
         self._texts = [self._texts[b] for b in stay]
+        self._deaf = [self._deaf[b] for b in stay]
         self._cached = [self._cached[b] for b in stay]
         self.model.leave(rows)
+
+    def _readable(self, source: list[int]) -> bool:
+        limit = self.model.source_context
+        known = max(source) < self.model.vocab_size
+        return known and (limit is None or len(source) <= limit)
 
     def _room(self, text: list[int]) -> int:
         """How many guesses fit in the model's context behind `text`; none behind unknown ids."""

@@ -31,13 +31,18 @@ class Comparison:
 
 
 def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) -> Comparison:
-    """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s."""
+    """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
+
+    Raises KeyboardInterrupt where one was interrupted: times of parts say nothing.
+    """
     plain: list[Completion] = []
     fast: list[Completion] = []
     spec.generate(prompt, **{**options, "max_new_tokens": 4})  # warm up: first calls are slow
     for _ in range(repeats):
         plain += spec.generate(prompt, **{**options, "gamma": 0})
         fast += spec.generate(prompt, **options)
+        if "interrupted" in (plain[-1].finish_reason, fast[-1].finish_reason):
+            raise KeyboardInterrupt
     gamma = max((step.gamma for c in fast for step in c.steps), default=0)
     known = costs(
         [step for c in plain for step in c.steps], [step for c in fast for step in c.steps]

@@ -7,12 +7,13 @@ Knows nothing about models.
 from __future__ import annotations
 
 import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 
@@ -41,7 +42,10 @@ def read_texts(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
     return raw.decode("utf-8-sig", errors="replace")
 
 
@@ -79,6 +83,15 @@ def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrain
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in a model's folder; InputError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # the library raises many kinds
+        line = " ".join(str(error).split())[:200]
+        raise InputError(f"{folder} holds no tokenizer that can be read: {line}") from None
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

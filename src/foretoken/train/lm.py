@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 from foretoken.train import corpus
@@ -71,8 +71,9 @@ def train_lm(
     `tokenizer`: a folder whose tokenizer is used instead of a new one. `init`: a folder whose
     weights are the start. A checkpoint in `out` is resumed.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    _check(shape, recipe)
     texts = corpus.read_texts(data)
+    out.mkdir(parents=True, exist_ok=True)
     words = _tokenizer(out, texts, shape, recipe, tokenizer or init)
     books = corpus.build(texts, words)
     if len(books.train) <= recipe.context or len(books.held_out) <= recipe.context:
@@ -91,6 +92,17 @@ def train_lm(
     return run.export(books)
 
 
+def _check(shape: Shape, recipe: Recipe) -> None:
+    sizes = {name: getattr(shape, name) for name in Shape.__slots__}
+    sizes |= {"steps": recipe.steps, "batch": recipe.batch, "context": recipe.context}
+    for name, value in sizes.items():
+        if value < 1:
+            raise InputError(f"{name} is {value}; give 1 or more")
+    for name, parts in (("hidden", "heads"), ("heads", "kv_heads")):
+        if sizes[name] % sizes[parts]:
+            raise InputError(f"{name} is {sizes[name]}; give a multiple of {parts}, {sizes[parts]}")
+
+
 class _Run:
     """Model, optimisers and step of one training run, as saved in `out/checkpoint.pt`."""
 
@@ -104,11 +116,7 @@ class _Run:
     ) -> None:
         self.out, self.recipe, self.words, self.step, self.seconds = out, recipe, words, 0, 0.0
         torch.manual_seed(recipe.seed)
-        self.model = (
-            LlamaForCausalLM.from_pretrained(init, dtype=torch.float32)
-            if init
-            else LlamaForCausalLM(_config(shape, recipe, words))
-        )
+        self.model = _weights(init) if init else LlamaForCausalLM(_config(shape, recipe, words))
         self.model.config.max_position_embeddings = recipe.context
         named = list(self.model.named_parameters())
         matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -160,16 +168,23 @@ class _Run:
             log.write(json.dumps(line) + "\n")
 
     def load(self) -> None:
-        state = torch.load(self.out / "checkpoint.pt", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.seconds = state["step"], state["seconds"]
+        path = self.out / "checkpoint.pt"
+        try:
+            state = torch.load(path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step, self.seconds = state["step"], state["seconds"]
+        except Exception as error:  # a broken file raises many kinds, another shape a RuntimeError
+            raise InputError(
+                f"{path} is no checkpoint of this model ({type(error).__name__}); "
+                "give the shape it was begun with, or another --out"
+            ) from None
 
     def export(self, books: corpus.Corpus) -> dict[str, Any]:
         """The model in bfloat16 with its tokenizer, and what was measured, in `out/model`."""
         folder = self.out / "model"
-        half = LlamaForCausalLM(self.model.config).to(torch.bfloat16)
+        half = LlamaForCausalLM(self.model.config).bfloat16()
         half.load_state_dict(self.model.state_dict())
         half.save_pretrained(folder)
         self.words.save_pretrained(folder)
@@ -239,6 +254,14 @@ def _batch(ids: np.ndarray, recipe: Recipe, step: int) -> torch.Tensor:
     )
 
 
+def _weights(folder: Path) -> LlamaForCausalLM:
+    try:
+        return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    except Exception as error:  # the library raises many kinds
+        line = " ".join(str(error).split())[:200]
+        raise InputError(f"{folder} holds no Llama model that can be read: {line}") from None
+
+
 def _config(shape: Shape, recipe: Recipe, words: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(words),
@@ -249,8 +272,8 @@ def _config(shape: Shape, recipe: Recipe, words: PreTrainedTokenizerFast) -> Lla
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=recipe.context,
         tie_word_embeddings=True,
-        bos_token_id=words.bos_token_id,
-        eos_token_id=words.eos_token_id,
+        bos_token_id=cast(int, words.bos_token_id),
+        eos_token_id=cast(int, words.eos_token_id),
     )
 
 
@@ -258,8 +281,9 @@ def _tokenizer(
     out: Path, texts: list[str], shape: Shape, recipe: Recipe, given: Path | None
 ) -> PreTrainedTokenizerFast:
     folder = given or out / "tokenizer"
-    if not folder.exists():
-        corpus.train_tokenizer(
-            corpus.split(texts)[0], shape.vocab_size, recipe.context
-        ).save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    if given is None and not folder.exists():
+        part = out / "tokenizer.part"  # a kill leaves no half of one
+        train = corpus.split(texts)[0]
+        corpus.train_tokenizer(train, shape.vocab_size, recipe.context).save_pretrained(part)
+        os.replace(part, folder)
+    return corpus.read_tokenizer(folder)

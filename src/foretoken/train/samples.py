@@ -24,6 +24,8 @@ def samples(
     if tokens < 1:
         raise InputError(f"tokens is {tokens}; give 1 or more")
     context = spec.target.context or PROMPT + LENGTH
+    if context <= PROMPT:
+        raise RefusedError(f"the target's context of {context} leaves no room to sample in")
     length = min(LENGTH, context - PROMPT)
     random = np.random.default_rng(seed)
     done = 0

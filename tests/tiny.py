@@ -1,0 +1,83 @@
+"""Small random models and tokenizers, and folders of them; nothing is downloaded."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from foretoken.models.selfcheck import stir
+from foretoken.train.corpus import train_tokenizer
+
+TEXT = """It was the first day of the year, and the house was cold. \U0001f600 said nothing at all.
+"Where are you going?" asked the old man. — To the sea, naïve as ever, to the sea. \U0001f40b\U0001f30a
+The day was over before the house was warm, and the old man was asleep by the fire. 日本語 too.
+"""
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 48}
+
+
+def llama(V: int = 320, context: int = 96, seed: int = 0, **settings) -> LlamaForCausalLM:
+    """A random causal model whose laws are far from flat, float32."""
+    torch.manual_seed(seed)
+    settings = {"bos_token_id": 0, "eos_token_id": 0} | settings
+    config = LlamaConfig(vocab_size=V, max_position_embeddings=context, **(SHAPE | settings))
+    model = LlamaForCausalLM(config).eval()
+    stir(model)
+    return model
+
+
+def t5(V: int = 320, seed: int = 0, **settings) -> T5ForConditionalGeneration:
+    """A random encoder-decoder, float32."""
+    torch.manual_seed(seed)
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    ends = {"decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=V, **(shape | ends | settings))).eval()
+    stir(model)
+    return model
+
+
+@cache
+def byte_level(V: int = 320) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with one special token, id 0: any text, and characters cut by tokens."""
+    return train_tokenizer([TEXT], V, 10_000)
+
+
+@cache
+def metaspace() -> PreTrainedTokenizerFast:
+    """Unigram over Metaspace with byte fallback, as SentencePiece makes them; special id 0."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    bytes_ = [f"<0x{b:02X}>" for b in range(256)]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=["</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    found = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    pieces = [(token, -float(i)) for i, (token, _) in enumerate(found)]
+    pieces += [(byte, -900.0) for byte in bytes_]
+    whole = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=True))
+    whole.pre_tokenizer = pre_tokenizers.Metaspace()
+    whole.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    whole.add_special_tokens(["</s>", "<unk>"])
+    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="</s>", unk_token="<unk>")
+
+
+def folder(
+    path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None = None
+) -> Path:
+    """Model and tokenizer in transformers' own layout."""
+    model.save_pretrained(path)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
+    return path

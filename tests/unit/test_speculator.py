@@ -1,0 +1,480 @@
+"""What generate and stream promise to those who call them, on tiny models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.ends import Ends
+from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.models.causal import CausalModel
+from foretoken.models.seq2seq import Seq2SeqModel
+from foretoken.models.table import TableModel
+from foretoken.speculator import BATCH, Speculator
+from foretoken.verify import speculative
+from oracle import random_model
+from tiny import byte_level, llama, metaspace, t5
+
+V = 7
+P, Q = random_model(1, V), random_model(2, V)
+IDS = [[1, 2, 3], [4], [5, 6, 5, 6, 5], [2, 2]]
+
+
+def table(context: int | None = None, ends: Ends = Ends(), drafter=None) -> Speculator:
+    drafter = LMDrafter(TableModel(Q, V), V) if drafter is None else drafter
+    return Speculator(TableModel(P, V, context=context), drafter, ends=ends)
+
+
+def spoken(tokenizer, V: int, ends: Ends = Ends(), seed: int = 0) -> Speculator:
+    drafter = LMDrafter(CausalModel(llama(V, seed=seed + 50, num_hidden_layers=1)), V)
+    return Speculator(CausalModel(llama(V, seed=seed)), drafter, tokenizer, ends)
+
+
+@pytest.fixture(scope="module")
+def double() -> Speculator:
+    """A pair of random Llamas in float64."""
+    target, draft = llama(64, seed=3).double(), llama(64, seed=4).double()
+    return Speculator(CausalModel(target), LMDrafter(CausalModel(draft), 64))
+
+
+def told(error: pytest.ExceptionInfo[ForetokenError]) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Prompts
+
+
+def test_a_list_of_ids_is_one_prompt_and_a_list_of_lists_are_many():
+    spec = table()
+    assert len(spec.generate(IDS[0])) == 1
+    assert len(spec.generate(IDS)) == len(IDS)
+    assert spec.generate(tuple(IDS[0]))[0].tokens == spec.generate(IDS[0])[0].tokens
+    assert [c.text for c in spec.generate(IDS)] == [None] * len(IDS)
+
+
+def test_text_and_ids_may_be_mixed():
+    spec = spoken(byte_level(), 320)
+    ids = byte_level()("It was").input_ids
+    both = spec.generate(["It was", ids], max_new_tokens=8)
+    assert both[0].tokens == both[1].tokens and both[0].text == both[1].text
+    assert spec.generate("It was", max_new_tokens=8)[0].tokens == both[0].tokens
+    assert isinstance(both[0].text, str)
+
+
+def test_no_prompts_are_no_completions_and_measure_nothing():
+    assert table(context=1).generate([]) == []
+
+
+def test_a_text_prompt_gets_the_special_tokens_of_the_tokenizer():
+    spec = Speculator(Seq2SeqModel(t5(321)), NoDrafter(), metaspace(), Ends(decoder_start=0))
+    assert spec.ids("It was") == metaspace()("It was").input_ids
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ("text", "prompt 0 is text, but there is no tokenizer; give token ids"),
+        ([[1], "text"], "prompt 1 is text, but there is no tokenizer"),
+        ("", "prompt 0 is empty"),
+        ([[]], "prompt 0 is empty"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1], [0, 7]], r"prompt 1 holds the id 7; ids must be in 0\.\.6"),
+        ([-1], "prompt 0 holds the id -1"),
+        (5, "prompts is a int; give a str, ids, or a list of them"),
+        ([1, "a"], "prompt 0 is 1; give a str or a list of ids"),
+        ([[1.5]], r"prompt 0 is \[1.5\]"),
+        ([True], "prompt 0 is True"),
+    ],
+)
+def test_bad_prompts(prompts, says):
+    with pytest.raises(InputError, match=says) as error:
+        table().generate(prompts)
+    told(error)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_and_one_less_is_not():
+    spec = table(context=5)
+    with pytest.raises(InputError, match="prompt 1 has 5 tokens, the model holds 5"):
+        spec.generate([[1], [1] * 5], gamma=1)
+    (done,) = spec.generate([[1] * 4], gamma=1)
+    assert len(done.tokens) == 1 and done.finish_reason == "length"
+
+
+def test_a_source_may_fill_the_encoder_but_not_more():
+    target = TableModel(P, V, encoder_decoder=True)
+    target.source_context = 4
+    spec = Speculator(target, NoDrafter(), ends=Ends(decoder_start=0))
+    assert len(spec.generate([1] * 4, max_new_tokens=3)[0].tokens) == 3
+    with pytest.raises(InputError, match="prompt 0 has 5 tokens, the model holds 4"):
+        spec.generate([1] * 5)
+
+
+def test_a_text_without_tokens_is_refused():
+    spec = spoken(metaspace(), 321)
+    spec.tokenizer = lambda text, verbose: type("Found", (), {"input_ids": []})  # drops all
+    with pytest.raises(InputError, match="prompt 0 has no tokens"):
+        spec.generate("\u200b")
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
+        ({"gamma": -1}, r"gamma is -1; give 0 \(plain decoding\) or more"),
+        ({"gamma": 16}, r"gamma is 16, but gamma \+ 1 must fit in the context of 16"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"top_p": 0.0}, r"top_p is 0.0; give a number in \(0, 1\]"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"min_p": 2.0}, "min_p is 2.0"),
+        ({"rule": "greedy"}, "rule is 'greedy'; give one of speculative, block, or a function"),
+        ({"lenience": 0.5}, "lenience=0.5 is not built yet"),
+        ({"lenience": math.nan}, "lenience=nan is not built yet"),
+        ({"seed": -1}, "seed is -1; give an integer"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"seed": [1, 2]}, "seed has 2 entries for 1 prompts"),
+        ({"seed": [(1, 2, 3)]}, r"seed holds \(1, 2, 3\)"),
+        ({"seed": [(1, -2)]}, "seed is -2"),
+        ({"seed": [1.5]}, "seed is 1.5"),
+        ({"seed": "12"}, "seed is '12'"),
+    ],
+)
+def test_bad_options(options, says):
+    """The same from stream, and before anything is generated."""
+    spec = table(context=16)
+    for call in (spec.generate, spec.stream):
+        with pytest.raises(ForetokenError, match=says) as error:
+            call([1, 2], **options)
+        told(error)
+
+
+def test_lenience_is_refused_not_a_bad_value():
+    with pytest.raises(RefusedError):
+        table().generate([1], lenience=0.9)
+
+
+def test_the_largest_gamma_that_fits_the_context():
+    spec = table(context=16)
+    options = {"max_new_tokens": 14, "temperature": 1.0}
+    assert len(spec.generate([1, 2], gamma=15, **options)[0].tokens) == 14
+
+
+def test_a_rule_by_name_or_as_a_function():
+    options = {"temperature": 1.0, "gamma": 3, "max_new_tokens": 30}
+    named = table().generate(IDS, rule="speculative", **options)
+    seen = []
+
+    def mine(p, q, x, lengths):
+        seen.append(x.shape)
+        return speculative(p, q, x, lengths)
+
+    given_ = table().generate(IDS, rule=mine, **options)
+    assert [c.tokens for c in named] == [c.tokens for c in given_] and seen
+    block = table().generate(IDS, rule="block", **options)
+    assert [c.tokens for c in block] != [c.tokens for c in named]
+
+
+# Gamma
+
+
+@pytest.mark.parametrize("drafter", [NoDrafter(), UniformDrafter(V)], ids=["none", "uniform"])
+def test_gamma_0_is_one_token_a_target_call(drafter):
+    for options in ({}, {"temperature": 1.0}):
+        for done in table(drafter=drafter).generate(IDS, gamma=0, max_new_tokens=9, **options):
+            stats = done.stats
+            assert stats.target_calls == len(done.tokens) == stats.rounds == 9
+            assert stats.drafted == stats.accepted == stats.draft_calls == 0
+            assert stats.alpha is None and stats.accepted_per_drafted is None
+            assert stats.tokens_per_call == 1
+
+
+def test_gamma_does_not_change_greedy_text(double):
+    plain = double.generate(IDS, gamma=0, max_new_tokens=20)
+    for gamma in (1, 4, None):
+        done = double.generate(IDS, gamma=gamma, max_new_tokens=20)
+        assert [c.tokens for c in done] == [c.tokens for c in plain]
+
+
+def test_automatic_gamma_is_measured_once_and_fits():
+    spec = table(context=64)
+    done = spec.generate([1, 2], temperature=1.0, max_new_tokens=40)[0]
+    gammas = {step.gamma for step in done.steps}
+    assert len(spec._costs) == 1
+    spec.generate([1, 2], temperature=1.0)
+    assert len(spec._costs) == 1
+    spec.generate([1, 2], temperature=0.5)
+    assert len(spec._costs) == 2
+    assert max(gammas) <= 63
+
+
+def test_automatic_gamma_with_a_draft_that_is_the_target(double):
+    """alpha is 1 but for rounding, which no formula may stumble over."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = llama(64, seed=3).to(dtype)
+        spec = Speculator(CausalModel(model), LMDrafter(CausalModel(model), 64))
+        for temperature in (0.0, 0.7, 1.0):
+            (done,) = spec.generate([1, 2, 3], temperature=temperature, max_new_tokens=10)
+            alpha = done.stats.alpha
+            assert alpha is None or 0.99 < alpha <= 1
+
+
+def test_automatic_gamma_without_a_drafter_is_plain():
+    assert table(drafter=NoDrafter()).generate([1])[0].stats.drafted == 0
+
+
+def test_automatic_gamma_in_a_context_of_a_few_tokens():
+    spec = table(context=7)
+    assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
+    with pytest.raises(InputError, match="a context of 4 is too short to measure in; set gamma"):
+        table(context=4).generate([1])
+
+
+# Seeds
+
+
+def test_a_row_run_again_alone_by_its_seed_is_the_same(double):
+    options = {"temperature": 1.0, "gamma": 3, "max_new_tokens": 24}
+    prompts = [[i % 60 + 1, i % 7] for i in range(BATCH + 3)]  # more than a batch
+    done = double.generate(prompts, seed=11, **options)
+    assert [c.seed for c in done] == [(11, i) for i in range(BATCH + 3)]
+    for i in (0, 1, 5, BATCH - 1, BATCH, BATCH + 2):
+        (again,) = double.generate(prompts[i], seed=[done[i].seed], **options)
+        assert again.tokens == done[i].tokens and again.seed == done[i].seed
+    assert len({tuple(c.tokens) for c in done}) > BATCH  # they do differ
+
+
+def test_seeds_as_ints_lists_and_pairs():
+    spec, options = table(), {"temperature": 1.0, "gamma": 2, "max_new_tokens": 40}
+    first = spec.generate(IDS, seed=5, **options)
+    paired = spec.generate(IDS, seed=[(5, i) for i in range(4)], **options)
+    assert [c.tokens for c in paired] == [c.tokens for c in first]
+    ints = spec.generate(IDS, seed=[5, 6, 7, 8], **options)
+    assert [c.seed for c in ints] == [(5, 0), (6, 0), (7, 0), (8, 0)]
+    assert ints[0].tokens == first[0].tokens and ints[1].tokens != first[1].tokens
+    assert spec.generate(IDS[0], seed=(5,), **options)[0].tokens == first[0].tokens
+
+
+def test_seed_none_is_drawn_and_reported():
+    spec, options = table(), {"temperature": 1.0, "gamma": 2, "max_new_tokens": 40}
+    one, two = (spec.generate(IDS, seed=None, **options) for _ in range(2))
+    assert one[0].seed[0] == one[3].seed[0] != two[0].seed[0]  # equal once in 2**63
+    again = spec.generate(IDS, seed=[c.seed for c in one], **options)
+    assert [c.tokens for c in again] == [c.tokens for c in one]
+
+
+def test_another_seed_is_another_text():
+    options = {"temperature": 1.0, "gamma": 2, "max_new_tokens": 60}
+    texts = {tuple(table().generate([1], seed=seed, **options)[0].tokens) for seed in range(9)}
+    assert len(texts) == 9
+
+
+# Ends
+
+
+def test_the_end_of_sequence_is_in_tokens_and_not_in_text():
+    spec = spoken(byte_level(), 320, Ends(eos=frozenset(range(100, 140))))
+    ended = spec.generate(["It was", "The day", "Where"], temperature=1.0, max_new_tokens=60)
+    assert {c.finish_reason for c in ended} == {"stop"}
+    for done in ended:
+        assert done.tokens[-1] in spec.ends.eos and not spec.ends.eos & set(done.tokens[:-1])
+        decoded = byte_level().decode(done.tokens[:-1], clean_up_tokenization_spaces=False)
+        assert done.text == decoded
+        assert len(done.tokens) <= 60
+
+
+def test_the_end_of_sequence_as_the_last_token_allowed_is_a_stop():
+    ends = Ends(eos=frozenset(range(V)))
+    (done,) = table(ends=ends).generate([1], max_new_tokens=1)
+    assert done.finish_reason == "stop" and len(done.tokens) == 1
+    assert table().generate([1], max_new_tokens=1)[0].finish_reason == "length"
+
+
+def test_the_context_ends_a_text_with_length():
+    for gamma in (0, 1, 4):
+        for done in table(context=12).generate(IDS, gamma=gamma, temperature=1.0):
+            prompt = IDS[done.seed[1]]
+            assert done.finish_reason == "length" and len(done.tokens) == 12 - len(prompt)
+
+
+def test_the_context_of_a_real_model_is_used_to_its_last_place():
+    spec = Speculator(CausalModel(llama(64, context=20)), LookupDrafter())
+    for gamma in (0, 3):
+        (done,) = spec.generate([1, 2, 3], gamma=gamma)
+        assert len(done.tokens) == 17 and done.finish_reason == "length"
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forced_ends(gamma, temperature):
+    ends = Ends(decoder_start=0, forced_bos=5, forced_eos=6, eos=frozenset({6}))
+    drafter = LMDrafter(TableModel(Q, V), V)
+    spec = Speculator(TableModel(P, V, encoder_decoder=True), drafter, ends=ends)
+    options = {"gamma": gamma, "temperature": temperature, "max_new_tokens": 8}
+    for done in spec.generate(IDS, **options):
+        assert done.tokens[0] == 5 and done.tokens[-1] == 6
+        assert done.finish_reason == "stop" and len(done.tokens) <= 8
+    never = replace(ends, eos=frozenset[int]())
+    spec = Speculator(TableModel(P, V, encoder_decoder=True), drafter, ends=never)
+    for done in spec.generate(IDS, **options):
+        assert len(done.tokens) == 8 and done.tokens[-1] == 6
+
+
+def test_a_causal_prompt_of_several_tokens_has_its_second_token_already():
+    ends = Ends(forced_bos=5)
+    options = {"gamma": 0, "max_new_tokens": 3}
+    free, forced = table().generate(IDS, **options), table(ends=ends).generate(IDS, **options)
+    for prompt, a, b in zip(IDS, free, forced, strict=True):
+        assert b.tokens == a.tokens if len(prompt) > 1 else b.tokens[0] == 5
+
+
+def test_an_encoder_decoder_begins_with_its_start_and_does_not_return_it():
+    target = t5(64).double()
+    spec = Speculator(Seq2SeqModel(target), NoDrafter(), ends=Ends(decoder_start=1))
+    source = torch.tensor([[5, 6, 7]])
+    stock = target.generate(source, do_sample=False, max_new_tokens=8, eos_token_id=None)
+    assert spec.generate([5, 6, 7], max_new_tokens=8)[0].tokens == stock[0, 1:].tolist()
+
+
+# Stats
+
+
+def test_stats_add_up(double):
+    for done in double.generate(IDS, temperature=1.0, gamma=3, max_new_tokens=25):
+        stats, steps = done.stats, done.steps
+        assert stats.target_calls == len(steps) and sum(len(s.kept) for s in steps) == 25
+        assert stats.drafted == sum(len(s.guesses) for s in steps) >= stats.accepted
+        assert stats.draft_calls >= 1 and 0 <= stats.alpha <= 1
+        assert stats.tokens_per_call == 25 / len(steps)
+        assert stats.seconds > stats.prefill_seconds > 0
+        assert stats.runtime == stats.draft_runtime == "transformers"
+        assert stats.to_dict()["alpha"] == stats.alpha
+    assert table(drafter=LookupDrafter()).generate([1])[0].stats.draft_runtime == "python"
+
+
+# Streams
+
+
+@pytest.mark.parametrize("words", ["byte_level", "metaspace"])
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_pieces_are_exactly_what_generate_returns(words, gamma):
+    """Random tokens: characters are cut anywhere, specials and ids without a token come between."""
+    tokenizer = {"byte_level": byte_level, "metaspace": metaspace}[words]()
+    spec = spoken(tokenizer, 330, Ends(eos=frozenset({2})), seed=7)
+    for seed in range(12):
+        options = {"temperature": 2.0, "gamma": gamma, "seed": seed, "max_new_tokens": 40}
+        (whole,) = spec.generate("It was \U0001f600", **options)
+        stream, pieces = spec.stream("It was \U0001f600", **options), []
+        while True:
+            try:
+                pieces.append(next(stream))
+            except StopIteration as end:
+                assert end.value.tokens == whole.tokens and end.value.text == whole.text
+                break
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert sum((piece.tokens for piece in pieces), []) == whole.tokens
+        assert len(pieces) == whole.stats.target_calls
+
+
+def test_a_stream_without_a_tokenizer_has_tokens_only():
+    pieces = list(table().stream([1, 2], gamma=2, max_new_tokens=9))
+    assert all(piece.text is None and piece.tokens for piece in pieces)
+    assert sum(len(piece.tokens) for piece in pieces) == 9
+
+
+@pytest.mark.parametrize("prompt", [[[1, 2]], [[1], [2]], [], ["a", "b"], ["a"]])
+def test_a_stream_takes_one_prompt(prompt):
+    with pytest.raises(InputError, match="stream takes one prompt"):
+        table().stream(prompt)
+
+
+def test_an_open_stream_blocks_generate_until_it_is_closed():
+    spec = table()
+    stream = spec.stream([1, 2], gamma=2)
+    next(stream)
+    with pytest.raises(RefusedError, match="a stream of this object is still open") as error:
+        spec.generate([1, 2], gamma=2)
+    told(error)
+    stream.close()
+    assert spec.generate([1, 2], gamma=2)[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 0), (0, 2)])
+def test_an_open_stream_blocks_whatever_gamma_the_next_call_has(first, then):
+    """Both engines share the target's cache."""
+    spec = table()
+    stream = spec.stream([1, 2], gamma=first, max_new_tokens=30)
+    head = next(stream).tokens
+    with pytest.raises(RefusedError, match="still open"):
+        spec.generate([[3, 4], [5]], gamma=then)
+    rest = [token for piece in stream for token in piece.tokens]
+    assert head + rest == spec.generate([1, 2], gamma=first, max_new_tokens=30)[0].tokens
+
+
+# Interruptions
+
+
+class Impatient(TableModel):
+    """Ctrl-C during one of its runs."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(P, V)
+        self.left = after
+
+    def score(self, blocks, need):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().score(blocks, need)
+
+
+def test_ctrl_c_returns_what_is_there_for_every_prompt():
+    prompts = [[i % V] for i in range(BATCH + 2)]
+    spec = Speculator(Impatient(5), NoDrafter())
+    done = spec.generate(prompts, gamma=0, max_new_tokens=9)
+    whole = table().generate(prompts, gamma=0, max_new_tokens=9)
+    assert len(done) == len(prompts)
+    assert {c.finish_reason for c in done} == {"interrupted"}
+    for part, full in zip(done[:BATCH], whole, strict=False):
+        assert part.tokens == full.tokens[:4]
+    assert [c.tokens for c in done[BATCH:]] == [[], []]
+    assert done[-1].stats.tokens_per_call is None
+    again = spec.generate(prompts, gamma=0, max_new_tokens=9)
+    assert [c.tokens for c in again] == [c.tokens for c in whole]
+
+
+def test_ctrl_c_spares_what_was_finished():
+    done = Speculator(Impatient(12), NoDrafter()).generate(
+        [[i % V] for i in range(BATCH + 2)], gamma=0, max_new_tokens=9
+    )
+    assert {c.finish_reason for c in done[:BATCH]} == {"length"}
+    assert {c.finish_reason for c in done[BATCH:]} == {"interrupted"}
+    assert [len(c.tokens) for c in done[BATCH:]] == [2, 2]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=6), max_size=20), st.data())
+def test_any_batch_is_its_rows_alone(prompts, data):
+    spec = table(ends=Ends(eos=frozenset({6})))
+    options = {
+        "gamma": data.draw(st.integers(0, 4)),
+        "temperature": data.draw(st.sampled_from([0.0, 1.0])),
+        "max_new_tokens": data.draw(st.integers(1, 9)),
+    }
+    done = spec.generate(prompts, seed=3, **options) if prompts else []
+    for prompt, row in zip(prompts, done, strict=True):
+        assert spec.generate(prompt, seed=[row.seed], **options)[0].tokens == row.tokens
