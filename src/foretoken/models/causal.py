@@ -26,7 +26,7 @@ class CausalModel:
     """
 
     encoder_decoder = False
-    source_context = None
+    source_context: int | None = None
     runtime = "transformers"
 
     def __init__(self, model: PreTrainedModel) -> None:

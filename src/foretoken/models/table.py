@@ -18,7 +18,7 @@ class TableModel:
     """
 
     runtime = "table"
-    source_context = None
+    source_context: int | None = None
     device = torch.device("cpu")
 
     def __init__(
