@@ -1,0 +1,148 @@
+"""At temperature 0 every text is transformers' own, whatever guesses: token by token, in float64.
+
+This is where cache positions that are off by one would show (transformers #30042), rows that
+disturb each other (arXiv 2510.22876) and windows that lose or keep too much (transformers #46629).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import pairs
+from foretoken import Completion
+from foretoken.drafters.ngram import NGramDrafter
+from foretoken.models.families import FAMILIES
+from foretoken.train.ngram import fit
+from foretoken.verify import RULES
+from pairs import PROMPTS, V, assert_greedy, relative, speculator, stock, target
+
+LIMIT = 24
+GAMMAS = range(9)
+ENDS = {"eos": LIMIT, "limit": 13, "neither": LIMIT}
+
+
+def an_end(model: PreTrainedModel, prompt: list[int]) -> int:
+    """A token that the greedy text reaches for the first time well inside it."""
+    text = stock(model, prompt, LIMIT)
+    return max(
+        set(text), key=lambda token: (text.index(token) <= 2 * LIMIT // 3, text.index(token))
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family(name: str) -> None:
+    """Alone and in a ragged batch whose rows end at different times, some past a window."""
+    model = target(name)
+    eos = an_end(model, PROMPTS[1])
+    pair = speculator(model, relative(model), eos)
+    drafted = accepted = 0
+    for gamma in 0, 1, 4:
+        together = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
+        for prompt, found in zip(PROMPTS, together, strict=True):
+            assert_greedy(found, model, prompt, LIMIT, eos)
+            (alone,) = pair.generate(prompt, max_new_tokens=LIMIT, gamma=gamma)
+            assert_greedy(alone, model, prompt, LIMIT, eos)
+            drafted += found.stats.drafted
+            accepted += found.stats.accepted
+    assert 0 < accepted < drafted  # both courses were taken
+    assert together[1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Gemma 3"])
+def test_windows_are_passed(name: str) -> None:
+    """transformers #46629, #48280: prompt, text and blocks each longer than the window."""
+    model = target(name)
+    window = model.config.sliding_window
+    assert window == pairs.WINDOW and len(PROMPTS[2]) > 2 * window
+    pair = speculator(model, relative(model, noise=0.1))
+    for prompt, found in zip(
+        PROMPTS, pair.generate(PROMPTS, max_new_tokens=64, gamma=window + 4), strict=True
+    ):
+        assert_greedy(found, model, prompt, 64)
+        assert any(record.drafted > record.accepted for record in found.steps)
+        assert any(record.accepted for record in found.steps)
+
+
+@cache
+def imitator(name: str) -> PreTrainedModel:
+    """A Llama that has learned source and greedy text of two prompts: it drafts for a T5."""
+    model = pairs.random("Llama", 5).requires_grad_(True)
+    start = target(name).generation_config.decoder_start_token_id
+    texts = [torch.tensor([[*p, start, *stock(target(name), p, LIMIT)]]) for p in PROMPTS[:2]]
+    steps = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(12):
+        for text in texts:
+            loss = model(input_ids=text, labels=text, use_cache=False).loss
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+    return model.requires_grad_(False)
+
+
+DRAFTS = {
+    "model": lambda name: relative(target(name)),
+    "decoder": imitator,
+    "bigram": lambda name: NGramDrafter(
+        fit([stock(target(name), prompt, LIMIT) for prompt in PROMPTS], V, 2)
+    ),
+    "lookup": lambda name: "lookup",
+    "uniform": lambda name: "uniform",
+    "none": lambda name: "none",
+}
+PRODUCT = [(name, kind) for name in ("Llama", "T5") for kind in DRAFTS]
+PRODUCT.remove(("Llama", "decoder"))
+
+
+def product(name: str, kind: str, end: str, cases: list[tuple[int, str]]) -> list[Completion]:
+    """Completions of the ragged batch for every case of gamma and rule, compared."""
+    model = target(name)
+    eos = an_end(model, PROMPTS[0]) if end == "eos" else None
+    pair = speculator(model, DRAFTS[kind](name), eos)
+    found = []
+    for gamma, rule in cases:
+        texts = pair.generate(PROMPTS, max_new_tokens=ENDS[end], gamma=gamma, rule=rule)
+        for prompt, text in zip(PROMPTS, texts, strict=True):
+            assert_greedy(text, model, prompt, ENDS[end], eos)
+        found += texts
+    return found
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("name", "kind"), PRODUCT)
+def test_every_drafter_gamma_and_end(name: str, kind: str, end: str) -> None:
+    """gamma 0 to 8, the rules by turns; an end of sequence inside a kept block ends the text."""
+    rules = list(RULES)
+    found = product(name, kind, end, [(g, rules[g % len(rules)]) for g in GAMMAS])
+    steps = [record for text in found for record in text.steps]
+    if kind in ("model", "decoder", "bigram"):
+        assert any(r.accepted for r in steps) and any(r.drafted > r.accepted for r in steps)
+    if end == "eos":
+        assert found[0].finish_reason == "stop"
+        if kind in ("decoder", "bigram"):
+            assert any(0 < len(record.kept) == record.accepted for record in steps)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("name", "kind"), PRODUCT)
+def test_the_full_product(name: str, kind: str, end: str, rule: str) -> None:
+    product(name, kind, end, [(gamma, rule) for gamma in GAMMAS])
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_other_weights(name: str, seed: int) -> None:
+    """Whatever the draft makes of it, also where a text repeats itself."""
+    model = pairs.random(name, 100 + seed)
+    pair = speculator(model, relative(model, noise=0.06, seed=seed))
+    for gamma in 0, 1, 4:
+        for prompt, found in zip(
+            PROMPTS, pair.generate(PROMPTS, max_new_tokens=40, gamma=gamma), strict=True
+        ):
+            assert_greedy(found, model, prompt, 40)
