@@ -1,0 +1,183 @@
+"""Real networks, the whole way through `load` and `generate`: the law of sampled texts.
+
+The exact law comes from full forwards in float64. Seeds are fixed; on other seeds each chi-square
+here would fail by chance about once in a million times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from scipy import stats
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config
+from transformers import T5ForConditionalGeneration as T5
+
+import oracle
+import pairs
+from foretoken import Draft, Draw, SamplingParams, Speculator, load
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.ngram import NGramDrafter
+from foretoken.models.causal import CausalModel
+from foretoken.models.families import FAMILIES
+from foretoken.models.selfcheck import stir
+from foretoken.train.ngram import fit
+from foretoken.verify import RULES
+
+ALPHA = 1e-6
+V, LENGTH, N, BATCH = 12, 3, 6000, 1500
+PROMPT = [3, 7, 1, 9]
+PLAIN = SamplingParams(temperature=1.0)
+CUT = SamplingParams(temperature=0.8, top_k=7, top_p=0.9)
+
+
+@cache
+def network(name: str) -> PreTrainedModel:
+    """12 tokens and laws far from flat."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        if name == "Llama":
+            shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+            config = LlamaConfig(vocab_size=V, num_attention_heads=2, eos_token_id=None, **shape)
+            model = LlamaForCausalLM(config)
+        else:
+            shape = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+            ends = {"decoder_start_token_id": 0, "eos_token_id": None}
+            shape |= {"tie_word_embeddings": False}  # tied, it would be nearly flat
+            config = T5Config(vocab_size=V, **ends, **shape)
+            model = T5(config)
+        stir(model)
+    return model.double().eval().requires_grad_(False)
+
+
+@cache
+def exact(name: str, params: SamplingParams) -> dict[oracle.Text, float]:
+    """The law of `LENGTH` new tokens behind `PROMPT`."""
+    model = network(name)
+    head, source = ([0], PROMPT) if model.config.is_encoder_decoder else (PROMPT, None)
+
+    def law(text: oracle.Text):
+        logits = pairs.scores(model, [*head, *text], source)[-1].numpy()
+        return oracle.standardize(logits, params.temperature, params.top_k, params.top_p)
+
+    return oracle.joint(law, LENGTH)
+
+
+def a_table() -> NGramDrafter:
+    """Bigrams of noise: a q of its own after every token."""
+    texts = torch.randint(V, (40, 10), generator=torch.Generator().manual_seed(1))
+    return NGramDrafter(fit(texts.tolist(), V, 2))
+
+
+class Certain(Draw):
+    """Always the likeliest."""
+
+    def __call__(self, law: torch.Tensor, i: int) -> torch.Tensor:
+        return law.argmax(-1)
+
+
+class Liar(LMDrafter):
+    """Guesses the argmax, and gives the whole law as the q it drew from."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        return super().propose(gamma, Certain(draw.keys, draw.lengths, draw.params))
+
+
+DRAFTS = {
+    "model": lambda model: pairs.relative(model, noise=0.4),
+    "ngram": lambda model: a_table(),
+    "uniform": lambda model: "uniform",
+    "liar": lambda model: Liar(CausalModel(pairs.relative(model, noise=0.4)), V),
+}
+
+
+@cache
+def sampled(name: str, kind: str, rule: str, gamma: int, params: SamplingParams) -> Counter:
+    """Texts of N rows, `BATCH` of them at a time."""
+    pair = load(network(name), DRAFTS[kind](network(name)))
+    how = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foretoken.speculator.BATCH", BATCH)
+        texts = pair.generate(
+            [PROMPT] * N, max_new_tokens=LENGTH, gamma=gamma, rule=rule, seed=gamma, **how
+        )
+    steps = [record for text in texts for record in text.steps]
+    assert gamma == 0 or any(0 < r.accepted < r.drafted for r in steps)
+    return Counter(tuple(text.tokens) for text in texts)
+
+
+def p_value(texts: Counter, law: dict[oracle.Text, float]) -> float:
+    """Chi-square; texts expected fewer than 20 times share a cell, so that its law holds."""
+    assert all(law.get(text, 0) > 0 for text in texts)  # nothing that was cut
+    cells = [(texts[text], N * weight) for text, weight in law.items()]
+    common = [cell for cell in cells if cell[1] >= 20]
+    rare = [cell for cell in cells if cell[1] < 20]
+    assert len(common) >= 30
+    seen, expected = zip(*common, tuple(map(sum, zip(*rare, strict=True))), strict=True)
+    return float(stats.chisquare(seen, expected, sum_check=False).pvalue)
+
+
+CASES = [
+    ("Llama", "model", "speculative", PLAIN),
+    ("Llama", "model", "block", PLAIN),
+    ("Llama", "model", "block", CUT),
+    ("Llama", "ngram", "speculative", CUT),
+    ("Llama", "uniform", "block", PLAIN),
+    ("T5", "model", "speculative", CUT),
+    ("T5", "model", "block", PLAIN),
+    ("T5", "ngram", "block", PLAIN),
+    ("T5", "uniform", "speculative", CUT),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "rule", "params"), CASES)
+def test_texts_have_the_exact_law(name: str, kind: str, rule: str, params: SamplingParams) -> None:
+    """Fails by chance for one seed in a million (mistral.rs #2424: sampling gave the argmax)."""
+    assert p_value(sampled(name, kind, rule, 2, params), exact(name, params)) > ALPHA
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("params", [PLAIN, CUT], ids=["plain", "cut"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["model", "ngram", "uniform"])
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_every_case(name: str, kind: str, rule: str, params: SamplingParams) -> None:
+    """gamma 1 ends a block inside the text; each fails by chance for one seed in a million."""
+    for gamma in 1, 3:
+        assert p_value(sampled(name, kind, rule, gamma, params), exact(name, params)) > ALPHA
+
+
+def test_a_lying_drafter_is_seen() -> None:
+    """Argmax guesses with a dense q; by chance it would be missed less than once in 1e50 times."""
+    assert p_value(sampled("Llama", "liar", "speculative", 2, PLAIN), exact("Llama", PLAIN)) < 1e-50
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_guesses_do_not_change_the_law_of_plain_decoding(name: str) -> None:
+    """Two samples, with and without guesses; fails by chance for one seed in a million."""
+    plain = sampled(name, "model", "speculative", 0, PLAIN)
+    guessed = sampled(name, "model", "block", 3, PLAIN)
+    common = [text for text in plain | guessed if plain[text] + guessed[text] >= 40]
+    table = [[texts[text] for text in common] for texts in (plain, guessed)]
+    table = [[*row, N - sum(row)] for row in table]
+    assert len(common) >= 30
+    assert stats.chi2_contingency(table).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in pairs.SINGLE])
+def test_a_text_does_not_depend_on_its_batch_mates(name: str) -> None:
+    """arXiv 2510.22876: ragged rows that change each other. Keys are given, so texts are equal."""
+    model = pairs.target(name)
+    pair: Speculator = pairs.speculator(model, pairs.relative(model))
+    prompts = [*pairs.PROMPTS, pairs.PROMPTS[0]]
+    seeds = [(7, 0), (8, 1), (9, 5), (7, 1)]
+    for rule in RULES:
+        how = {"temperature": 1.0, "top_p": 0.95, "gamma": 3, "max_new_tokens": 12, "rule": rule}
+        together = pair.generate(prompts, seed=seeds, **how)
+        assert together[0].tokens != together[3].tokens  # one prompt, two keys
+        for prompt, seed, row in zip(prompts, seeds, together, strict=True):
+            (alone,) = pair.generate(prompt, seed=[seed], **how)
+            assert alone.tokens == row.tokens
+            assert [r.guesses for r in alone.steps] == [r.guesses for r in row.steps]
