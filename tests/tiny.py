@@ -20,8 +20,9 @@ from foretoken.models.selfcheck import stir
 from foretoken.train.corpus import train_tokenizer
 
 TEXT = """It was the first day of the year, and the house was cold. \U0001f600 said nothing at all.
-"Where are you going?" asked the old man. — To the sea, naïve as ever, to the sea. \U0001f40b\U0001f30a
-The day was over before the house was warm, and the old man was asleep by the fire. 日本語 too.
+"Where are you going?" asked the old man. — To the sea, naïve as ever, to the sea.
+\U0001f40b\U0001f30aThe day was over before the house was warm, and the old man was asleep.
+日本語 too.
 """
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 48}

@@ -26,15 +26,16 @@ from tiny import byte_level, llama, metaspace, t5
 
 V = 7
 P, Q = random_model(1, V), random_model(2, V)
+FREE = Ends()
 IDS = [[1, 2, 3], [4], [5, 6, 5, 6, 5], [2, 2]]
 
 
-def table(context: int | None = None, ends: Ends = Ends(), drafter=None) -> Speculator:
+def table(context: int | None = None, ends: Ends = FREE, drafter=None) -> Speculator:
     drafter = LMDrafter(TableModel(Q, V), V) if drafter is None else drafter
     return Speculator(TableModel(P, V, context=context), drafter, ends=ends)
 
 
-def spoken(tokenizer, V: int, ends: Ends = Ends(), seed: int = 0) -> Speculator:
+def spoken(tokenizer, V: int, ends: Ends = FREE, seed: int = 0) -> Speculator:
     drafter = LMDrafter(CausalModel(llama(V, seed=seed + 50, num_hidden_layers=1)), V)
     return Speculator(CausalModel(llama(V, seed=seed)), drafter, tokenizer, ends)
 

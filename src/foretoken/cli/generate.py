@@ -167,15 +167,16 @@ def _show(spec: Speculator, prompt: Any, completion: Completion) -> None:
 
     console = Console(highlight=False)
     shown = prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
-    console.print(Text(shown, style="bold"))  # a str would be read as markup
+    console.print(Text(shown, style="bold"), soft_wrap=True)  # a str would be read as markup
     for line in view.trace(spec.ids(prompt), completion.steps, spec.tokenizer):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     stats = completion.stats
     alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"
     console.print(view.legend())
     console.print(
         f"{len(completion.tokens)} tokens in {stats.target_calls} target runs "
-        f"({stats.tokens_per_call or 0:.2f} a run){alpha}"
+        f"({stats.tokens_per_call or 0:.2f} a run){alpha}",
+        soft_wrap=True,
     )
 
 
@@ -193,13 +194,15 @@ def _report(comparison: Any) -> None:
     plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
     console.print(
         f"plain {plain * 1e3:.2f} ms a token, gamma {comparison.gamma} {fast * 1e3:.2f} ms: "
-        f"[bold]{comparison.speedup:.2f}x[/bold]"
+        f"[bold]{comparison.speedup:.2f}x[/bold]",
+        soft_wrap=True,
     )
     if comparison.alpha is not None:
         console.print(
             f"Theorem 3.8 with alpha {comparison.alpha:.2f} and c {comparison.c:.2f}: "
             f"{comparison.paper:.2f}x; with the measured cost v({comparison.gamma + 1}) = "
-            f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x"
+            f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
+            soft_wrap=True,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,10 +59,13 @@ def lm(
     for folder, what in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is no folder; give a folder of {what}")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("reading text", total=steps)
+    progress = Progress(*columns, console=Console(stderr=True))
+    bar = progress.add_task("training", total=steps)
+    with ExitStack() as stack:
 
         def report(step: int, loss: float, held_out: float | None) -> None:
+            if not progress.live.is_started:  # only now is nothing wrong with what was given
+                stack.enter_context(progress)
             progress.update(bar, completed=step, description=f"loss {loss:.3f}")
             if held_out is not None:
                 progress.print(
@@ -157,12 +161,12 @@ def _sample(
         if spec.tokenizer is None:
             raise InputError("the target has no tokenizer, so no prompts can be cut from text")
         prompts = corpus.encode(corpus.read_texts(text), spec.tokenizer)
+    options = {"prompts": prompts, "temperature": temperature, "seed": seed}
+    sequences = samples.samples(spec, tokens, **options)
     texts: list[list[int]] = []
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("sampling", total=tokens)
-        for sequence in samples.samples(
-            spec, tokens, prompts=prompts, temperature=temperature, seed=seed
-        ):
+        for sequence in sequences:
             texts.append(sequence)
             progress.advance(bar, len(sequence))
     return texts

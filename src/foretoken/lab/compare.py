@@ -37,12 +37,10 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     """
     plain: list[Completion] = []
     fast: list[Completion] = []
-    spec.generate(prompt, **{**options, "max_new_tokens": 4})  # warm up: first calls are slow
+    _run(spec, prompt, options, max_new_tokens=4)  # warm up: first calls are slow
     for _ in range(repeats):
-        plain += spec.generate(prompt, **{**options, "gamma": 0})
-        fast += spec.generate(prompt, **options)
-        if "interrupted" in (plain[-1].finish_reason, fast[-1].finish_reason):
-            raise KeyboardInterrupt
+        plain.append(_run(spec, prompt, options, gamma=0))
+        fast.append(_run(spec, prompt, options))
     gamma = max((step.gamma for c in fast for step in c.steps), default=0)
     known = costs(
         [step for c in plain for step in c.steps], [step for c in fast for step in c.steps]
@@ -58,6 +56,13 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
         paper=known and theory.walltime_factor(known.alpha, gamma, known.c),
         predicted=known and _predict(known, gamma, tokens),
     )
+
+
+def _run(spec: Speculator, prompt: Prompt, options: dict[str, Any], **changed: Any) -> Completion:
+    (done,) = spec.generate(prompt, **(options | changed))
+    if done.finish_reason == "interrupted":
+        raise KeyboardInterrupt
+    return done
 
 
 def _per_token(completion: Completion) -> float:

@@ -103,7 +103,8 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
         )
     ids = [end]
     for text in texts:
-        lines = text.splitlines(keepends=True)  # short pieces: in parallel, and time stays linear
+        # short pieces: in parallel, and time stays linear
+        lines = text.splitlines(keepends=True) or [""]
         for piece in tokenizer(lines, add_special_tokens=False, verbose=False).input_ids:
             ids.extend(piece)
         ids.append(end)

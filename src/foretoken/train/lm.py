@@ -117,6 +117,9 @@ class _Run:
         self.out, self.recipe, self.words, self.step, self.seconds = out, recipe, words, 0, 0.0
         torch.manual_seed(recipe.seed)
         self.model = _weights(init) if init else LlamaForCausalLM(_config(shape, recipe, words))
+        rows, ids = self.model.config.vocab_size, max(words.get_vocab().values()) + 1
+        if rows < ids:
+            raise InputError(f"{init} has {rows} rows for {ids} tokens; leave --tokenizer out")
         self.model.config.max_position_embeddings = recipe.context
         named = list(self.model.named_parameters())
         matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]

@@ -26,7 +26,17 @@ def samples(
     context = spec.target.context or PROMPT + LENGTH
     if context <= PROMPT:
         raise RefusedError(f"the target's context of {context} leaves no room to sample in")
-    length = min(LENGTH, context - PROMPT)
+    return _sampled(spec, tokens, min(LENGTH, context - PROMPT), prompts, temperature, seed)
+
+
+def _sampled(
+    spec: Speculator,
+    tokens: int,
+    length: int,
+    prompts: np.ndarray | None,
+    temperature: float,
+    seed: int,
+) -> Iterator[list[int]]:
     random = np.random.default_rng(seed)
     done = 0
     while done < tokens:

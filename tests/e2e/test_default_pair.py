@@ -1,0 +1,90 @@
+"""The pair that ships: what a user gets from `load()` and `foretoken generate` with no model named.
+
+Until its weights are committed there is nothing to test.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import foretoken
+from foretoken.cli import main
+
+ASSETS = Path(foretoken.__file__).parent / "assets"
+PROMPTS = [
+    "The old house stood at the end of the lane, and",
+    '"I have never seen him before," said the girl,',
+    "In the morning they",
+]
+
+pytestmark = pytest.mark.skipif(
+    not (ASSETS / "target" / "config.json").exists(), reason="the pair is not trained yet"
+)
+
+
+@pytest.fixture(scope="module")
+def pair() -> foretoken.Speculator:
+    return foretoken.load(dtype="float64")
+
+
+def test_it_is_small():
+    sizes = [path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()]
+    assert sum(sizes) <= 18 * 10**6
+
+
+def test_it_is_in_transformers_own_layout():
+    for name in ("target", "draft"):
+        model = AutoModelForCausalLM.from_pretrained(ASSETS / name, dtype="auto")
+        assert model.config.model_type == "llama" and model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, None])
+def test_greedy_text_is_transformers_own(pair, gamma):
+    """Both in float64; alone and in a ragged batch."""
+    stock = AutoModelForCausalLM.from_pretrained(ASSETS / "target", dtype=torch.float64)
+    together = pair.generate(PROMPTS, gamma=gamma, max_new_tokens=40)
+    for prompt, done in zip(PROMPTS, together, strict=True):
+        ids = torch.tensor([pair.ids(prompt)])
+        out = stock.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40
+        )
+        assert done.tokens == out[0, ids.shape[1] :].tolist()
+        assert pair.generate(prompt, gamma=gamma, max_new_tokens=40)[0].tokens == done.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_draft_is_a_fair_guesser(pair, temperature):
+    done = pair.generate(PROMPTS, gamma=4, temperature=temperature, max_new_tokens=64, seed=1)
+    overlaps = [overlap for c in done for step in c.steps for overlap in step.overlaps]
+    assert sum(overlaps) / len(overlaps) > 0.3
+    assert sum(c.stats.target_calls for c in done) < sum(len(c.tokens) for c in done)
+
+
+def test_it_writes_words(pair):
+    for done in pair.generate(PROMPTS, temperature=0.7, max_new_tokens=40, seed=2):
+        assert done.text and "\ufffd" not in done.text
+        letters = sum(c.isalpha() or c.isspace() for c in done.text)
+        assert letters > 0.8 * len(done.text)
+
+
+def test_the_context_ends_it(pair):
+    long = pair.generate("The old house", gamma=4, max_new_tokens=10**6)[0]
+    room = pair.target.context - len(pair.ids("The old house"))
+    assert len(long.tokens) == room if long.finish_reason == "length" else long.tokens[-1] == 0
+
+
+def test_the_command_line_needs_no_model(monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["foretoken", "generate", PROMPTS[0], "--max-new-tokens", "20", "--json"]
+    )
+    main()
+    document = json.loads(capsys.readouterr().out)
+    assert document["target"] == str(ASSETS / "target")
+    expected = foretoken.load().generate(PROMPTS[0], max_new_tokens=20)[0]
+    assert document["completions"][0]["tokens"] == expected.tokens

@@ -1,0 +1,59 @@
+"""How a model's own settings begin and end a text."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import GenerationConfig
+
+from foretoken.ends import CHANGES_LAW, Ends, read_ends
+from foretoken.errors import RefusedError
+from tiny import llama, t5
+
+
+def test_what_a_model_says():
+    assert read_ends(llama(64), refuse=True) == Ends(frozenset({0}), decoder_start=0)
+    assert read_ends(t5(64), refuse=True) == Ends(frozenset({0}), decoder_start=1)
+
+
+def test_the_generation_config_has_the_last_word():
+    target = t5(64)
+    target.generation_config = GenerationConfig(
+        eos_token_id=[5, 6],
+        decoder_start_token_id=[7],
+        forced_bos_token_id=8,
+        forced_eos_token_id=9,
+    )
+    assert read_ends(target, refuse=True) == Ends(frozenset({5, 6}), 7, 8, 9)
+
+
+def test_a_model_without_one_is_read_from_its_config():
+    target = llama(64)
+    target.generation_config = None
+    assert read_ends(target, refuse=True).eos == {0}
+
+
+def test_no_end_at_all():
+    target = llama(64)
+    target.generation_config = GenerationConfig()
+    assert read_ends(target, refuse=True) == Ends()
+
+
+def test_a_decoder_may_start_with_bos_but_must_start():
+    target = t5(64)
+    target.generation_config = GenerationConfig(bos_token_id=3)
+    assert read_ends(target, refuse=True).decoder_start == 3
+    target.generation_config = GenerationConfig()
+    with pytest.raises(RefusedError, match="names no decoder_start_token_id; set it"):
+        read_ends(target, refuse=True)
+
+
+@pytest.mark.parametrize("entry", CHANGES_LAW)
+def test_every_entry_that_changes_the_law(entry):
+    target = llama(64)
+    for harmless in CHANGES_LAW[entry]:
+        setattr(target.generation_config, entry, harmless)
+        read_ends(target, refuse=True)
+    setattr(target.generation_config, entry, 7)
+    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not built yet"):
+        read_ends(target, refuse=True)
+    assert read_ends(target, refuse=False).eos == {0}

@@ -1,0 +1,118 @@
+"""Text that comes in pieces is the text of all tokens; vocabularies are compared, not sizes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from foretoken.errors import RefusedError
+from foretoken.text import Stream, decode, require_same_words
+from tiny import TEXT, byte_level, metaspace
+
+
+def llama_like() -> PreTrainedTokenizerFast:
+    """The decoder of Llama's first tokenizers: spaces as words' heads, bytes in runs."""
+    words = ["</s>", "<unk>", "▁", "▁a", "a", "▁▁", "b"] + [f"<0x{b:02X}>" for b in range(256)]
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["</s>", "<unk>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+TOKENIZERS = {"byte-level": byte_level(), "metaspace": metaspace(), "llama": llama_like()}
+
+
+def pieces(tokenizer: PreTrainedTokenizerFast, chunks: list[list[int]]) -> list[str]:
+    stream = Stream(tokenizer)
+    said = [stream.add(chunk, last=i == len(chunks) - 1) for i, chunk in enumerate(chunks)]
+    return said
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_any_tokens_in_any_pieces(name, data):
+    """Specials, ids without a token, broken characters and runs of bytes included."""
+    tokenizer = TOKENIZERS[name]
+    ids = st.integers(0, len(tokenizer) + 3)
+    if name == "llama":
+        emoji = [7 + b for b in "\U0001f600é".encode()]
+        ids = st.one_of(st.integers(0, 6), st.sampled_from(emoji), ids)
+    chunks = data.draw(st.lists(st.lists(ids, max_size=4), min_size=1, max_size=25))
+    tokens = [token for chunk in chunks for token in chunk]
+    assert "".join(pieces(tokenizer, chunks)) == decode(tokenizer, tokens)
+
+
+@pytest.mark.parametrize("name", ["byte-level", "metaspace"])
+def test_real_text_token_by_token(name):
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer(TEXT).input_ids
+    said = pieces(tokenizer, [[token] for token in ids])
+    assert "".join(said) == decode(tokenizer, ids) == TEXT
+    assert not any("\ufffd" in piece for piece in said)
+    assert sum(map(bool, said)) > 50  # it does come in pieces
+
+
+def test_a_character_is_held_back_until_it_is_whole():
+    ids = byte_level()("\U0001f40b", add_special_tokens=False).input_ids
+    said = pieces(byte_level(), [[token] for token in [*ids, *ids]])
+    assert len(ids) > 1
+    assert [piece for piece in said if piece] == ["\U0001f40b"] * 2
+    broken = pieces(byte_level(), [[token] for token in ids[:-1]])
+    assert broken[-1] == "\ufffd" and not any(broken[:-1])
+
+
+def test_a_run_of_bytes_is_held_back_until_it_ends():
+    """Its first character would turn into four replacements if the run went wrong later."""
+    whale = [7 + b for b in "\U0001f40b".encode()]
+    good = pieces(llama_like(), [[3], whale, [3]])
+    assert good == ["a", "", "\U0001f40b a"]
+    bad = pieces(llama_like(), [[3], whale, [7 + 0x80], [3]])
+    assert "".join(bad) == "a" + "\ufffd" * 5 + " a"
+
+
+def test_the_cost_of_a_piece_does_not_grow_with_the_text(monkeypatch):
+    lengths: list[int] = []
+    original = PreTrainedTokenizerFast.decode
+
+    def counted(self, tokens, **options):
+        lengths.append(len(tokens))
+        return original(self, tokens, **options)
+
+    ids = byte_level()("the sea " * 200).input_ids
+    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", counted)
+    pieces(byte_level(), [[token] for token in ids])
+    assert max(lengths) <= 2
+
+
+def test_the_same_words():
+    require_same_words("d", 400, byte_level(), 320, byte_level())  # only padding differs
+    require_same_words("d", 320, None, 320, byte_level())
+    require_same_words("d", 320, None, 320, None)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_other_words(swap):
+    more = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(byte_level().backend_tokenizer.to_str()),
+        eos_token="<|endoftext|>",
+    )
+    more.add_tokens(["zebra"])
+    ours, theirs = (more, byte_level()) if swap else (byte_level(), more)
+    with pytest.raises(RefusedError, match="1 of 32[01] tokens differ, 'zebra' is id") as error:
+        require_same_words("draft", 400, theirs, 400, ours)
+    assert "\n" not in str(error.value)
+
+
+def test_sizes_where_there_are_no_words():
+    with pytest.raises(RefusedError, match="draft has 64 output rows and the target 65"):
+        require_same_words("draft", 64, None, 65, byte_level())
