@@ -1,0 +1,241 @@
+"""Bugs that other systems had, each once through `generate` with real networks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import pairs
+from foretoken import NumericsError, load
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.ngram import NGramDrafter
+from foretoken.models.causal import CausalModel
+from foretoken.models.seq2seq import Seq2SeqModel
+from foretoken.train.ngram import fit
+from foretoken.verify import RULES
+from pairs import PROMPTS, V, relative, target
+
+DRAFTS = {
+    "model": lambda model: relative(model),
+    "bigram": lambda model: NGramDrafter(fit([pairs.stock(model, p, 24) for p in PROMPTS], V, 2)),
+    "lookup": lambda model: "lookup",
+    "uniform": lambda model: "uniform",
+    "none": lambda model: "none",
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_a_tiny_temperature_is_greedy_everywhere(name: str, kind: str) -> None:
+    """vLLM #27077, NeMo #3627: below which temperature is argmax meant? Once, for all of the code.
+
+    Just above it the laws are computed, of logits in the millions: the text is the same.
+    """
+    model = target(name)
+    pair = load(model, DRAFTS[kind](model))
+    how = {"max_new_tokens": 16, "gamma": 3}
+    greedy = pair.generate(PROMPTS, temperature=0.0, **how)
+    for text, prompt in zip(greedy, PROMPTS, strict=True):
+        pairs.assert_greedy(text, model, prompt, 16)
+    for rule in RULES:
+        tiny = pair.generate(PROMPTS, temperature=1e-6, top_p=0.5, rule=rule, **how)
+        small = pair.generate(PROMPTS, temperature=2e-5, rule=rule, **how)
+        for a, b, c in zip(greedy, tiny, small, strict=True):
+            assert a.tokens == b.tokens == c.tokens
+            assert [r.guesses for r in a.steps] == [r.guesses for r in b.steps]
+            assert all(beta in (0.0, 1.0) for r in b.steps for beta in r.overlaps)
+    pieces = list(pair.stream(PROMPTS[0], temperature=1e-6, **how))
+    assert [token for piece in pieces for token in piece.tokens] == greedy[0].tokens
+
+
+BAD = {"NaN": ([7], "nan"), r"\+inf": ([7], "inf"), "nothing but -inf": (range(V), "-inf")}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("what", BAD)
+def test_logits_that_are_none_stop_the_call(what: str, temperature: float) -> None:
+    """vLLM #41834, #53029: a row of NaN became token 0, or one past the vocabulary."""
+    ids, value = BAD[what]
+    sick, healthy = copy.deepcopy(target("Llama")), target("Llama")
+
+    def spoil(module, args, logits):
+        return logits.index_fill(-1, torch.tensor(list(ids)), float(value))
+
+    how = {"temperature": temperature, "gamma": 2, "max_new_tokens": 8}
+    for whose, pair in ("target", load(sick, healthy)), ("draft", load(healthy, sick)):
+        hook = sick.get_output_embeddings().register_forward_hook(spoil)
+        with pytest.raises(NumericsError, match=f"the {whose}'s logits hold {what} at position 3"):
+            pair.generate(PROMPTS[0], **how)
+        hook.remove()
+        (text,) = pair.generate(PROMPTS[0], **how)  # as good as new: the two are one again
+        assert text.stats.alpha > 1 - 1e-6
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_the_row_that_is_sick_is_named(whose: str) -> None:
+    """vLLM #41834: one NaN in the weights, met by one row of a batch."""
+    sick, healthy = copy.deepcopy(target("Llama")), target("Llama")
+    sick.get_input_embeddings().weight[60] = float("nan")
+    pair = load(sick, "lookup") if whose == "target" else load(healthy, sick)
+    prompts = [[5, 17], [5, 33, 11, 60], [8]]
+    with pytest.raises(
+        NumericsError, match=f"the {whose}'s logits hold NaN at position 4 of row 1"
+    ):
+        pair.generate(prompts, gamma=2, max_new_tokens=8)
+    assert len(pair.generate([[5, 17]], gamma=2, max_new_tokens=1)[0].tokens) == 1
+
+
+class Moody:
+    """A model whose every fifth answer is turned by one id: it misleads its drafter."""
+
+    def __init__(self, model) -> None:
+        self.model, self.turned = model, []
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> torch.Tensor:
+        logits = self.model.score(blocks, need)
+        self.turned.append(len(self.turned) % 5 == 4)
+        return logits.roll(1, -1) if self.turned[-1] else logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT-2", "T5", "BART"])
+def test_a_draft_that_is_the_target_is_right_again_after_every_rejection(name, temperature) -> None:
+    """EAGLE ports kept rejected tokens in the draft's cache, or the replacement twice.
+
+    alpha is then below 1 although both models are one. Here each guess that was not misled has
+    overlap 1 and is kept, over 80 tokens of ragged rows and more than 20 rejections.
+    """
+    model = target(name)
+    runner = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+    moody = Moody(runner)
+    pair = load(model, LMDrafter(moody, V))
+    texts = pair.generate(PROMPTS, max_new_tokens=80, temperature=temperature, gamma=4, seed=3)
+    rejections = 0
+    for text in texts:
+        at = 0
+        for record in text.steps:
+            turned = moody.turned[at : at + record.draft_calls]
+            at += record.draft_calls
+            for i, beta in enumerate(record.overlaps):
+                assert turned[i] or beta > 1 - 1e-6
+                assert i < record.accepted or turned[i]
+            rejections += record.accepted < len(record.overlaps)
+    assert rejections > 20
+    assert len(pair.generate(PROMPTS, max_new_tokens=8, gamma=4)) == 3  # nothing is left behind
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_alpha_is_one_where_the_draft_is_the_target(name: str) -> None:
+    """The same without a rejection: everything is kept, gamma + 1 tokens a call."""
+    for text in load(target(name), target(name)).generate(
+        PROMPTS, max_new_tokens=100, temperature=1.0, gamma=4
+    ):
+        assert text.stats.alpha > 1 - 1e-6
+        assert text.stats.accepted == text.stats.drafted == 80
+        assert text.stats.target_calls == 20
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Gemma 3"])
+def test_sampled_text_far_past_a_window_has_the_laws_of_full_forwards(name, gamma) -> None:
+    """transformers #46629, #48280: beyond the window, masks and cached keys did not match.
+
+    At a temperature the alpha of draft = target would show it; greedy text is compared elsewhere.
+    """
+    model = target(name)
+    pair = load(model, model)
+    for prompt, text in zip(
+        PROMPTS,
+        pair.generate(PROMPTS, max_new_tokens=60, temperature=0.7, gamma=gamma, seed=5),
+        strict=True,
+    ):
+        likely = pairs.scores(model, [*prompt, *text.tokens])[len(prompt) - 1 : -1]
+        drawn = (likely / 0.7).softmax(-1)[range(60), text.tokens]
+        assert len(prompt) + 60 > 7 * pairs.WINDOW
+        assert drawn.min() > 1e-5 and drawn.log().mean() > -3  # ids by chance would have -4.2
+        assert text.stats.alpha is None or text.stats.alpha > 1 - 1e-6
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
+    """Many systems: the guesses behind an accepted EOS, or the bonus token, were kept."""
+    model = target(name)
+    ends = [3, 5, 7, 11, 20, 41]
+    model.generation_config.eos_token_id = ends
+    pair = load(model, model)
+    model.generation_config.eos_token_id = None
+    how = {"max_new_tokens": 12, "temperature": 1.0, "gamma": 4, "rule": rule}
+    texts = pair.generate([PROMPTS[1]] * 48, **how)
+    reasons = [text.finish_reason for text in texts]
+    assert reasons.count("stop") > 10
+    for text in texts:
+        assert not set(ends) & set(text.tokens[:-1])
+        assert (text.finish_reason == "stop") == (text.tokens[-1] in ends)
+        assert text.finish_reason == "stop" or len(text.tokens) == 12
+        assert text.stats.accepted <= len(text.tokens)
+    # all guesses are right here: whatever was cut stood inside a kept block
+    assert any(len(t.steps[-1].guesses) > len(t.steps[-1].kept) for t in texts)
+    pieces = list(pair.stream(PROMPTS[1], seed=[0], **how))
+    assert [token for piece in pieces for token in piece.tokens] == texts[0].tokens
+
+
+class Untouchable:
+    """A drafter that must not be asked for anything."""
+
+    def start(self, *args):
+        raise AssertionError("touched")
+
+    propose = commit = leave = start
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_plain_decoding_costs_no_drafter_work(name: str, temperature: float) -> None:
+    """Also where one is loaded: a comparison with plain decoding is then an honest one."""
+    pair = load(target(name), Untouchable())
+    how = {"max_new_tokens": 6, "temperature": temperature}
+    for text in pair.generate(PROMPTS, gamma=0, **how):
+        assert text.stats.target_calls == 6
+        assert text.stats.draft_calls == text.stats.drafted == text.stats.accepted == 0
+        assert text.stats.alpha is None and text.stats.accepted_per_drafted is None
+    assert sum(len(piece.tokens) for piece in pair.stream(PROMPTS[0], gamma=0, **how)) == 6
+    with pytest.raises(AssertionError, match="touched"):
+        pair.generate(PROMPTS, gamma=1, **how)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_records_and_stats_agree(name: str, kind: str, temperature: float) -> None:
+    """What is reported follows from the steps, and the steps from the text."""
+    model = target(name)
+    pair = pairs.speculator(model, DRAFTS[kind](model), eos=20)
+    for rule in RULES:
+        for text in pair.generate(
+            PROMPTS, max_new_tokens=20, temperature=temperature, gamma=3, rule=rule
+        ):
+            stats, steps = text.stats, text.steps
+            assert [token for step in steps for token in step.kept] == text.tokens
+            assert stats.target_calls == stats.rounds == len(steps)
+            assert stats.tokens_per_call == len(text.tokens) / len(steps)
+            for step in steps:
+                assert step.accepted <= step.drafted <= step.gamma <= 3
+                assert step.kept[: step.accepted] == step.guesses[: step.accepted]
+                assert len(step.kept) == step.accepted + 1 or step is steps[-1]
+                judged = min(step.accepted + 1, step.drafted)
+                assert len(step.overlaps) == judged or step is steps[-1]
+                assert all(0 <= beta <= 1 + 1e-12 for beta in step.overlaps)
+                if temperature == 0:
+                    assert sum(step.overlaps) == step.accepted
+                    assert set(step.overlaps) <= {0.0, 1.0}
+            assert stats.accepted == sum(step.accepted for step in steps) <= stats.drafted
+            assert stats.drafted == sum(len(step.guesses) for step in steps)
+            overlaps = [beta for step in steps for beta in step.overlaps]
+            assert stats.alpha == (sum(overlaps) / len(overlaps) if overlaps else None)
+            assert (stats.alpha is None) == (stats.drafted == 0)
