@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
 from foretoken.cli import main
@@ -44,18 +44,25 @@ def test_it_is_in_transformers_own_layout():
         assert model.config.model_type == "llama" and model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, None])
-def test_greedy_text_is_transformers_own(pair, gamma):
-    """Both in float64; alone and in a ragged batch."""
-    stock = AutoModelForCausalLM.from_pretrained(ASSETS / "target", dtype=torch.float64)
-    together = pair.generate(PROMPTS, gamma=gamma, max_new_tokens=40)
-    for prompt, done in zip(PROMPTS, together, strict=True):
-        ids = torch.tensor([pair.ids(prompt)])
-        out = stock.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40
-        )
-        assert done.tokens == out[0, ids.shape[1] :].tolist()
-        assert pair.generate(prompt, gamma=gamma, max_new_tokens=40)[0].tokens == done.tokens
+@pytest.fixture(scope="module")
+def stock() -> list[list[int]]:
+    """transformers' own greedy text behind every prompt, in float64."""
+    model = AutoModelForCausalLM.from_pretrained(ASSETS / "target", dtype=torch.float64)
+    words = AutoTokenizer.from_pretrained(ASSETS / "target")
+    texts: list[list[int]] = []
+    for prompt in PROMPTS:
+        ids = words(prompt, return_tensors="pt")
+        out = model.generate(**ids, do_sample=False, max_new_tokens=32)
+        texts.append(out[0, ids.input_ids.shape[1] :].tolist())
+    return texts
+
+
+@pytest.mark.parametrize("gamma", [0, 4, None])
+def test_greedy_text_is_transformers_own(pair, stock, gamma):
+    """In a ragged batch, and alone."""
+    together = pair.generate(PROMPTS, gamma=gamma, max_new_tokens=32)
+    assert [done.tokens for done in together] == stock
+    assert pair.generate(PROMPTS[0], gamma=gamma, max_new_tokens=32)[0].tokens == stock[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -74,16 +81,19 @@ def test_it_writes_words(pair):
 
 
 def test_the_context_ends_it(pair):
-    long = pair.generate("The old house", gamma=4, max_new_tokens=10**6)[0]
-    room = pair.target.context - len(pair.ids("The old house"))
-    assert len(long.tokens) == room if long.finish_reason == "length" else long.tokens[-1] == 0
+    prompt = pair.ids("the house and ") * pair.target.context
+    prompt = prompt[: pair.target.context - 9]
+    (done,) = pair.generate(prompt, gamma=4)
+    assert done.finish_reason == "stop" or len(done.tokens) == 9
 
 
 def test_the_command_line_needs_no_model(monkeypatch, capsys):
     monkeypatch.setattr(
         sys, "argv", ["foretoken", "generate", PROMPTS[0], "--max-new-tokens", "20", "--json"]
     )
-    main()
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
     document = json.loads(capsys.readouterr().out)
     assert document["target"] == str(ASSETS / "target")
     expected = foretoken.load().generate(PROMPTS[0], max_new_tokens=20)[0]

@@ -10,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import Ends
 from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.gamma import Costs
 from foretoken.models.causal import CausalModel
 from foretoken.models.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
@@ -241,6 +243,9 @@ def test_automatic_gamma_without_a_drafter_is_plain():
 def test_automatic_gamma_in_a_context_of_a_few_tokens():
     spec = table(context=7)
     assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
+    spec._costs[SamplingParams()] = Costs(alpha=1.0, c=0.0, slope=0.0)  # wants 16 guesses
+    (done,) = spec.generate([1, 2, 3], max_new_tokens=9)
+    assert len(done.tokens) == 4 and done.stats.drafted
     with pytest.raises(InputError, match="a context of 4 is too short to measure in; set gamma"):
         table(context=4).generate([1])
 
