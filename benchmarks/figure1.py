@@ -1,0 +1,34 @@
+"""The README's picture: figure 1 of the paper, from the pair that ships.
+
+python benchmarks/figure1.py    # writes docs/trace.svg
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+import foretoken
+from foretoken.lab import view
+
+PROMPT = "The old house stood at the end of the lane, and"
+OUT = Path(__file__).parents[1] / "docs" / "trace.svg"
+
+
+def main() -> None:
+    spec = foretoken.load()
+    (out,) = spec.generate(PROMPT, max_new_tokens=60, temperature=0.7, gamma=5, seed=3)
+    console = Console(record=True, width=72, file=io.StringIO(), highlight=False)
+    console.print(PROMPT, style="bold")
+    for line in view.trace(spec.ids(PROMPT), out.steps, spec.tokenizer):
+        console.print(line)
+    console.print(view.legend())
+    console.save_svg(str(OUT), title="foretoken generate --show-tokens")
+    stats = out.stats
+    print(f"{OUT}: {len(out.tokens)} tokens in {stats.target_calls} runs, alpha {stats.alpha:.2f}")
+
+
+if __name__ == "__main__":
+    main()
