@@ -105,7 +105,9 @@ def sampled(name: str, kind: str, rule: str, gamma: int, params: SamplingParams)
             [PROMPT] * N, max_new_tokens=LENGTH, gamma=gamma, rule=rule, seed=gamma, **how
         )
     steps = [record for text in texts for record in text.steps]
-    assert gamma == 0 or any(0 < r.accepted < r.drafted for r in steps)
+    assert (
+        (gamma > 0) == any(r.accepted for r in steps) == any(r.accepted < r.drafted for r in steps)
+    )
     return Counter(tuple(text.tokens) for text in texts)
 
 
