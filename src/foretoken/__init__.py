@@ -1,13 +1,31 @@
-"""foretoken: exact, fast generation from Transformers by speculative decoding (arXiv
-2211.17192)."""
+"""foretoken: exact, fast generation from Transformers by speculative decoding
+(arXiv 2211.17192).
 
-from foretoken.distributions import SamplingParams
-from foretoken.drafters.base import Draft, Drafter
-from foretoken.draw import Draw
-from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
-from foretoken.load import load
-from foretoken.request import Completion, Piece, Stats, StepRecord
-from foretoken.speculator import Speculator
+Names are imported when they are first used: torch and transformers take seconds, and neither
+`foretoken theory` nor `--help` needs them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretoken.distributions import SamplingParams
+    from foretoken.drafters.base import Draft, Drafter
+    from foretoken.draw import Draw
+    from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
+    from foretoken.loading import load
+    from foretoken.request import Completion, Piece, Stats, StepRecord
+    from foretoken.speculator import Speculator
+
+_HOMES = {
+    "distributions": ("SamplingParams",),
+    "drafters.base": ("Draft", "Drafter"),
+    "draw": ("Draw",),
+    "errors": ("ForetokenError", "InputError", "NumericsError", "RefusedError"),
+    "loading": ("load",),
+    "request": ("Completion", "Piece", "Stats", "StepRecord"),
+    "speculator": ("Speculator",),
+}
 
 __all__ = [
     "Completion",
@@ -25,3 +43,12 @@ __all__ = [
     "StepRecord",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(f"foretoken.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

@@ -18,7 +18,7 @@ LAYERS = [
     ["models", "drafters"],
     ["engine"],
     ["speculator"],
-    ["load"],
+    ["loading"],
     ["lab", "train"],
     ["cli", "__main__", ""],
 ]

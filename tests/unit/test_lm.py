@@ -142,7 +142,9 @@ def test_a_larger_vocabulary_is_cut_to_the_targets(params):
 
 def test_a_law_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
-    with pytest.raises(NumericsError, match="the draft's logits hold nothing but -inf at position 1"):
+    with pytest.raises(
+        NumericsError, match="the draft's logits hold nothing but -inf at position 1"
+    ):
         drafter.propose([1], Spy(1, SAMPLED))
 
 

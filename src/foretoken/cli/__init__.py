@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 
 import typer
-from transformers.utils import logging
 
 from foretoken.cli import doctor, generate, theory, train
 from foretoken.errors import ForetokenError
@@ -25,8 +24,6 @@ app.add_typer(train.app, name="train")
 
 def main() -> None:
     """The console script. Ctrl-C exits with 130 and a reader that has gone (`| head`) with 1."""
-    logging.set_verbosity_error()  # of transformers: an error is one line, and it is ours
-    logging.disable_progress_bar()
     try:
         app()
     except (ForetokenError, OSError) as error:  # also a file that cannot be written

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from foretoken.cli.quiet import quiet
+
 PACKAGES = ("foretoken", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -20,6 +22,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Versions, device, memory, and which model families can be run exactly here."""
+    quiet()
     document = {**_machine(), "families": _families()}
     if as_json:
         print(json.dumps(document))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,11 +15,12 @@ from rich.progress import track
 from rich.text import Text
 
 from foretoken.cli import prompts
-from foretoken.distributions import SamplingParams
+from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
-from foretoken.load import load
-from foretoken.request import Completion
-from foretoken.speculator import BATCH, Speculator, check, keys_of
+
+if TYPE_CHECKING:
+    from foretoken.request import Completion
+    from foretoken.speculator import Speculator
 
 Model = Annotated[str | None, typer.Option(help="Folder or hub id; left out: the pair that ships.")]
 
@@ -71,6 +72,11 @@ def generate(
         "gamma": gamma,
         "rule": rule,
     }
+    from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
+    from foretoken.loading import load
+    from foretoken.speculator import BATCH, check, keys_of
+
+    quiet()
     SamplingParams(temperature, top_k, top_p, min_p)  # what is wrong fails before models load
     check(max_new_tokens, gamma, rule, lenience=1.0)
     keys_of(seed, 1)
@@ -134,6 +140,8 @@ def _all(
     bar: bool,
 ) -> Iterator[Completion]:
     """All completions, in order, a batch at a time; with `bar` progress on standard error."""
+    from foretoken.speculator import BATCH
+
     starts = range(0, len(lines), BATCH)
     shown = track(starts, "generating", console=Console(stderr=True)) if bar else starts
     for i in shown:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def lm(
     """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
     from foretoken.train.lm import Recipe, Shape, train_lm
 
+    quiet()
     shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size)
     recipe = Recipe(steps, batch, context, learning_rate, seed=seed)
     columns = (
@@ -88,9 +90,10 @@ def samples(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
-    from foretoken.load import load
+    from foretoken.loading import load
     from foretoken.text import decode
 
+    quiet()
     spec = load(target, "none")
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
@@ -118,6 +121,7 @@ def ngram(
     """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
     if order < 1:  # said before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
+    quiet()
     if from_samples is not None:
         table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
     elif from_text is not None and tokenizer is not None:
@@ -142,7 +146,7 @@ def _fit_samples(
     target: str, text: Path | None, tokens: int, temperature: float, seed: int, order: int
 ) -> NGram:
     from foretoken.drafters.ngram import fingerprint
-    from foretoken.load import load
+    from foretoken.loading import load
     from foretoken.train.ngram import fit
 
     spec = load(target, "none")
