@@ -29,6 +29,8 @@ class Stream:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        self._unspoken = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
         self._tokens: list[int] = []  # those still needed: the last piece's, and the ones held back
         self._seen = 0  # how many of them are the last piece's
 
@@ -47,10 +49,11 @@ class Stream:
         """Whether the next token can still change what these tokens read as."""
         if now.endswith(REPLACEMENT):
             return True
-        spoken = (token for token in reversed(self._tokens) if decode(self.tokenizer, [token]))
-        last = next(spoken, None)
-        name = "" if last is None else self.tokenizer.convert_ids_to_tokens(last)
-        return isinstance(name, str) and BYTE.fullmatch(name) is not None
+        for token in reversed(self._tokens):
+            name = self.tokenizer.convert_ids_to_tokens(token)
+            if token not in self._unspoken and isinstance(name, str) and name:
+                return BYTE.fullmatch(name) is not None
+        return False
 
 
 def require_same_words(

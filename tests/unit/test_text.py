@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,25 @@ def test_a_run_of_bytes_is_held_back_until_it_ends():
     assert good == ["a", "", "\U0001f40b a"]
     bad = pieces(llama_like(), [[3], whale, [7 + 0x80], [3]])
     assert "".join(bad) == "a" + "\ufffd" * 5 + " a"
+
+
+def test_a_byte_that_reads_as_nothing_alone_is_a_byte_still():
+    """The decoder strips a space at the start of a text, not within a run of bytes; 3000 random
+    texts, seeded."""
+    words = ["</s>", "<unk>", "<0x20>", "<0xE2>", "<0x82>", "<0xAC>", "▁", "▁a", "b"]
+    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens(["</s>", "<unk>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    dice = random.Random(0)
+    for _ in range(3000):
+        ids = [dice.randrange(len(words) + 2) for _ in range(dice.randrange(1, 12))]
+        chunks, at = [], 0
+        while at < len(ids):
+            chunks.append(ids[at : at + dice.randint(1, 3)])
+            at += len(chunks[-1])
+        assert "".join(pieces(tokenizer, chunks)) == decode(tokenizer, ids), ids
 
 
 def test_the_cost_of_a_piece_does_not_grow_with_the_text(monkeypatch):
