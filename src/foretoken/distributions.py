@@ -72,10 +72,14 @@ def sample(laws: Tensor, uniforms: Tensor) -> Tensor:
     `[B]`.
 
     An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's,
-    and what is looked for stays below the total.
+    and what is looked for stays below the total. Raises NumericsError for a row that is no law.
     """
     cdf = laws.double().cumsum(-1)
     total = cdf[:, -1:]
+    if not bool(((total > 0) & total.isfinite()).all()):
+        raise NumericsError(
+            "a law to draw from has no mass or holds NaN; look at the logits or the q"
+        )
     wanted = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cdf, wanted, right=True).squeeze(-1)
 

@@ -60,7 +60,9 @@ class Engine:
             [row.request.source or [] for row in rows] if self.target.encoder_decoder else None
         )
         self.target.start([prompt[:-1] for prompt in prompts], sources)
-        drafter.start(list(range(len(rows))), prompts, sources)
+        # Copies: a drafter may keep what it is given and add to it
+        heard = sources and [list(source) for source in sources]
+        drafter.start(list(range(len(rows))), [list(prompt) for prompt in prompts], heard)
 
     def _leave(self, gone: list[int], drafter: Drafter) -> None:
         if gone:

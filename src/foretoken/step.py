@@ -19,7 +19,7 @@ from foretoken.draw import Draw
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.request import Row, StepRecord
-from foretoken.verify import Rule, greedy, overlap
+from foretoken.verify import Rule, greedy, live, overlap, overlap_greedy
 
 
 @torch.inference_mode()
@@ -42,7 +42,7 @@ def step(
     draw = Draw([row.request.key for row in rows], lengths, params)
 
     # Sample gamma guesses x_1, .., x_gamma from M_q autoregressively
-    draft = drafter.propose(gamma, draw)
+    draft = drafter.propose(list(gamma), draw)
     guesses = _guesses(draft, gamma, target.vocab_size)
     times.append(perf_counter())
 
@@ -60,7 +60,7 @@ def step(
     # Return prefix + [x_1, .., x_n, t]
     kept = [row.commit([*guesses[b][: n[b]], t[b]]) for b, row in enumerate(rows)]
     target.set_lengths([len(row.tokens) - 1 for row in rows])
-    drafter.commit(kept)
+    drafter.commit([list(tokens) for tokens in kept])
     times.append(perf_counter())
 
     for b, row in enumerate(rows):
@@ -71,7 +71,7 @@ def step(
             accepted=min(n[b], len(kept[b])),
             kept=tuple(kept[b]),
             overlaps=tuple(beta[b][:judged]),
-            draft_calls=draft.calls,
+            draft_calls=min(draft.calls, len(guesses[b])),  # those this row took part in
             draft_seconds=times[1] - times[0],
             score_seconds=times[2] - times[1],
             verify_seconds=times[3] - times[2],
@@ -91,35 +91,42 @@ def _verify(
     """n and t of every row, and beta at every guess; at temperature 0 without a softmax."""
     draft = pack(guesses)  # without what the drafter padded with
     x, lengths = draft.tokens.to(logits.device), draft.lengths.to(logits.device)
+    q = None if q is None else q[:, : x.shape[1]].to(logits.device)
     if params.greedy:
         best = logits.argmax(-1)  # [B, G+1]
         n = greedy(best, x, lengths)
         t = best.gather(1, n[:, None]).squeeze(1)
-        beta = (best[:, : x.shape[1]] == x).double()
+        beta = overlap_greedy(best, q, x)
     else:
         p = law(logits, params)  # [B, G+1, V]
-        q = None if q is None else q[:, : x.shape[1]].to(logits.device)
         outcome = rule(p, q, x, lengths)
         n = draw.kept(outcome)
         t = draw.next_token(outcome.next_law(n))
         beta = overlap(p, q, x)
+    if bool((beta.isnan() & live(x, lengths)).any()):
+        raise RefusedError(
+            "the drafter's q holds NaN; it must be the law its guesses were drawn from"
+        )
     return _list(n), _list(t), _list(beta)
 
 
 def _guesses(draft: Draft, gamma: list[int], V: int) -> list[list[int]]:
     """The draft as lists, after a look at what a drafter could get wrong."""
+    for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
+        kind = getattr(value, "dtype", None)  # a drafter is anybody's code
+        if kind not in (torch.int64, torch.int32) or value.ndim != axes:
+            raise RefusedError(f"the drafter's {name} must be an integer tensor with {axes} axes")
     G = draft.tokens.shape[1]
     lengths: list[int] = _list(draft.lengths)
-    if len(lengths) != len(gamma) or any(
+    if not len(lengths) == len(draft.tokens) == len(gamma) or any(
         not 0 <= a <= min(b, G) for a, b in zip(lengths, gamma, strict=False)
     ):
         raise RefusedError(
             f"the drafter proposed {lengths} guesses where at most {gamma} were asked"
         )
-    if draft.q is not None and tuple(draft.q.shape) != (len(gamma), G, V):
-        raise RefusedError(
-            f"the drafter's q has shape {tuple(draft.q.shape)}; it must be {(len(gamma), G, V)}"
-        )
+    shape = (len(gamma), G, V)
+    if draft.q is not None and tuple(draft.q.shape) != shape:
+        raise RefusedError(f"the drafter's q has shape {tuple(draft.q.shape)}; it must be {shape}")
     tokens: list[list[int]] = _list(draft.tokens)
     guesses = [x[:length] for x, length in zip(tokens, lengths, strict=True)]
     for b, x in enumerate(guesses):

@@ -67,7 +67,7 @@ def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outc
     is not kept."""
     px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
-    survival = accept.where(_live(x, lengths), 0.0).cumprod(1)
+    survival = accept.where(live(x, lengths), 0.0).cumprod(1)
     return Outcome(survival, p, q, x, lengths, survival.new_ones(len(x), x.shape[1] + 1))
 
 
@@ -86,7 +86,7 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     weight = torch.stack(a, 1)  # [B, G+1]
     h = _stop_here(p, q, x, weight)
     last = torch.arange(1, G + 1, device=x.device) == lengths[:, None]
-    h = torch.where(last, weight[:, 1:], h).where(_live(x, lengths), 0.0)
+    h = torch.where(last, weight[:, 1:], h).where(live(x, lengths), 0.0)
     survival = 1 - (1 - h).flip(1).cumprod(1).flip(1)  # P(n > i) = 1 - prod_{j >= i} (1 - h_j)
     return Outcome(survival, p, q, x, lengths, weight)
 
@@ -106,7 +106,7 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
 def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     """T = 0, where every rule is the same: n is the number of leading guesses that equal `best
     [B, G+1]`."""
-    return ((best[:, : x.shape[1]] == x) & _live(x, lengths)).long().cumprod(1).sum(1)
+    return ((best[:, : x.shape[1]] == x) & live(x, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -115,6 +115,12 @@ def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
     if q is None:
         return _at(p, x)
     return torch.minimum(p, q).sum(-1, dtype=torch.float64).clamp(max=1.0)  # but for rounding
+
+
+def overlap_greedy(best: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
+    """The same at T = 0, where p is all on `best [B, G+1]`."""
+    best = best[:, : x.shape[1]]
+    return (best == x).double() if q is None else _at(q, best)
 
 
 RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
@@ -127,7 +133,8 @@ def _at(law: Tensor | None, x: Tensor) -> Tensor:
     return law.gather(2, x[..., None]).squeeze(2).double()
 
 
-def _live(x: Tensor, lengths: Tensor) -> Tensor:
+def live(x: Tensor, lengths: Tensor) -> Tensor:
+    """Where x holds a guess and not padding, `[B, G]`."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
 
 

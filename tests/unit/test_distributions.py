@@ -202,3 +202,11 @@ def test_check_looks_at_no_padding():
     logits = torch.zeros(2, 3, 4)
     logits[0, 1:] = math.nan
     check(logits, "target", [5, 10], [1, 3])
+
+
+@pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_what_is_no_law_is_not_drawn_from(row):
+    """A NaN row must raise, not turn into some token (vLLM #41834)."""
+    laws = torch.tensor([[0.5, 0.5], row])
+    with pytest.raises(NumericsError, match="no mass or holds NaN"):
+        sample(laws, torch.tensor([0.3, 0.3], dtype=torch.float64))

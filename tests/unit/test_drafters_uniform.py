@@ -25,7 +25,7 @@ def test_q_is_uniform_at_any_temperature_and_takes_no_memory(temperature):
     assert draft.tokens.shape == (3, 3)
     assert draft.q is not None and draft.calls == 0
     assert torch.equal(draft.q, torch.full((3, 3, 8), 1 / 8))
-    assert draft.q.untyped_storage().nbytes() == 8 * 4
+    assert draft.q.untyped_storage().nbytes() == 8 * 8
 
 
 def test_guesses_are_what_draw_gives():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import Engine
@@ -136,3 +137,27 @@ def test_a_drafter_that_fails_to_start_leaves_the_engine_usable():
         run(e, REQUESTS)
     e.drafter.start = start
     assert texts(run(e, REQUESTS)) == texts(run(engine(), REQUESTS))
+
+
+def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
+    class Keeper:
+        def start(self, rows, prompts, sources):
+            self.texts = prompts
+
+        def propose(self, gamma, draw):
+            asked = gamma.pop()
+            return pack([[0] * min(1, asked)])
+
+        def commit(self, tokens):
+            self.texts[0].extend(tokens[0])
+            tokens[0].clear()
+
+        def leave(self, rows):
+            pass
+
+    engine = Engine(TableModel(lambda text: [0.5, 0.5], 2), Keeper())
+    row = Row.of(Request([1], 7, RowKey(0, 0)))
+    for _ in engine.run([row], SamplingParams(1.0), speculative, 1):
+        pass
+    assert len(row.new_tokens) == 7 and row.request.prompt == [1]
+    assert [token for step in row.records for token in step.kept] == row.new_tokens

@@ -165,6 +165,10 @@ def test_logits_that_are_none_raise_and_leave_the_rows(bad, what, params):
         (pack([[1], [1]], torch.ones(2, 1, V + 1)), r"shape \(2, 1, 5\); it must be \(2, 1, 4\)"),
         (pack([[1], [1]], torch.ones(1, 1, V)), r"shape \(1, 1, 4\); it must be \(2, 1, 4\)"),
         (pack([[1, 1], [1]], torch.ones(2, 1, V)), r"shape \(2, 1, 4\); it must be \(2, 2, 4\)"),
+        (Draft([[1], [1]], torch.tensor([1, 1])), "tokens must be an integer tensor with 2 axes"),
+        (Draft(torch.tensor([1, 1]), torch.tensor([1, 1])), "tokens must be an integer tensor"),
+        (Draft(torch.ones(2, 1).long(), torch.ones(2)), "lengths must be an integer tensor with 1"),
+        (Draft(torch.ones(3, 1).long(), torch.tensor([1, 1])), r"proposed \[1, 1\] guesses"),
     ],
 )
 def test_drafts_that_are_refused(draft, message):
@@ -192,3 +196,17 @@ def test_the_draft_is_not_changed(params):
     one_step(draft, [2], params=params)
     assert torch.equal(draft.q, q)
     assert draft.tokens.tolist() == [[1, 2]]
+
+
+def test_a_q_that_holds_nan_is_refused():
+    """A NaN row must raise, not turn into some token (vLLM #41834)."""
+    rows = [Row.of(Request([0], 9, RowKey(0, 0)))]
+    with pytest.raises((RefusedError, NumericsError), match="NaN"):
+        one_step(pack([[1]], torch.full((1, 1, V), math.nan)), [1], rows, SAMPLED)
+    assert rows[0].tokens == [0]
+
+
+def test_at_temperature_0_the_overlap_is_q_at_the_argmax():
+    q = torch.full((1, 1, V), 1 / V, dtype=torch.float64)
+    rows, _, _ = one_step(pack([[1]], q), [1], params=GREEDY)
+    assert rows[0].records[0].overlaps == (1 / V,)

@@ -31,7 +31,10 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """The approximation model M_q of the paper, in the widest sense."""
+    """The approximation model M_q of the paper, in the widest sense.
+
+    It holds the rows of one engine: give each Speculator a drafter of its own.
+    """
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

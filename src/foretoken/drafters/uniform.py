@@ -18,7 +18,7 @@ class UniformDrafter:
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
             raise InputError(f"vocab_size is {vocab_size}; give the target's, 1 or more")
-        self.law = torch.full((1, vocab_size), 1 / vocab_size)
+        self.law = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

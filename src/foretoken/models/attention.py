@@ -153,6 +153,7 @@ class Forward:
     """Switches a model to ragged attention, for the length of a `with` over one forward."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
         parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
         self.configs = list({id(part.config): part.config for part in parts}.values())
         self.name = "ragged_sdpa" if model._supports_sdpa else "ragged_eager"
@@ -164,6 +165,7 @@ class Forward:
     def __call__(self, cache: RaggedCache) -> Iterator[None]:
         stock = [config._attn_implementation_internal for config in self.configs]
         with ExitStack() as stack:
+            stack.enter_context(evaluating(self.model))
             if self.positions is not None:
                 hook = self.positions.register_forward_hook(own_positions)
                 stack.callback(hook.remove)
@@ -176,6 +178,19 @@ class Forward:
             finally:
                 for config, name in zip(self.configs, stock, strict=True):
                     config._attn_implementation_internal = name
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No dropout inside, and the user's own mode again behind it."""
+    training = [module for module in model.modules() if module.training] if model.training else []
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def own_positions(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.attention import Forward
+from foretoken.models.attention import Forward, evaluating
 from foretoken.models.cache import CrossCache, admit, ragged_cache
 from foretoken.models.causal import (
     CHUNK,
@@ -67,9 +67,10 @@ class Seq2SeqModel:
         assert sources is not None
         fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
         mask = fresh.mask()
-        states = self.model.get_encoder()(
-            input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
-        ).last_hidden_state
+        with evaluating(self.model):
+            states = self.model.get_encoder()(
+                input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
+            ).last_hidden_state
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
         # its token is then taken back.
         for at in range(0, max(1, *map(len, prompts)), CHUNK):
