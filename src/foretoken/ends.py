@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError, one_line
 
 # Entries of a generation_config that change the law, and the values at which they do not.
 CHANGES_LAW: dict[str, tuple[Any, ...]] = {
@@ -47,20 +48,36 @@ class Ends:
     forced_eos: int | None = None
 
 
+def check_file(folder: Path) -> None:
+    """InputError for a generation config that cannot be read: transformers would pass over it, and
+    over the ends in it."""
+    file = folder / "generation_config.json"
+    if file.exists():
+        try:
+            GenerationConfig.from_pretrained(folder)
+        except Exception as error:  # the library raises many kinds
+            raise InputError(f"{file} cannot be read: {one_line(error)}") from None
+
+
 def read_ends(network: PreTrainedModel, *, refuse: bool) -> Ends:
-    """What the generation config says; with `refuse`, RefusedError for what changes the law."""
+    """What the generation config says; with `refuse`, RefusedError for what changes the law.
+
+    Raises InputError for ids that are none.
+    """
     settings = network.generation_config or GenerationConfig.from_model_config(network.config)
     if refuse:
         _refuse(settings)
-    start = settings.decoder_start_token_id
-    start = settings.bos_token_id if start is None else start
-    if network.config.is_encoder_decoder and start is None:
-        raise RefusedError("the model names no decoder_start_token_id; set it in its config")
+    start = None
+    if network.config.is_encoder_decoder:
+        start = _one(settings, "decoder_start_token_id")
+        start = _one(settings, "bos_token_id") if start is None else start
+        if start is None:
+            raise RefusedError("the model names no decoder_start_token_id; set it in its config")
     return Ends(
-        eos=frozenset(_ids(settings.eos_token_id)),
-        decoder_start=_first(start),
-        forced_bos=_first(settings.forced_bos_token_id),
-        forced_eos=_first(settings.forced_eos_token_id),
+        eos=frozenset(_ids(settings, "eos_token_id")),
+        decoder_start=start,
+        forced_bos=_one(settings, "forced_bos_token_id"),
+        forced_eos=_one(settings, "forced_eos_token_id"),
     )
 
 
@@ -70,13 +87,26 @@ def _refuse(settings: GenerationConfig) -> None:
         if value not in harmless:
             raise RefusedError(
                 f"the model's generation config sets {entry}={value!r:.60}, which is not "
-                "built yet; generation_config='ignore' generates without it"
+                "built yet; generation_config='ignore' (--ignore-generation-config) generates "
+                "without it"
             )
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else value
+def _ids(settings: GenerationConfig, entry: str) -> list[int]:
+    value = getattr(settings, entry, None)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(i) is int for i in ids):  # True is none
+        raise InputError(
+            f"the model's generation config sets {entry}={value!r:.60}; give an id or a list of ids"
+        )
+    return ids
 
 
-def _first(value: int | list[int] | None) -> int | None:
-    return next(iter(_ids(value)), None)
+def _one(settings: GenerationConfig, entry: str) -> int | None:
+    """Of several ids transformers would make other things: all at once, or one for each row."""
+    ids = _ids(settings, entry)
+    if len(ids) > 1:
+        raise RefusedError(
+            f"the model's generation config sets {entry}={ids!r:.60}; set one id there"
+        )
+    return ids[0] if ids else None

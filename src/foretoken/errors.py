@@ -21,3 +21,8 @@ class RefusedError(ForetokenError):
 
 class NumericsError(RefusedError):
     """A model returned logits from which no law can be made."""
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of a stranger's error, for a message that must be one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -4,6 +4,7 @@ hub or memory."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import read_ends
-from foretoken.errors import InputError, RefusedError
+from foretoken.ends import check_file, read_ends
+from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
 from foretoken.models.selfcheck import self_check
@@ -37,6 +38,7 @@ from foretoken.text import require_same_words
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
 TOKENIZER_FILES = (
+    "tokenizer_config.json",  # is all that a tokenizer of bytes has
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
@@ -44,7 +46,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 
 
 def load(
@@ -75,10 +77,12 @@ def load(
     _refuse_unbuilt(runtime, exact_shapes, dtype, draft_dtype)
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
-    place = _device(device)
+    place = memory.usable(device)
     if target is None:
         target = _asset("target")
         draft = _asset("draft") if draft is None else draft
+    if isinstance(target, str | Path) and _is_folder(target):
+        check_file(Path(target))
     network = _network(target, dtype, place, revision, trust_remote_code)
     model = _model(network)
     words = (
@@ -109,15 +113,6 @@ def _refuse_unbuilt(runtime: str, exact_shapes: bool, *dtypes: str | None) -> No
             raise InputError(f"dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise InputError(f"device {name!r} cannot be used: {_line(error)}") from None
-    return device
-
-
 def _asset(name: str) -> Path:
     """A folder of the default pair."""
     folder = Path(str(files("foretoken") / "assets" / name))
@@ -133,40 +128,64 @@ def _network(
     revision: str | None,
     trust: bool,
 ) -> PreTrainedModel:
-    """The transformers model, in evaluation mode, on its device."""
+    """The transformers model on its device; one in memory as it is."""
     if isinstance(source, PreTrainedModel):
-        return source.eval()
+        return source
     path = _path(source)
     where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust}
     try:
         config = AutoConfig.from_pretrained(path, **where)
     except Exception as error:  # the library raises many kinds
-        raise InputError(f"{source} cannot be read as a model: {_line(error)}") from None
+        raise InputError(f"{source} cannot be read as a model: {one_line(error)}") from None
     auto = _auto(config, str(source), trust)
     kind = _torch_dtype(dtype, config)
-    with torch.device("meta"):
-        needed = memory.weight_bytes(auto.from_config(config, trust_remote_code=trust), kind)
-    memory.require(str(source), needed, device)
     try:
-        network, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True, **where)
+        with torch.device("meta"):
+            empty = auto.from_config(config, trust_remote_code=trust)
     except Exception as error:
-        raise InputError(f"{source} cannot be loaded: {_line(error)}") from None
-    missing = sorted(found["missing_keys"])
-    if missing:  # transformers would make them up
-        raise InputError(
-            f"{source} holds no weights for {missing[0]} ({len(missing)} are missing); "
-            f"give a complete {type(network).__name__}"
-        )
+        raise InputError(f"{source} cannot be built from its config: {one_line(error)}") from None
+    memory.require(str(source), memory.weight_bytes(empty, kind), device)
+    where |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        network, found = auto.from_pretrained(path, dtype=kind, **where)
+    except Exception as error:
+        raise InputError(f"{source} cannot be loaded: {one_line(error)}") from None
+    _require_weights(str(source), type(network).__name__, found)
     return network.to(device).eval()
+
+
+def _require_weights(name: str, kind: str, found: dict[str, Any]) -> None:
+    """Raise where weights are missing or of another size: transformers would make them up."""
+    missing, unlike = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
+    if missing:
+        raise InputError(
+            f"{name} holds no weights for {missing[0]} ({len(missing)} are missing); "
+            f"give a complete {kind}"
+        )
+    if unlike:
+        key, held, wanted = unlike[0]
+        raise InputError(
+            f"{name} holds {key} as {tuple(held)}, its config says {tuple(wanted)}; "
+            f"give a config and weights of one {kind}"
+        )
 
 
 def _path(source: str | Path) -> str:
     """A folder that exists, or a hub id."""
-    if str(source) and Path(source).is_dir():
+    if not isinstance(source, str | Path):
+        raise InputError(f"target is {source!r:.60}; give a folder, a hub id or a model")
+    if _is_folder(source):
         return str(source)
     if isinstance(source, Path) or not HUB_ID.fullmatch(source):
-        raise InputError(f"{str(source)!r} is no folder; give a model's folder or a hub id")
+        raise InputError(f"{str(source)!r:.100} is no folder; give a model's folder or a hub id")
     return source
+
+
+def _is_folder(source: str | Path) -> bool:
+    try:
+        return bool(str(source)) and Path(source).is_dir()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _auto(config: PretrainedConfig, name: str, trust: bool) -> Any:
@@ -206,17 +225,29 @@ def _tokenizer(
         return source
     if isinstance(source, PreTrainedModel):
         return None
-    folder = Path(source)
-    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not isinstance(source, str | Path):
+        raise InputError(f"tokenizer is {source!r:.60}; give a folder, a hub id or a tokenizer")
+    local = _is_folder(source)
+    if local and not _holds(source, TOKENIZER_FILES):
         if wanted:
             raise InputError(f"{source} holds no tokenizer; give a folder or hub id with one")
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust)
+        words = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust)
+        needs = set(words.vocab_files_names.values())
+        if local and needs and not _holds(source, {*TOKENIZER_FILES[1:], *needs}):
+            raise OSError(f"there is none of {', '.join(sorted(needs))}")  # an empty one was made
+        return words
     except Exception as error:
-        if not folder.is_dir() and not wanted:
+        if not local and not wanted:
             return None  # a hub model without one
-        raise InputError(f"the tokenizer in {source} cannot be read: {_line(error)}") from None
+        raise InputError(
+            f"the tokenizer in {source!s:.100} cannot be read: {one_line(error)}"
+        ) from None
+
+
+def _holds(folder: str | Path, names: Iterable[str]) -> bool:
+    return any((Path(folder) / name).exists() for name in names)
 
 
 def _drafter(
@@ -229,7 +260,7 @@ def _drafter(
     trust: bool,
 ) -> Drafter:
     if not isinstance(draft, str | Path | PreTrainedModel):
-        if not hasattr(draft, "propose"):
+        if isinstance(draft, type) or not hasattr(draft, "propose"):
             raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
         return draft
     if draft == "none":
@@ -265,9 +296,3 @@ def _name(source: object) -> str:
     if isinstance(source, PreTrainedModel):
         return source.name_or_path or type(source).__name__
     return type(source).__name__
-
-
-def _line(error: Exception) -> str:
-    """An error's first line, for messages that must be one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

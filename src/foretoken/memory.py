@@ -1,5 +1,5 @@
-"""Whether a model fits, said before it is loaded: its weights, from the config alone, against
-what is free."""
+"""Whether there is a place for a model, said before it is loaded: its weights, from the config
+alone, against what is free on a device that can be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError, one_line
 
 HEADROOM = 1.1  # weights plus what a short generation needs beside them
 ROOT = Path("/sys/fs/cgroup")
@@ -16,6 +16,20 @@ CGROUPS = (  # limit, use, and which part of the use is files that can go
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
+
+
+def usable(name: str) -> torch.device:
+    """A device that tensors can be made on; InputError for any other."""
+    if name is None:
+        raise InputError("device is None; give 'cpu' or 'cuda'")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
+        raise InputError(f"device {name!r:.60} cannot be used: {one_line(error)}") from None
+    if device.type == "meta":
+        raise InputError("device 'meta' holds no numbers; give 'cpu' or 'cuda'")
+    return device
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:

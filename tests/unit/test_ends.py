@@ -6,12 +6,12 @@ import pytest
 from transformers import GenerationConfig
 
 from foretoken.ends import CHANGES_LAW, Ends, read_ends
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from tiny import llama, t5
 
 
 def test_what_a_model_says():
-    assert read_ends(llama(64), refuse=True) == Ends(frozenset({0}), decoder_start=0)
+    assert read_ends(llama(64), refuse=True) == Ends(frozenset({0}))
     assert read_ends(t5(64), refuse=True) == Ends(frozenset({0}), decoder_start=1)
 
 
@@ -30,6 +30,27 @@ def test_a_model_without_one_is_read_from_its_config():
     target = llama(64)
     target.generation_config = None
     assert read_ends(target, refuse=True).eos == {0}
+
+
+@pytest.mark.parametrize(
+    "entry", ["decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"]
+)
+def test_several_ids_where_a_text_has_one_are_refused(entry):
+    """Transformers means other things by a list; also where the rest is ignored."""
+    target = t5(64)
+    setattr(target.generation_config, entry, [9, 5])
+    for refuse in (True, False):
+        with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\]; set one id there"):
+            read_ends(target, refuse=refuse)
+
+
+@pytest.mark.parametrize("value", ["x", 1.5, [1, "a"], True, {"a": 1}])
+def test_an_end_must_be_an_id(value):
+    target = llama(64)
+    target.generation_config.eos_token_id = value
+    with pytest.raises(InputError, match="eos_token_id=.*; give an id or a list of ids") as error:
+        read_ends(target, refuse=True)
+    assert "\n" not in str(error.value)
 
 
 def test_no_end_at_all():
@@ -54,6 +75,7 @@ def test_every_entry_that_changes_the_law(entry):
         setattr(target.generation_config, entry, harmless)
         read_ends(target, refuse=True)
     setattr(target.generation_config, entry, 7)
-    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not built yet"):
+    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not built yet") as error:
         read_ends(target, refuse=True)
+    assert "generation_config='ignore' (--ignore-generation-config)" in str(error.value)
     assert read_ends(target, refuse=False).eos == {0}

@@ -293,6 +293,15 @@ def test_unknown_models(tmp_path, pair):
     refused(InputError, "cannot be read as a model", tmp_path)  # empty
 
 
+@pytest.mark.parametrize(
+    "text", ['{"eos_token_id": 5,}', "{bad", "[]", '{"eos_token_id": "x"}', "\xff"]
+)
+def test_a_broken_generation_config_is_not_passed_over(tmp_path, text):
+    path = folder(tmp_path / "model", llama(64))
+    (path / "generation_config.json").write_text(text, encoding="latin-1")
+    refused(InputError, "generation_config.json cannot be read|eos_token_id='x'; give", path)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '"text"', "{}", '{"model_type": "nothing"}'])
 def test_a_broken_config(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
@@ -323,6 +332,69 @@ def test_remote_code_is_not_run(tmp_path):
     )
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
     refused(InputError, "cannot be read as a model", tmp_path)
+
+
+def test_a_config_that_no_model_follows_from(tmp_path):
+    path = folder(tmp_path / "model", llama(64))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"hidden_act": "nosuch"}))
+    refused(InputError, "cannot be built from its config: .*nosuch", path)
+
+
+def test_weights_of_another_size_are_told_by_name(tmp_path):
+    path = folder(tmp_path / "model", llama(64))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    message = refused(InputError, "holds model.layers.0.mlp.down_proj.weight as", path)
+    assert "(32, 48), its config says (32, 40)" in message
+
+
+def test_a_tokenizer_that_needs_no_vocabulary_file(tmp_path):
+    path = folder(tmp_path / "model", t5(384), transformers.ByT5Tokenizer())
+    (done,) = foretoken.load(path, "none").generate("It was", max_new_tokens=4)
+    assert isinstance(done.text, str)
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
+def test_a_tokenizer_config_without_its_files_is_no_tokenizer(tmp_path, kind):
+    path = folder(tmp_path / "model", llama(64))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    refused(InputError, "the tokenizer in .* cannot be read: ", path)
+    assert foretoken.load(path, tokenizer=byte_level())
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "says"),
+    [
+        ([5], {}, "target is 5; give a folder, a hub id or a model"),
+        ([torch.nn.Linear(2, 2)], {}, "target is Linear"),
+        (["a" * 5000], {}, "is no folder; give a model's folder"),
+        (["a\0b"], {}, "is no folder; give a model's folder"),
+        ([llama(64), "a" * 5000], {}, "is no folder; give a model's folder"),
+        ([llama(64), foretoken.Drafter], {}, "draft is <class .*Drafter'>; give a folder"),
+        ([llama(64), LookupDrafter], {}, "draft is <class .*LookupDrafter'>; give a folder"),
+        ([llama(64)], {"tokenizer": 5}, "tokenizer is 5; give a folder, a hub id or a tokenizer"),
+        ([llama(64)], {"tokenizer": "a" * 5000}, "the tokenizer in a+ cannot be read"),
+        ([llama(64)], {"device": None}, "device is None; give 'cpu'"),
+        ([llama(64)], {"device": "meta"}, "device 'meta' holds no numbers; give 'cpu'"),
+        ([llama(64)], {"dtype": torch.float32}, "dtype is torch.float32; give one of"),
+    ],
+)
+def test_values_of_another_kind(args, options, says):
+    refused(InputError, says, *args, **options)
+
+
+def test_a_model_in_memory_keeps_its_mode():
+    """And its dropout plays no part."""
+    for target in (llama(64, attention_dropout=0.5), t5(64, dropout_rate=0.5)):
+        target.train()
+        spec = foretoken.load(target, "lookup")
+        assert all(module.training for module in target.modules())
+        first, second = (spec.generate([3, 4, 3, 4], gamma=2, max_new_tokens=20) for _ in range(2))
+        assert first[0].tokens == second[0].tokens
+        assert all(module.training for module in target.modules())
+        plain = foretoken.load(target.eval(), "none").generate([3, 4, 3, 4], max_new_tokens=20)
+        assert plain[0].tokens == first[0].tokens
 
 
 # The generation config
@@ -405,5 +477,5 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
 
 
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(import_module("foretoken.load"), "files", lambda package: tmp_path)
+    monkeypatch.setattr(import_module("foretoken.loading"), "files", lambda package: tmp_path)
     refused(InputError, "the default pair is missing at .*target; install the package again")

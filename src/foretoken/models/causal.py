@@ -20,7 +20,7 @@ CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
 
 class CausalModel:
-    """Runs `model` as it is; puts it in eval mode, and leaves it stock between calls.
+    """Runs `model` as it is, without dropout, and leaves it stock between calls.
 
     Raises RefusedError where rows cannot be rolled back one by one.
     """
@@ -36,7 +36,7 @@ class CausalModel:
             raise RefusedError(
                 f"{type(model).__name__} takes no position_ids, so rows cannot differ in length"
             )
-        self.model = model.eval()
+        self.model = model
         self.device = model.device
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.vocab_size = output_rows(model)

@@ -32,7 +32,7 @@ from foretoken.models.causal import (
 
 
 class Seq2SeqModel:
-    """Runs `model` as it is; puts it in eval mode, and leaves it stock between calls.
+    """Runs `model` as it is, without dropout, and leaves it stock between calls.
 
     Raises RefusedError where rows cannot be rolled back one by one.
     """
@@ -45,7 +45,7 @@ class Seq2SeqModel:
         if not model.config.is_encoder_decoder:
             raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
         accepted = inspect.signature(model.forward).parameters
-        self.model = model.eval()
+        self.model = model
         self.device = model.device
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.source_context: int | None = encoder_limit(model)
