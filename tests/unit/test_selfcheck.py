@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -118,6 +121,47 @@ def test_passed_is_remembered(folder: Path) -> None:
     selfcheck.PASSED.clear()
     (folder / "foretoken" / "selfcheck.json").write_text("{broken")
     assert not self_check(model).remembered
+
+
+def module(path: Path, body: str) -> ModuleType:
+    """A file of the user's with a class that is named like one of transformers'."""
+    path.write_text(
+        "import transformers\n\n"
+        "class LlamaForCausalLM(transformers.LlamaForCausalLM):\n"
+        "    def forward(self, input_ids=None, position_ids=None, past_key_values=None, **more):\n"
+        f"        {body}\n"
+        "        return super().forward(input_ids=input_ids, position_ids=position_ids,\n"
+        "                               past_key_values=past_key_values, **more)\n"
+    )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+BREAKS = "position_ids = None if position_ids is None else position_ids * 0"
+
+
+def test_a_class_of_the_same_name_is_checked_itself(tmp_path: Path) -> None:
+    """Also after an edit of its file."""
+    stock = build("Llama")
+    self_check(stock)
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(module(tmp_path / "mine_a.py", BREAKS).LlamaForCausalLM(stock.config))
+    good = module(tmp_path / "mine_b.py", "pass").LlamaForCausalLM(stock.config)
+    assert not self_check(good).remembered and self_check(good).remembered
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(module(tmp_path / "mine_b.py", BREAKS).LlamaForCausalLM(stock.config))
+
+
+def test_a_class_whose_source_cannot_be_read_is_checked_every_time(tmp_path: Path) -> None:
+    stock = build("Llama")
+    self_check(stock)
+    gone = module(tmp_path / "mine_c.py", "pass").LlamaForCausalLM(stock.config)
+    (tmp_path / "mine_c.py").unlink()
+    assert structure(gone) is None
+    assert not any(self_check(gone).remembered for _ in range(2))
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(
