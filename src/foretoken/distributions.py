@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -29,6 +30,11 @@ class SamplingParams:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value, kind = getattr(self, name), Integral if name == "top_k" else Real
+            if not isinstance(value, kind):
+                what = "whole number" if kind is Integral else "number"
+                raise InputError(f"{name} is {value!r:.60}; give a {what}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
         if self.top_k < 0:

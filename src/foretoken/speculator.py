@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from secrets import randbits
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
@@ -16,15 +15,13 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import Engine
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.gamma import PROBE, Costs, costs
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
+from foretoken.options import Prompt, Seed, as_list, check, keys_of
 from foretoken.request import Completion, Piece, Request, Row, stats
-from foretoken.verify import RULES, Rule, speculative
-
-Prompt = str | list[int]
-Seed = int | Sequence[int | tuple[int, int]] | None
+from foretoken.verify import Rule, speculative
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 PROBE_PROMPT = "It was the first day of the"
@@ -65,12 +62,13 @@ class Speculator:
 
         A str or a list of ids is one prompt. gamma: guesses per target call, 0 for plain decoding,
         None for the optimum of the measured costs. seed: an int (row i is keyed (seed, i)), or one
-        int or pair per prompt. A KeyboardInterrupt ends it early: unfinished rows come back with
-        finish_reason "interrupted".
+        int or pair per prompt. rule: at temperature 0 every rule keeps the guesses that equal the
+        argmax, so a function of one's own is not called there. A KeyboardInterrupt ends it early:
+        unfinished rows come back with finish_reason "interrupted".
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
         judge = check(max_new_tokens, gamma, rule, lenience)
-        requests = self.requests(_as_list(prompts), max_new_tokens, seed)
+        requests = self.requests(as_list(prompts), max_new_tokens, seed)
         if not requests:
             return []
         gamma = self._gamma(params, gamma)
@@ -85,7 +83,7 @@ class Speculator:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -104,9 +102,11 @@ class Speculator:
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
         judge = check(max_new_tokens, gamma, rule, lenience)
-        if _as_list(prompt) != [prompt if isinstance(prompt, str) else list(prompt)]:
-            raise InputError("stream takes one prompt; call generate for several")
-        requests = self.requests([prompt], max_new_tokens, seed)
+        prompts = as_list(prompt)
+        if len(prompts) != 1:
+            remedy = "call generate for several" if prompts else "give a text or ids"
+            raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
+        requests = self.requests(prompts, max_new_tokens, seed)
         gamma = self._gamma(params, gamma)
         return self._pieces(requests[0], params, judge, gamma)
 
@@ -136,21 +136,23 @@ class Speculator:
 
     def _probe(self, params: SamplingParams, gamma: int, tokens: int) -> Row:
         """A row of the target's own text, ends of sequence ignored."""
-        ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else [self._any_id] * 4
-        prompt, source = self._sides(ids)
+        prompt, source = self._sides(self._probe_ids())
         room = tokens if self.target.context is None else self.target.context - len(prompt)
-        if room < 1:
-            raise InputError(
-                f"a context of {self.target.context} is too short to measure in; set gamma"
-            )
         row = Row.of(Request(prompt, min(tokens, room), RowKey(0, 0), source=source))
         for _ in self._engine.run([row], params, speculative, gamma):
             pass
         return row
 
-    @property
-    def _any_id(self) -> int:
-        return min(self.ends.eos, default=0)
+    def _probe_ids(self) -> list[int]:
+        """A text where it fits the model, else up to four of the same id."""
+        V, context = self.target.vocab_size, self.target.context
+        reads = context and context - 1  # one place is for what is generated
+        reads = self.target.source_context if self.target.encoder_decoder else reads
+        ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
+        if ids and max(ids) < V and (reads is None or len(ids) <= reads):
+            return ids
+        known = min((i for i in self.ends.eos if 0 <= i < V), default=0)
+        return [known] * (4 if reads is None else min(4, reads))
 
     def requests(self, prompts: list[Prompt], max_new_tokens: int, seed: Seed) -> list[Request]:
         """What `generate` makes of its prompts; InputError for one that cannot be continued."""
@@ -189,6 +191,10 @@ class Speculator:
         if len(prompt) == 0:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise InputError(f"prompt {i} is not valid text; give text in UTF-8") from None
             if self.tokenizer is None:
                 raise InputError(f"prompt {i} is text, but there is no tokenizer; give token ids")
             prompt = cast(list[int], self.tokenizer(prompt, verbose=False).input_ids)
@@ -227,65 +233,6 @@ class Speculator:
         )
 
 
-def check(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: float) -> Rule:
-    """The rule, or an error for an option that no model could honour."""
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
-    if gamma is not None and gamma < 0:
-        raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
-    if lenience != 1.0:
-        raise RefusedError(f"lenience={lenience} is not built yet; leave it at 1.0 (exact)")
-    judge = RULES.get(rule) if isinstance(rule, str) else rule
-    if judge is None:
-        raise InputError(f"rule is {rule!r}; give one of {', '.join(RULES)}, or a function")
-    return judge
-
-
 def runtime(drafter: Drafter) -> str:
     """What a drafter runs on: its model's runtime, or Python."""
     return getattr(drafter, "runtime", "python")
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts from one prompt (a str, or a list of ids) or several."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, list | tuple):
-        raise InputError(
-            f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
-        )
-    if prompts and all(_is_id(p) for p in prompts):
-        return [cast(list[int], list(prompts))]
-    for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str) and not (
-            isinstance(prompt, list | tuple) and all(_is_id(token) for token in prompt)
-        ):
-            raise InputError(f"prompt {i} is {prompt!r:.60}; give a str or a list of ids")
-    return [p if isinstance(p, str) else list(p) for p in cast(Sequence[Prompt], prompts)]
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def keys_of(seed: Seed, count: int) -> list[RowKey]:
-    """A key for each of `count` rows; None draws a seed for all of them."""
-    if seed is None:
-        seed = randbits(63)
-    if isinstance(seed, int):
-        return [RowKey(_seed(seed), row) for row in range(count)]
-    if not isinstance(seed, list | tuple):
-        raise InputError(f"seed is {seed!r:.60}; give an integer, or one for each prompt")
-    if len(seed) != count:
-        raise InputError(f"seed has {len(seed)} entries for {count} prompts; give one for each")
-    pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
-    for pair in pairs:
-        if len(pair) != 2:
-            raise InputError(f"seed holds {pair!r:.60}; give integers, or pairs of them")
-    return [RowKey(_seed(s), _seed(row)) for s, row in pairs]
-
-
-def _seed(value: int) -> int:
-    if not _is_id(value) or not 0 <= value < 2**63:
-        raise InputError(f"seed is {value!r:.60}; give an integer in [0, 2**63)")
-    return value

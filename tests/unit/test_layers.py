@@ -12,7 +12,7 @@ LAYERS = [
     ["errors"],
     ["distributions", "keys", "theory", "memory", "text", "ends"],
     ["verify"],
-    ["draw"],
+    ["draw", "options"],
     ["models.base", "drafters.base", "request"],
     ["gamma", "step"],
     ["models", "drafters"],

@@ -89,6 +89,8 @@ def test_a_text_prompt_gets_the_special_tokens_of_the_tokenizer():
         ("text", "prompt 0 is text, but there is no tokenizer; give token ids"),
         ([[1], "text"], "prompt 1 is text, but there is no tokenizer"),
         ("", "prompt 0 is empty"),
+        ("\ud800", "prompt 0 is not valid text"),
+        ([[1], "a\udcffb"], "prompt 1 is not valid text"),
         ([[]], "prompt 0 is empty"),
         ([[1], []], "prompt 1 is empty"),
         ([[1], [0, 7]], r"prompt 1 holds the id 7; ids must be in 0\.\.6"),
@@ -136,6 +138,17 @@ def test_a_text_without_tokens_is_refused():
     ("options", "says"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; give a whole number"),
+        ({"max_new_tokens": None}, "max_new_tokens is None; give a whole number"),
+        ({"gamma": 1.5}, "gamma is 1.5; give a whole number"),
+        ({"gamma": "3"}, "gamma is '3'; give a whole number"),
+        ({"rule": 5}, "rule is 5; give one of speculative, block, or a function"),
+        ({"temperature": None}, "temperature is None; give a number"),
+        ({"temperature": "0.5"}, "temperature is '0.5'; give a number"),
+        ({"top_p": None}, "top_p is None; give a number"),
+        ({"min_p": "a"}, "min_p is 'a'; give a number"),
+        ({"top_k": 1.5}, "top_k is 1.5; give a whole number"),
+        ({"top_k": None}, "top_k is None; give a whole number"),
         ({"gamma": -1}, r"gamma is -1; give 0 \(plain decoding\) or more"),
         ({"gamma": 16}, r"gamma is 16, but gamma \+ 1 must fit in the context of 16"),
         ({"temperature": -1.0}, "temperature is -1.0"),
@@ -246,8 +259,31 @@ def test_automatic_gamma_in_a_context_of_a_few_tokens():
     spec._costs[SamplingParams()] = Costs(alpha=1.0, c=0.0, slope=0.0)  # wants 16 guesses
     (done,) = spec.generate([1, 2, 3], max_new_tokens=9)
     assert len(done.tokens) == 4 and done.stats.drafted
-    with pytest.raises(InputError, match="a context of 4 is too short to measure in; set gamma"):
-        table(context=4).generate([1])
+
+
+@pytest.mark.parametrize("context", [2, 3, 4, 5, 8])
+def test_automatic_gamma_fails_no_call_that_is_valid(context):
+    """The measurement's own prompt is cut to what fits."""
+    for temperature in (0.0, 1.0):
+        (done,) = table(context=context).generate([1], temperature=temperature)
+        assert len(done.tokens) == context - 1
+
+
+@pytest.mark.parametrize("source", [1, 3, 6])
+def test_automatic_gamma_with_a_short_encoder(source):
+    target = TableModel(P, V, encoder_decoder=True)
+    target.source_context = source
+    spec = Speculator(target, UniformDrafter(V), ends=Ends(decoder_start=0))
+    assert len(spec.generate([1], max_new_tokens=3)[0].tokens) == 3
+
+
+def test_automatic_gamma_with_a_tokenizer_that_does_not_fit_the_model():
+    """Its text is longer than the context, or has ids beyond the vocabulary, as ends may be."""
+    ends = Ends(eos=frozenset({V + 9}))
+    for context in (6, 64):
+        target = TableModel(P, V, context=context)
+        spec = Speculator(target, UniformDrafter(V), byte_level(), ends)
+        assert len(spec.generate([1, 2], max_new_tokens=3)[0].tokens) == 3
 
 
 # Seeds
@@ -402,10 +438,19 @@ def test_a_stream_without_a_tokenizer_has_tokens_only():
     assert sum(len(piece.tokens) for piece in pieces) == 9
 
 
-@pytest.mark.parametrize("prompt", [[[1, 2]], [[1], [2]], [], ["a", "b"], ["a"]])
+@pytest.mark.parametrize("prompt", [[[1], [2]], ["a", "b"]])
 def test_a_stream_takes_one_prompt(prompt):
-    with pytest.raises(InputError, match="stream takes one prompt"):
+    with pytest.raises(InputError, match="stream takes one prompt, not 2; call generate"):
         table().stream(prompt)
+    with pytest.raises(InputError, match="stream takes one prompt, not 0; give a text or ids"):
+        table().stream([])
+
+
+def test_a_stream_takes_a_list_of_one_prompt():
+    listed = table().stream([[1, 2]], gamma=2, max_new_tokens=9)
+    assert list(listed) == list(table().stream([1, 2], gamma=2, max_new_tokens=9))
+    spec = spoken(byte_level(), 320)
+    assert list(spec.stream(["It was"], gamma=0)) == list(spec.stream("It was", gamma=0))
 
 
 def test_an_open_stream_blocks_generate_until_it_is_closed():

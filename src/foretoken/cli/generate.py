@@ -74,7 +74,8 @@ def generate(
     }
     from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
     from foretoken.loading import load
-    from foretoken.speculator import BATCH, check, keys_of
+    from foretoken.options import check, keys_of
+    from foretoken.speculator import BATCH
 
     quiet()
     SamplingParams(temperature, top_k, top_p, min_p)  # what is wrong fails before models load
