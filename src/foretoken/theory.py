@@ -63,10 +63,12 @@ def tokens_law(alpha: float, gamma: int) -> list[float]:
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens per run of the target, (1 - alpha^(gamma+1)) / (1 - alpha) (equation 1).
 
-    Summed as 1 + alpha + ... + alpha^gamma, which is right at alpha = 1 and precise just below.
+    gamma + 1 at alpha = 1; precise just below, where 1 - alpha^(gamma+1) would cancel.
     """
     alpha, gamma = _probability("alpha", alpha), _count("gamma", gamma)
-    return math.fsum(alpha**k for k in range(gamma + 1))
+    if alpha in (0, 1):
+        return gamma * alpha + 1.0
+    return -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
 
 
 def expected_runs(alpha: float, gamma: int, tokens: int) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from foretoken.cli import main
+from foretoken.cli import main, prompts
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
@@ -39,11 +39,11 @@ Run = Callable[..., Result]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Call the console script; `stdin`: what is piped in, None for a terminal."""
 
-    def call(*args: object, stdin: str | bytes | None = None) -> Result:
+    def call(*args: object, stdin: str | bytes | None = None, closed: bool = False) -> Result:
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         piped = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
         piped.isatty = lambda: stdin is None
-        monkeypatch.setattr(sys, "stdin", piped)
+        monkeypatch.setattr(sys, "stdin", None if closed else piped)
         monkeypatch.setattr(sys, "argv", ["foretoken", *map(str, args)])
         capsys.readouterr()
         try:
@@ -156,6 +156,8 @@ def test_standard_input_is_one_prompt(run, base):
     assert run("generate", *args, stdin="It was\nthe day\n").out == argument.out
     mistake(run("generate", *args, stdin=""), "prompt 0 is empty")
     mistake(run("generate", *args), "no prompt; give one as an argument")
+    mistake(run("generate", *args, closed=True), "no prompt; give one as an argument")
+    mistake(run("generate", "a\udcffb", *args), "prompt 0 is not valid text")
     mistake(run("generate", *args, stdin=b"\xff\xfe"), "standard input is no text")
 
 
@@ -174,6 +176,16 @@ def test_a_file_of_prompts(run, base, tmp_path):
     mistake(run("generate", "--prompt-file", tmp_path, *args), "cannot be read")
     mistake(run("generate", "text", "--prompt-file", file, *args), "not both")
     mistake(run("generate", "--prompt-file", file, *args, "--compare"), "takes one prompt, not 2")
+
+
+def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
+    """Not with what else Python's splitlines takes for one; a mark at the beginning is none."""
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffIt\u2028was\r\na\x0cb\x85c\n\nd".encode())
+    assert [line.prompt for line in prompts.read(None, file)] == ["It\u2028was", "a\x0cb\x85c", "d"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n\r\n{"prompt": [1]}\n'.encode())
+    assert [line.prompt for line in prompts.read(None, file)] == ["a\u2028b", [1]]
 
 
 def test_jsonl(run, base, tmp_path):
@@ -200,6 +212,8 @@ def test_jsonl(run, base, tmp_path):
         ('{"prompt": ""}', "line 3: the prompt is empty"),
         ('{"prompt": []}', "line 3: the prompt is empty"),
         ("[]", "line 3: line: Input should be an object"),
+        ('{"prompt": "a", "id": NaN}', "line 3: id: NaN and Infinity are no JSON"),
+        ('{"prompt": "a", "id": [{"b": -Infinity}]}', "line 3: id: NaN and Infinity are no"),
     ],
 )
 def test_bad_lines_of_jsonl_are_told_by_number(run, base, tmp_path, line, says):
@@ -276,6 +290,7 @@ def test_a_generation_config_that_changes_the_law(run, base, tmp_path):
     target.generation_config.no_repeat_ngram_size = 2
     args = ("generate", "1,2", "--target", folder(tmp_path / "m", target), "--max-new-tokens", 3)
     mistake(run(*args), "no_repeat_ngram_size=2")
+    assert "--ignore-generation-config" in run(*args).err
     assert run(*args, "--ignore-generation-config").code == 0
 
 
@@ -390,6 +405,14 @@ def test_an_output_that_cannot_be_written(run, base, tmp_path):
     mistake(result, "file")
 
 
+@pytest.mark.parametrize(
+    "args", [["samples", "--data", "no"], ["ngram", "--from-samples", "no such!"]]
+)
+def test_a_missing_folder_of_the_output_is_said_before_the_work(run, tmp_path, args):
+    result = run("train", *args, "--out", tmp_path / "no" / "file")
+    mistake(result, f"there is no folder {tmp_path / 'no'}; make it or give another --out")
+
+
 # train lm
 
 TINY = ("--layers", 1, "--hidden", 16, "--feed-forward", 24, "--heads", 2, "--kv-heads", 1)
@@ -467,6 +490,6 @@ def test_ctrl_c_while_loading_is_quiet(run, monkeypatch):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretoken.cli.generate.load", interrupt)
+    monkeypatch.setattr("foretoken.loading.load", interrupt)
     result = run("generate", "text")
     assert result.code == 130 and result.out == "" and "Traceback" not in result.err

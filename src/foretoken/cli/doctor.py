@@ -25,7 +25,7 @@ def doctor(
     quiet()
     document = {**_machine(), "families": _families()}
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(document, allow_nan=False))
         return
     console = Console(highlight=False)
     console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))

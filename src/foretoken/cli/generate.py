@@ -103,7 +103,7 @@ def generate(
     interrupted = any(completion.finish_reason == "interrupted" for completion in done)
     comparison = _compare(spec, lines, seed, options) if compare and not interrupted else None
     if as_json:
-        print(json.dumps(_document(spec, lines, done, comparison)))
+        print(json.dumps(_document(spec, lines, done, comparison), allow_nan=False))
     elif comparison:
         _report(comparison)
     if interrupted:

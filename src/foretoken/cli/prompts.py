@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def read(argument: str | None, file: Path | None) -> list[Line]:
         return _from_file(file)
     if argument is not None:
         return [Line(prompt=argument)]
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise InputError(
             "no prompt; give one as an argument, with --prompt-file or on standard input"
         )
@@ -39,9 +40,10 @@ def read(argument: str | None, file: Path | None) -> list[Line]:
 
 def _from_file(file: Path) -> list[Line]:
     try:
-        rows = file.read_text(encoding="utf-8").splitlines()
+        rows = file.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None
+    rows = [row.removesuffix("\r") for row in rows]
     numbered = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not numbered:
         raise InputError(f"{file} holds no prompt; give one a line")
@@ -60,6 +62,10 @@ def _parse(file: Path, number: int, row: str) -> Line:
             f"{file}, line {number}: {where}: {first['msg']}; "
             'give {"prompt": text or ids, "id": anything}'
         ) from None
+    try:
+        json.dumps(line.id, allow_nan=False)
+    except ValueError:
+        raise InputError(f"{file}, line {number}: id: NaN and Infinity are no JSON") from None
     if not line.prompt:
         raise InputError(f"{file}, line {number}: the prompt is empty; give text or ids")
     return line

@@ -93,6 +93,7 @@ def samples(
     from foretoken.loading import load
     from foretoken.text import decode
 
+    _require_folder(out)
     quiet()
     spec = load(target, "none")
     if spec.tokenizer is None:
@@ -121,6 +122,7 @@ def ngram(
     """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
     if order < 1:  # said before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
+    _require_folder(out)
     quiet()
     if from_samples is not None:
         table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
@@ -174,6 +176,12 @@ def _sample(
             texts.append(sequence)
             progress.advance(bar, len(sequence))
     return texts
+
+
+def _require_folder(out: Path) -> None:
+    """Said before the work, which may take hours."""
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
 
 
 def _write(path: Path, text: str) -> None:
