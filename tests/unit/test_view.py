@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.view import ACCEPTED, CORRECTED, REJECTED, legend, trace
+from foretoken.lab.view import ACCEPTED, CORRECTED, REJECTED, legend, paragraph, trace
 from foretoken.models.causal import CausalModel
 from foretoken.request import StepRecord
 from foretoken.speculator import Speculator
@@ -62,3 +62,15 @@ def test_parts_of_a_character_are_not_lost():
 
 def test_the_legend_names_every_colour():
     assert {span.style for span in legend().spans} == {ACCEPTED, REJECTED, CORRECTED}
+
+
+def test_the_paragraph_is_the_text_in_the_colours_of_its_tokens():
+    steps = [record([5, 6], 1, [5, 7]), record([8], 1, [8, 9])]
+    shown = paragraph([1, 2], steps, None)
+    assert told(shown) == [("5 ", ACCEPTED), ("7 ", CORRECTED), ("8 ", ACCEPTED), ("9 ", CORRECTED)]
+
+
+def test_the_paragraph_has_characters_of_several_tokens():
+    ids = byte_level()("It was 海!", add_special_tokens=False).input_ids
+    shown = paragraph(ids[:2], [record([], 0, [token]) for token in ids[2:]], byte_level())
+    assert shown.plain == byte_level().decode(ids).removeprefix(byte_level().decode(ids[:2]))

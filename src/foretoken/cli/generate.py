@@ -177,7 +177,10 @@ def _show(spec: Speculator, prompt: Any, completion: Completion) -> None:
     console = Console(highlight=False)
     shown = prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
     console.print(Text(shown, style="bold"), soft_wrap=True)  # a str would be read as markup
-    for line in view.trace(spec.ids(prompt), completion.steps, spec.tokenizer):
+    ids = spec.ids(prompt)
+    console.print(view.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
+    console.print()
+    for line in view.trace(ids, completion.steps, spec.tokenizer):
         console.print(line, soft_wrap=True)
     stats = completion.stats
     alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"

@@ -21,16 +21,31 @@ def trace(
     for number, step in enumerate(steps, 1):
         line = Text(f"{number:4d} ", style="dim")
         for token in step.kept[: step.accepted]:
-            line.append(_spell(tokenizer, so_far, token), style=ACCEPTED)
+            line.append(_on_one_line(_spell(tokenizer, so_far, token)), style=ACCEPTED)
             so_far.append(token)
         own = step.kept[step.accepted :]
         if own and step.accepted < step.drafted:
-            line.append(_spell(tokenizer, so_far, step.guesses[step.accepted]), style=REJECTED)
+            guess = _spell(tokenizer, so_far, step.guesses[step.accepted])
+            line.append(_on_one_line(guess), style=REJECTED)
         for token in own:
-            line.append(_spell(tokenizer, so_far, token), style=CORRECTED)
+            line.append(_on_one_line(_spell(tokenizer, so_far, token)), style=CORRECTED)
             so_far.append(token)
         lines.append(line)
     return lines
+
+
+def paragraph(
+    prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
+) -> Text:
+    """The whole continuation: guesses that were accepted, and the target's own tokens."""
+    shown, stream = Text(), text.Stream(tokenizer) if tokenizer else None
+    if stream:
+        stream.add(prompt, last=True)  # what stands before decides how a token is spelled
+    for step in steps:
+        for i, token in enumerate(step.kept):
+            style = ACCEPTED if i < step.accepted else CORRECTED
+            shown.append(stream.add([token]) if stream else f"{token} ", style=style)
+    return shown
 
 
 def legend() -> Text:
@@ -49,5 +64,9 @@ def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: 
         return f"{token} "
     head = before[-LOOK_BACK:]
     known = text.decode(tokenizer, head)
-    spelled = text.decode(tokenizer, [*head, token])[len(known) :]
+    return text.decode(tokenizer, [*head, token])[len(known) :]
+
+
+def _on_one_line(spelled: str) -> str:
+    """A token that is part of a character, or of no text, is a dot."""
     return spelled.replace("\n", "⏎") or "·"
