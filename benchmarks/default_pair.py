@@ -34,19 +34,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rule", default="speculative")
+    parser.add_argument("--rule", default="block")
     arguments = parser.parse_args()
     spec = foretoken.load()
-    table = Table("sampling", "gamma", "alpha", "c", "v", "predicted", "measured", "slowest prompt")
+    table = Table("T", "gamma", "alpha", "c", "v", "predicted", "measured", "slowest prompt")
     rows = []
     for way in WAYS:
         for gamma in GAMMAS:
             row = _measure(spec, arguments, {**way, "gamma": gamma})
             rows.append({**way, "asked": gamma, **row})
             shown = [row[name] for name in ("alpha", "c", "v", "predicted", "speedup", "slowest")]
-            label = " ".join(f"{name} {value:g}" for name, value in way.items())
             number = f"{row['gamma']}" if gamma is not None else f"auto ({row['gamma']})"
-            table.add_row(label, number, *(f"{value:.2f}" for value in shown))
+            table.add_row(f"{way['temperature']:g}", number, *(f"{value:.2f}" for value in shown))
     Console().print(table)
     print(machine.save(f"default-pair-{arguments.rule}", {"prompts": PROMPTS, "rows": rows}))
 

@@ -55,7 +55,7 @@ class Speculator:
         min_p: float = 0.0,
         gamma: int | None = None,
         seed: Seed = 0,
-        rule: str | Rule = "speculative",
+        rule: str | Rule = "block",
         lenience: float = 1.0,
     ) -> list[Completion]:
         """Continue every prompt in the target's own law; one completion per prompt, in order.
@@ -92,7 +92,7 @@ class Speculator:
         min_p: float = 0.0,
         gamma: int | None = None,
         seed: Seed = 0,
-        rule: str | Rule = "speculative",
+        rule: str | Rule = "block",
         lenience: float = 1.0,
     ) -> Generator[Piece, None, Completion]:
         """The same for one prompt, a piece after every step; the generator's return value is the

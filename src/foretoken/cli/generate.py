@@ -46,7 +46,7 @@ def generate(
     seed: Annotated[
         int, typer.Option(help="The same seed, pair and gamma give the same text.")
     ] = 0,
-    rule: Annotated[str, typer.Option(help="speculative or block.")] = "speculative",
+    rule: Annotated[str, typer.Option(help="block or speculative.")] = "block",
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, float64, auto.")
     ] = "float32",
