@@ -34,7 +34,9 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path):
     assert corpus.read_texts(tmp_path) == ["a\ufffdb"]
 
 
-@pytest.mark.parametrize("broken", [b"no gzip", gzip.compress(b"text" * 99)[:-9]])
+@pytest.mark.parametrize(
+    "broken", [b"no gzip", gzip.compress(b"text" * 99)[:-9]], ids=["foreign", "cut short"]
+)
 def test_a_file_that_cannot_be_unpacked_is_named(tmp_path, broken):
     (tmp_path / "a.txt.gz").write_bytes(broken)
     with pytest.raises(InputError, match="a.txt.gz cannot be read"):
