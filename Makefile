@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test check prove clean
 
 demo: .venv/ready
-	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.7 --seed 1 "The old house stood at the end of the lane, and"
+	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"

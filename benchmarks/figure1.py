@@ -19,7 +19,7 @@ OUT = Path(__file__).parents[1] / "docs" / "trace.svg"
 
 def main() -> None:
     spec = foretoken.load()
-    (out,) = spec.generate(PROMPT, max_new_tokens=60, temperature=0.7, gamma=5, seed=3)
+    (out,) = spec.generate(PROMPT, max_new_tokens=60, temperature=0.6, gamma=4, seed=4)
     console = Console(record=True, width=72, file=io.StringIO(), highlight=False)
     console.print(PROMPT, style="bold")
     for line in view.trace(spec.ids(PROMPT), out.steps, spec.tokenizer):
