@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models import causal
+from foretoken.models import cache, causal
 from foretoken.models.cache import RaggedCache, RaggedLayer
 from foretoken.models.causal import CausalModel
 from foretoken.models.families import build
@@ -190,7 +190,8 @@ def test_longrope_ends_where_its_frequencies_change() -> None:
 @pytest.mark.parametrize("version", ["5.18.0", "6.0.0", "4.57.1"])
 def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("Llama")
-    monkeypatch.setattr(transformers, "__version__", version)
+    # its own reference: import order decides which of transformers' two module objects that is
+    monkeypatch.setattr(cache.transformers, "__version__", version)
     with pytest.raises(RefusedError, match=f"transformers {version}: .*>=5.20,<6"):
         CausalModel(model)
 

@@ -130,7 +130,8 @@ def test_show_tokens(run, base):
     result = run("generate", "[/] :smile: It", *args, "--gamma", 2, "--show-tokens")
     lines = result.out.splitlines()
     assert result.code == 0 and lines[0] == "[/] :smile: It"  # neither markup nor emoji
-    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
+    runs = lines[lines.index("", 1) + 1 :]  # behind the text as a whole
+    assert [line.split()[0] for line in runs[:3]] == ["1", "2", "3"]
     assert "accepted guess  rejected guess  target's own" in result.out
     assert lines[-1] == "9 tokens in 3 target runs (3.00 a run), alpha 1.00"
 
@@ -142,7 +143,8 @@ def test_a_model_without_a_tokenizer_takes_and_prints_ids(run, base):
     assert run("generate", "1,2, 3", *args).out == ids + "\n"
     assert run("generate", *args, stdin="1,2,3\n").out == ids + "\n"
     shown = run("generate", "1,2,3", *args, "--show-tokens").out.splitlines()
-    assert shown[0] == "1,2,3" and shown[1].split() == ["1", str(expected.tokens[0])]
+    assert shown[0] == "1,2,3" and shown[1].split() == [str(token) for token in expected.tokens]
+    assert shown[3].split() == ["1", str(expected.tokens[0])]
     document = json.loads(run("generate", "1,2,3", *args, "--json").out)
     assert document["completions"][0]["text"] is None
     assert document["completions"][0]["tokens"] == expected.tokens
