@@ -495,3 +495,9 @@ def test_ctrl_c_while_loading_is_quiet(run, monkeypatch):
     monkeypatch.setattr("foretoken.loading.load", interrupt)
     result = run("generate", "text")
     assert result.code == 130 and result.out == "" and "Traceback" not in result.err
+
+
+def test_json_reports_the_gamma_that_makes_the_text_again(run, base):
+    args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 9)
+    document = json.loads(run("generate", "It was", *args, "--gamma", 3, "--json").out)
+    assert document["completions"][0]["gamma"] == 3

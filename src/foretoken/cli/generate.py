@@ -228,6 +228,7 @@ def _document(
             "tokens": completion.tokens,
             "finish_reason": completion.finish_reason,
             "seed": completion.seed,
+            "gamma": max((step.gamma for step in completion.steps), default=0),
             "stats": completion.stats.to_dict(),
         }
         for line, completion in zip(lines, done, strict=False)
