@@ -116,9 +116,8 @@ def _show(found: Prediction, console: Console) -> None:
         console.print("oracle bound unbounded")
     else:
         more = found.oracle_factor / best.walltime_factor - 1
-        console.print(
-            f"oracle bound {found.oracle_factor:.2f}x: {more:.0%} more, if gamma were ideal every run"
-        )
+        bound = f"oracle bound {found.oracle_factor:.2f}x"
+        console.print(f"{bound}: {more:.0%} more, were gamma ideal in every run")
     console.print(_table(found))
 
 
