@@ -1,0 +1,45 @@
+"""A venv for each peer, under .peers/ beside the sources: their pins must not meet the project's.
+
+    python benchmarks/peers/make.py [NAME ...]    # all; llama.cpp compiles for a quarter of an hour
+
+transformers needs none: it runs in the project's own, with the project's own versions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+PEERS = Path(__file__).resolve().parents[2] / ".peers"
+PINS = {
+    "openvino-genai": ["openvino-genai==2026.4.1.0", "numpy==2.4.6"],
+    "llama.cpp": [
+        "llama-cpp-python==0.3.36",
+        "gguf==0.19.0",
+        "numpy==2.4.6",
+        "safetensors==0.8.0",
+        "ml_dtypes==0.5.4",
+    ],
+}
+# The instructions of this machine's own processor, as the other peers choose them at run time.
+BUILD = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF"}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(PINS)
+    for name in names:
+        if name not in PINS:
+            sys.exit(f"error: {name} is no peer with a venv; give {' or '.join(PINS)}")
+        home = PEERS / name
+        venv.create(home, clear=True, with_pip=True)
+        install = [home / "bin/python", "-m", "pip", "install", "--quiet", *PINS[name]]
+        subprocess.run(install, check=True, env=os.environ | BUILD)
+        (home / "ready").touch()  # a venv that was not finished is none
+        print(f"{name}: {home}")
+
+
+if __name__ == "__main__":
+    main()
