@@ -25,8 +25,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from foretoken.errors import RefusedError
+from foretoken.errors import RefusedError, one_line
 from foretoken.models import attention, cache, causal, seq2seq
+from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
 from foretoken.models.seq2seq import Seq2SeqModel
 
@@ -78,23 +79,20 @@ def check(model: PreTrainedModel) -> Check:
     except RefusedError:
         raise
     except Exception as error:  # whatever a stranger's forward raises
-        line = " ".join(str(error).split())[:200]
-        raise RefusedError(f"{name} does not run over a ragged cache: {line}") from error
+        raise RefusedError(f"{name} does not run over a ragged cache: {one_line(error)}") from error
     if not delta < TOLERANCE:
-        raise RefusedError(
-            f"{name} is not exact over a ragged cache: logits differ by {delta:.1e} of their spread"
-            " from a full forward"
-        )
+        wrong = f"logits differ by {delta:.1e} of their spread from a full forward"
+        raise RefusedError(f"{name} is not exact over a ragged cache: {wrong}")
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
 
-def deviation(model: PreTrainedModel) -> float:
+def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     """Largest |delta logit| over the spread of the logits, ragged against each row alone and stock.
 
-    Rows join, grow by ragged blocks, go back, change places and leave, past every window of at
-    most `WINDOW` tokens and past the cache's first capacity.
+    `runner` runs the model in ragged batches; None: on torch. Rows join, grow by ragged blocks, go
+    back, change places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
     """
-    rows = Rows(model.eval(), random.Random(0))
+    rows = Rows(model.eval(), random.Random(0), runner)
     rows.start([cache.BUCKET - 4, 3, 11])
     for width in (1, 5, 0, 12):
         rows.score(width)
@@ -112,9 +110,12 @@ def deviation(model: PreTrainedModel) -> float:
 class Rows:
     """A random conversation with a model, and the same told to the stock model row by row."""
 
-    def __init__(self, model: PreTrainedModel, dice: random.Random) -> None:
+    def __init__(
+        self, model: PreTrainedModel, dice: random.Random, runner: Model | None = None
+    ) -> None:
         self.model, self.dice = model, dice
-        self.runner = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+        kind = Seq2SeqModel if model.config.is_encoder_decoder else CausalModel
+        self.runner: Model = runner or kind(model)
         self.ids = min(self.runner.vocab_size, VOCABULARY)
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
@@ -164,7 +165,7 @@ class Rows:
 
     def leave(self, rows: list[int]) -> None:
         self.runner.leave(rows)
-        stay = [b for b in range(len(self.texts)) if b not in rows]
+        stay = causal.staying(len(self.texts), rows)
         self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
 
 
