@@ -20,8 +20,6 @@ PINS = {
         "llama-cpp-python==0.3.36",
         "gguf==0.19.0",
         "numpy==2.4.6",
-        "safetensors==0.8.0",
-        "ml_dtypes==0.5.4",
     ],
 }
 # The instructions of this machine's own processor, as the other peers choose them at run time.
