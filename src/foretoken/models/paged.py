@@ -1,0 +1,209 @@
+"""A decoder on OpenVINO's paged attention, behind the Model protocol.
+
+Keys and values live in blocks of 32 tokens; a row is a list of blocks and a length. One flat pass
+takes the new tokens of all rows, whatever their lengths; rollback is a smaller length, and rows
+that were copied share blocks until one of them writes. It does not know tokens' meaning, nor where
+its graph came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from numpy.typing import NDArray
+from openvino import opset13 as ops
+from openvino._offline_transformations import paged_attention_transformation
+from torch import Tensor
+
+from foretoken.models.causal import check_context, check_lengths, staying
+
+CHUNK = 512  # tokens in one pass of a prefill: bounds its memory
+FIRST = 16  # blocks to begin with; the pool then grows by half
+
+
+def paged(graph: ov.Model, windows: list[int]) -> ov.Model:
+    """The same graph over paged attention, each layer with its sliding window (0: none)."""
+    paged_attention_transformation(graph)
+    found = [op for op in graph.get_ordered_ops() if "PagedAttention" in op.get_type_name()]
+    for op in found:
+        names = op.input_value(3).get_names()
+        layer = int(next(name for name in names if "key_cache" in name).split(".")[1])
+        if windows[layer]:
+            window: Any = ops.constant(np.array(windows[layer], dtype=np.int32))
+            op.input(10).replace_source_output(window.output(0))
+    graph.validate_nodes_and_infer_types()
+    return graph
+
+
+@dataclass(slots=True)
+class Pool:
+    """Blocks of keys and values, the same numbers in every layer, and who holds them."""
+
+    request: ov.InferRequest
+    names: list[str]
+    size: int = 0
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    free: list[int] = field(default_factory=list)
+    holders: list[int] = field(default_factory=list)  # rows per block
+
+    def take(self) -> int:
+        if not self.free:
+            self.grow()
+        block = self.free.pop()
+        self.holders[block] = 1
+        return block
+
+    def share(self, block: int) -> int:
+        self.holders[block] += 1
+        return block
+
+    def drop(self, block: int) -> None:
+        self.holders[block] -= 1
+        if not self.holders[block]:
+            self.free.append(block)
+
+    def own(self, block: int) -> int:
+        """A block that only one row holds, with the same content: it is about to be written to."""
+        if self.holders[block] == 1:
+            return block
+        fresh = self.take()
+        for array in self.arrays.values():
+            array[fresh] = array[block]
+        self.drop(block)
+        return fresh
+
+    def grow(self) -> None:
+        size = max(FIRST, self.size + self.size // 2)
+        for name in self.names:
+            port = self.request.get_compiled_model().input(name)
+            shape = [size, *(d.get_length() for d in list(port.get_partial_shape())[1:])]
+            bigger = ov.Tensor(port.get_element_type(), ov.Shape(shape))
+            array = bigger.data
+            if self.size:
+                array[: self.size] = self.arrays[name]
+            array[self.size :] = 0
+            self.arrays[name] = array
+            self.request.set_tensor(name, bigger)
+        self.free += range(size - 1, self.size - 1, -1)
+        self.holders += [0] * (size - self.size)
+        self.size = size
+
+
+class PagedModel:
+    """`compiled` is what `paged` made; `facts` are the export's."""
+
+    encoder_decoder = False
+    source_context: int | None = None
+    runtime = "openvino"
+    device = torch.device("cpu")
+
+    def __init__(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> None:
+        self.vocab_size: int = facts["vocab_size"]
+        self.context: int | None = facts["context"]
+        self.request = compiled.create_infer_request()
+        caches = [p.get_any_name() for p in compiled.inputs if "cache." in p.get_any_name()]
+        self.block = int(compiled.input("key_cache.0").get_partial_shape()[2].get_length())
+        self.pool = Pool(self.request, caches)
+        others = [p for p in compiled.inputs if "cache." not in p.get_any_name()]
+        self.kinds = {p.get_any_name(): p.get_element_type().to_dtype() for p in others}
+        self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
+        self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
+        self.lengths: list[int] = []
+        self.blocks: list[list[int]] = []  # of every row
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        first = len(self.lengths)
+        self.lengths += [0] * len(prompts)
+        self.blocks += [[] for _ in prompts]
+        for b, prompt in enumerate(prompts, first):
+            for at in range(0, len(prompt), CHUNK):
+                self._run([(b, prompt[at : at + CHUNK])], [0])
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        parts = [(b, block) for b, block in enumerate(blocks) if block]
+        if not parts:
+            return torch.zeros(len(blocks), 0, self.vocab_size)
+        ends = np.cumsum([len(block) for _, block in parts])
+        wanted = [need[b] for b, _ in parts]
+        places = [i for end, n in zip(ends, wanted, strict=True) for i in range(end - n, end)]
+        flat = self._run(parts, places or [0])
+        if not places:
+            return torch.zeros(len(blocks), 0, self.vocab_size)
+        if min(need) == max(need):  # so no row was without a block
+            return flat.view(len(blocks), need[0], -1)
+        out = flat.new_zeros(len(blocks), max(need), flat.shape[1])
+        at = 0
+        for (b, _), n in zip(parts, wanted, strict=True):
+            out[b, :n] = flat[at : at + n]
+            at += n
+        return out
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.lengths, lengths)
+        self.lengths = list(lengths)
+
+    def permute(self, rows: list[int]) -> None:
+        old = self.blocks
+        self.blocks = [[self.pool.share(block) for block in old[b]] for b in rows]
+        for blocks in old:
+            for block in blocks:
+                self.pool.drop(block)
+        self.lengths = [self.lengths[b] for b in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.lengths), rows))
+
+    def _run(self, parts: list[tuple[int, list[int]]], places: list[int]) -> Tensor:
+        """Append blocks to rows; logits `[len(places), V]` at flat `places`, valid until the next
+        run."""
+        check_context(
+            [self.lengths[b] for b, _ in parts], [tokens for _, tokens in parts], self.context
+        )
+        past = [self.lengths[b] for b, _ in parts]
+        ends = [n + len(tokens) for n, (_, tokens) in zip(past, parts, strict=True)]
+        held = [self._room(b, start, end) for (b, _), start, end in zip(parts, past, ends, strict=True)]
+        self._put("input_ids", [token for _, tokens in parts for token in tokens])
+        self._put("position_ids", [i for a, z in zip(past, ends, strict=True) for i in range(a, z)])
+        self._put("needed", places)
+        self._put("past_lens", past)
+        self._put("subsequence_begins", begins([len(tokens) for _, tokens in parts]))
+        self._put("block_indices_begins", begins([len(blocks) for blocks in held]))
+        self._put("block_indices", [block for blocks in held for block in blocks])
+        self._put("max_context_len", [max(ends)])
+        self.request.infer()
+        for (b, _), end in zip(parts, ends, strict=True):
+            self.lengths[b] = end
+        logits = self.request.get_output_tensor(0).data
+        return torch.from_numpy(logits).view(len(places), -1)
+
+    def _room(self, b: int, start: int, end: int) -> list[int]:
+        """The blocks of row b's first `end` tokens; those from `start` on are its own."""
+        blocks = self.blocks[b]
+        for i in range(start // self.block, len(blocks)):
+            blocks[i] = self.pool.own(blocks[i])
+        count = -(-end // self.block)
+        while len(blocks) < count:
+            blocks.append(self.pool.take())
+        return blocks[:count]
+
+    def _put(self, name: str, values: list[int]) -> None:
+        """Fill an input; its buffer is bound again only where its size has changed."""
+        if name not in self.kinds:
+            return  # a graph without positions
+        size = len(values)
+        if (name, size) not in self.buffers:
+            array = np.empty(() if name == "max_context_len" else size, self.kinds[name])
+            self.buffers[name, size] = array, ov.Tensor(array, shared_memory=True)
+        array, tensor = self.buffers[name, size]
+        array[...] = values[0] if array.ndim == 0 else values
+        if self.bound.get(name) != size:
+            self.request.set_tensor(name, tensor)
+            self.bound[name] = size
+
+
+def begins(sizes: list[int]) -> list[int]:
+    return np.cumsum([0, *sizes]).tolist()
