@@ -23,7 +23,7 @@ from foretoken.models.selfcheck import check, self_check, structure
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(selfcheck, "PASSED", {})
+    monkeypatch.setattr(selfcheck, "FOUND", {})
     return tmp_path
 
 
@@ -116,9 +116,9 @@ def test_passed_is_remembered(folder: Path) -> None:
     model = build("Llama")
     first, second = self_check(model), self_check(model)
     assert not first.remembered and second.remembered and second.delta == first.delta
-    selfcheck.PASSED.clear()
+    selfcheck.FOUND.clear()
     assert self_check(model).remembered  # from the file
-    selfcheck.PASSED.clear()
+    selfcheck.FOUND.clear()
     (folder / "foretoken" / "selfcheck.json").write_text("{broken")
     assert not self_check(model).remembered
 

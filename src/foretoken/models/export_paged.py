@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.moe import ExpertsInterface
 
 from foretoken.errors import RefusedError
 from foretoken.models.cache import KEEPS_TOKENS
@@ -79,10 +80,8 @@ class Traced(torch.nn.Module):
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
         token = MASK.set(((1.0 - attention_mask.float()) * -1e9)[:, None, None, :])
-        cache = DynamicCache()
-        cache.layer_class_to_replicate = None
-        cache.layers = [DynamicLayer() for _ in range(self.layers)]
-        for i, layer in enumerate(cache.layers):
+        cache, layers = growing(self.layers)
+        for i, layer in enumerate(layers):
             keys, values = past[2 * i], past[2 * i + 1]
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
@@ -100,8 +99,17 @@ class Traced(torch.nn.Module):
         finally:
             hook.remove()
             MASK.reset(token)
-        present = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+        present = [t for layer in layers for t in (layer.keys, layer.values)]
         return logits.float(), seen[0].float(), *present
+
+
+def growing(count: int) -> tuple[DynamicCache, list[Any]]:
+    """A cache of `count` layers that only append, and the layers."""
+    layers: list[Any] = [DynamicLayer() for _ in range(count)]
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = None
+    cache.layers = layers
+    return cache, layers
 
 
 def picked(states: Tensor, needed: Tensor, seen: list[Tensor]) -> tuple[Tensor]:
@@ -138,7 +146,29 @@ def spread(x: Tensor, groups: int) -> Tensor:
     return x.reshape(B, heads * groups, n, dim)
 
 
+def each_expert(module: Any, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Mixture of experts as a trace can hold it: every expert on the tokens that chose it, which
+    may be none. Stock code loops over the chosen ones, which a trace would freeze."""
+    out = torch.zeros_like(states)
+    for expert in range(module.num_experts):
+        token, place = torch.where(top_k_index == expert)
+        inner = linear(module, states[token], expert, "gate_up" if module.has_gate else "up")
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        inner = linear(module, inner, expert, "down")
+        if module.has_post_expert_norm:
+            inner = module.post_expert_norm(inner)
+        out = out.index_add(0, token, inner * top_k_weights[token, place, None])
+    return out
+
+
+def linear(module: Any, x: Tensor, expert: int, name: str) -> Tensor:
+    weight = getattr(module, f"{name}_proj")[expert]
+    bias = getattr(module, f"{name}_proj_bias")[expert] if module.has_bias else None
+    return F.linear(x, weight.T if module.is_transposed else weight, bias)
+
+
 AttentionInterface.register("foretoken_export", plain)
+ExpertsInterface.register("foretoken_export", each_expert)
 AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None)
 
 
@@ -146,21 +176,22 @@ AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None
 def plain_attention(model: PreTrainedModel) -> Iterator[None]:
     parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
     configs = list({id(part.config): part.config for part in parts}.values())
-    stock = [config._attn_implementation_internal for config in configs]
+    names = "_attn_implementation_internal", "_experts_implementation_internal"
+    stock = [[getattr(config, name, None) for name in names] for config in configs]
     for config in configs:
-        config._attn_implementation_internal = "foretoken_export"
+        for name in names:
+            setattr(config, name, "foretoken_export")
     try:
         yield
     finally:
-        for config, name in zip(configs, stock, strict=True):
-            config._attn_implementation_internal = name
+        for config, values in zip(configs, stock, strict=True):
+            for name, value in zip(names, values, strict=True):
+                setattr(config, name, value)
 
 
-def example_past(model: PreTrainedModel, layers: int) -> list[Tensor]:
+def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
     """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = None
-    cache.layers = [DynamicLayer() for _ in range(layers)]
+    cache, layers = growing(count)
     ids = torch.ones(1, PAST, dtype=torch.long)
     model(
         input_ids=ids,
@@ -168,7 +199,7 @@ def example_past(model: PreTrainedModel, layers: int) -> list[Tensor]:
         past_key_values=cache,
         use_cache=True,
     )
-    pairs = [(layer.keys, layer.values) for layer in cache.layers]
+    pairs = [(layer.keys, layer.values) for layer in layers]
     return [torch.zeros_like(t) for pair in pairs for t in pair]
 
 

@@ -165,7 +165,9 @@ class PagedModel:
         )
         past = [self.lengths[b] for b, _ in parts]
         ends = [n + len(tokens) for n, (_, tokens) in zip(past, parts, strict=True)]
-        held = [self._room(b, start, end) for (b, _), start, end in zip(parts, past, ends, strict=True)]
+        held = [
+            self._room(b, start, end) for (b, _), start, end in zip(parts, past, ends, strict=True)
+        ]
         self._put("input_ids", [token for _, tokens in parts for token in tokens])
         self._put("position_ids", [i for a, z in zip(past, ends, strict=True) for i in range(a, z)])
         self._put("needed", places)

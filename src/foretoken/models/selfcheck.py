@@ -12,10 +12,9 @@ import copy
 import hashlib
 import inspect
 import json
-import os
 import random
-import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from foretoken.disk import remember, remembered
 from foretoken.errors import RefusedError, one_line
-from foretoken.models import attention, cache, causal, seq2seq
+from foretoken.models import cache, causal
 from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
 from foretoken.models.seq2seq import Seq2SeqModel
@@ -35,7 +35,24 @@ TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
 CONTEXT = 128  # positions that the check needs
-PASSED: dict[str, float] = {}  # by structure, in this process
+FILE = "selfcheck.json"
+FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation or objection
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to run a model, and what it is called in an error."""
+
+    name: str
+    run: Callable[[PreTrainedModel], Model]
+    version: Callable[[], str]  # of what it runs on, besides torch and transformers
+
+
+def on_torch(model: PreTrainedModel) -> Model:
+    return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+
+
+ON_TORCH = Form("a ragged cache", on_torch, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +65,35 @@ class Check:
     remembered: bool  # from an earlier run
 
 
-def self_check(model: PreTrainedModel) -> Check:
+def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     """Refuse a model whose family is not exact over our cache; once per structure and versions.
 
-    Raises RefusedError naming the family and what failed.
+    `model` may be on the meta device. Raises RefusedError naming the family and what failed.
     """
     cache.admit(model)
-    start, key = time.perf_counter(), structure(model)
+    start, key = time.perf_counter(), structure(model, form)
     if key is None:
-        return check(model)
-    if key not in PASSED:
-        PASSED.update(remembered())
-    if key in PASSED:
-        return Check(type(model).__name__, PASSED[key], time.perf_counter() - start, True)
-    found = check(model)
-    PASSED[key] = found.delta
-    remember(key, found.delta)
+        return check(model, form)
+    if key not in FOUND:
+        FOUND.update(remembered(FILE))
+    known = FOUND.get(key)
+    if isinstance(known, str):
+        raise RefusedError(known)
+    if isinstance(known, float):
+        return Check(type(model).__name__, known, time.perf_counter() - start, True)
+    try:
+        found = check(model, form)
+        FOUND[key] = found.delta
+    except RefusedError as error:
+        FOUND[key] = str(error)
+        raise
+    finally:
+        if key in FOUND:
+            remember(FILE, key, FOUND[key])
     return found
 
 
-def check(model: PreTrainedModel) -> Check:
+def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     """The self-check itself, run anew."""
     cache.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
@@ -75,14 +101,14 @@ def check(model: PreTrainedModel) -> Check:
         torch.manual_seed(0)
         small = small_copy(model)
     try:
-        delta = deviation(small)
+        delta = deviation(small, form.run(small))
     except RefusedError:
         raise
     except Exception as error:  # whatever a stranger's forward raises
-        raise RefusedError(f"{name} does not run over a ragged cache: {one_line(error)}") from error
+        raise RefusedError(f"{name} does not run over {form.name}: {one_line(error)}") from error
     if not delta < TOLERANCE:
         wrong = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(f"{name} is not exact over a ragged cache: {wrong}")
+        raise RefusedError(f"{name} is not exact over {form.name}: {wrong}")
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
 
@@ -114,8 +140,7 @@ class Rows:
         self, model: PreTrainedModel, dice: random.Random, runner: Model | None = None
     ) -> None:
         self.model, self.dice = model, dice
-        kind = Seq2SeqModel if model.config.is_encoder_decoder else CausalModel
-        self.runner: Model = runner or kind(model)
+        self.runner = runner or on_torch(model)
         self.ids = min(self.runner.vocab_size, VOCABULARY)
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
@@ -248,20 +273,19 @@ def stir(model: PreTrainedModel) -> None:
                 weight.normal_(std=weight.shape[-1] ** -0.5)
 
 
-def structure(model: PreTrainedModel) -> str | None:
+def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: classes, small configuration, versions, our code and
     the user's; None where the user's cannot be read."""
     config = shrunk(model.config, narrow=True).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
-    code = [Path(m.__file__ or "").read_text() for m in (attention, cache, causal, seq2seq)]
-    code.append(Path(__file__).read_text())
+    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
     try:
         code += strangers(model)
     except (OSError, TypeError, UnicodeDecodeError):
         return None
-    versions = [torch.__version__, transformers.__version__]
-    name = [type(model).__module__, type(model).__qualname__]
+    versions = [torch.__version__, transformers.__version__, form.version()]
+    name = [type(model).__module__, type(model).__qualname__, form.name]
     parts = json.dumps([name, config, versions, code], sort_keys=True, default=str)
     return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -273,28 +297,3 @@ def strangers(model: PreTrainedModel) -> list[str]:
     kinds = {base for part in parts for base in part.__mro__ if issubclass(base, PreTrainedModel)}
     own = {kind for kind in kinds if kind.__module__.split(".")[0] != "transformers"}
     return [Path(file).read_text() for file in sorted({inspect.getfile(kind) for kind in own})]
-
-
-def memory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "foretoken" / "selfcheck.json"
-
-
-def remembered() -> dict[str, float]:
-    try:
-        found = json.loads(memory().read_text())
-        return {str(key): float(delta) for key, delta in found.items()}
-    except (OSError, RuntimeError, ValueError, AttributeError, TypeError):
-        return {}  # no memory, or a broken one: check again
-
-
-def remember(key: str, delta: float) -> None:
-    """Atomic; a folder that cannot be written only means that the next process checks again."""
-    try:
-        memory().parent.mkdir(parents=True, exist_ok=True)
-        everything = json.dumps(remembered() | {key: delta})
-        with tempfile.NamedTemporaryFile("w", dir=memory().parent, delete=False) as file:
-            file.write(everything)
-        os.replace(file.name, memory())
-    except (OSError, RuntimeError):
-        pass

@@ -1,0 +1,126 @@
+"""Converted models on disk, in the user's cache folder, one folder each, named by what they were
+made from.
+
+A folder appears whole or not at all, whoever else writes at the same time; what cannot be read is
+made again. It does not know how models are converted or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from foretoken.disk import cache_folder, remember, remembered
+from foretoken.models.exported import Exported
+
+FACTS = "facts.json"
+MAKING = ".making-"  # what is being written, or was when a process died
+STALE = 24 * 3600  # seconds after which nobody is writing any more
+PIECE = 1 << 24  # bytes read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One converted model on disk."""
+
+    folder: Path
+    name: str  # of the model it was made from
+    dtype: str
+    bytes: int
+    made: float  # seconds since 1970
+
+
+def folder() -> Path:
+    return cache_folder() / "converted"
+
+
+def digest(files: list[Path]) -> str:
+    """sha256 over names and contents; a file is read again only when its times or size changed."""
+    total = hashlib.sha256()
+    for file in sorted(files):
+        found = file.stat()
+        stamp = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        key = ".".join(map(str, stamp))
+        content = remembered("digests.json").get(key)
+        if not isinstance(content, str):
+            content = _content(file)
+            remember("digests.json", key, content)
+        total.update(f"{file.name} {content}\n".encode())
+    return total.hexdigest()
+
+
+def _content(file: Path) -> str:
+    content = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(PIECE):
+            content.update(piece)
+    return content.hexdigest()
+
+
+def find(key: str) -> Exported | None:
+    """What was kept under `key`; its weights are read from disk as they are needed."""
+    place = folder() / key
+    try:
+        facts = json.loads((place / FACTS).read_text())
+        core = ov.Core()
+        graphs = {name: core.read_model(place / f"{name}.xml") for name in facts["graphs"]}
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        shutil.rmtree(place, ignore_errors=True)  # damaged, or never there
+        return None
+    return Exported(graphs, facts)
+
+
+def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
+    """Write it, whole or not at all; False where the disk has no room or cannot be written."""
+    facts: dict[str, Any] = {**exported.facts, "graphs": list(exported.graphs)}
+    facts |= {"name": name, "dtype": dtype, "made": time.time()}
+    making = None
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        _sweep()
+        making = Path(tempfile.mkdtemp(prefix=MAKING, dir=folder()))
+        for part, graph in exported.graphs.items():
+            ov.save_model(graph, making / f"{part}.xml", compress_to_fp16=False)
+        (making / FACTS).write_text(json.dumps(facts))
+        os.replace(making, folder() / key)
+    except (OSError, RuntimeError):
+        if making:
+            shutil.rmtree(making, ignore_errors=True)
+        return (folder() / key / FACTS).exists()  # another process was first
+    return True
+
+
+def _sweep() -> None:
+    for place in folder().glob(f"{MAKING}*"):
+        if time.time() - place.stat().st_mtime > STALE:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def entries() -> list[Entry]:
+    """All that is kept, newest first."""
+    found: list[Entry] = []
+    for file in folder().glob(f"*/{FACTS}"):
+        try:
+            facts = json.loads(file.read_text())
+            size = sum(part.stat().st_size for part in file.parent.iterdir())
+            found.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda entry: -entry.made)
+
+
+def clear() -> int:
+    """Remove everything that is kept; returns the number of models. They are made again when they
+    are next loaded."""
+    count = len(entries())
+    shutil.rmtree(folder(), ignore_errors=True)
+    return count
