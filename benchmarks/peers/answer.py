@@ -1,0 +1,60 @@
+"""A peer's half of the conversation with `foretoken bench`: JSON lines in, JSON lines out.
+
+First line in: what to load ({target, draft, dtype, draft_dtype, threads, python}); answered by what
+was loaded. Every further line: {prompt, max_new_tokens, gamma, temperature, seed}, answered by
+{tokens, first_tokens, first_seconds, seconds}. What cannot be done is answered by {error}. What
+libraries print goes to standard error. Needs nothing but Python: every peer's venv can import it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+Request = dict[str, Any]
+
+
+class Refused(Exception):
+    """Something that this peer cannot do; one line."""
+
+
+class Clock:
+    """When a generation's tokens came: all that is reported of its time."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter()
+        self.first_seconds, self.first_tokens = 0.0, 0
+
+    def tick(self, tokens: int) -> None:
+        """That many more tokens are there; the first call is what counts."""
+        if not self.first_tokens:
+            self.first_seconds, self.first_tokens = perf_counter() - self.began, tokens
+
+    def answer(self, tokens: list[int]) -> dict[str, Any]:
+        """The reply, once all of the new `tokens` are there."""
+        seconds = perf_counter() - self.began
+        first = {"first_tokens": self.first_tokens, "first_seconds": self.first_seconds}
+        return {"tokens": tokens, **first, "seconds": seconds}
+
+
+def serve(load: Callable[[Request], tuple[dict[str, Any], Callable[[Request], Any]]]) -> None:
+    """Answer until standard input ends. `load` returns a description and what generates."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    work: Callable[[Request], Any] | None = None
+    for line in sys.stdin:
+        try:
+            if work is None:
+                reply, work = load(json.loads(line))
+            else:
+                reply = work(json.loads(line))
+        except Refused as error:
+            reply = {"error": str(error)}
+        except Exception as error:
+            told = " ".join(str(error).split())[:300]
+            reply = {"error": f"{type(error).__name__}: {told}"}
+        print(json.dumps(reply), file=out, flush=True)

@@ -1,0 +1,133 @@
+"""llama.cpp's kernels under a loop of ours, for `foretoken bench --vs llama.cpp`.
+
+Its Python binding has no speculation with a draft model, so plain and speculative decoding are
+driven here over its low-level calls; greedy only. The cache has the precision of the computation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf_model
+import llama_cpp as llama
+import numpy as np
+from answer import Clock, Refused, Request, serve
+from converted import converted
+
+CHUNK = 512  # tokens that are read at once
+# Of the cache; what q8_0 matrices are multiplied with is q8_0 again, rounded on the way
+CACHES = {
+    "float32": ("float32", llama.GGML_TYPE_F32),
+    "bfloat16": ("bfloat16", llama.GGML_TYPE_BF16),
+    "int8": ("bfloat16", llama.GGML_TYPE_BF16),
+}
+
+
+class Model:
+    """Weights, and one row whose length is the number of tokens in its cache."""
+
+    def __init__(self, source: str, dtype: str, threads: int) -> None:
+        if dtype not in CACHES:
+            raise Refused(f"llama.cpp is run in {', '.join(CACHES)}, not {dtype}")
+        place = converted(
+            source, f"gguf-{dtype}", lambda folder, to: gguf_model.write(folder, to / "gguf", dtype)
+        )
+        settings = llama.llama_model_default_params()
+        self.model = llama.llama_model_load_from_file(str(place / "gguf").encode(), settings)
+        if not self.model:
+            raise Refused(f"llama.cpp cannot read what was made of {source}")
+        self.V = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+        self.cache, self.threads = CACHES[dtype][1], threads
+        self.batch = llama.llama_batch_init(CHUNK, 0, 1)
+        self.context, self.room, self.length = None, 0, 0
+
+    def start(self, room: int) -> None:
+        """An empty row that can hold `room` tokens."""
+        if room > self.room:
+            if self.context:
+                llama.llama_free(self.context)
+            settings = llama.llama_context_default_params()
+            settings.n_ctx = self.room = -(-room // 256) * 256
+            settings.n_batch = settings.n_ubatch = CHUNK
+            settings.n_threads = settings.n_threads_batch = self.threads
+            settings.type_k = settings.type_v = self.cache
+            self.context = llama.llama_init_from_model(self.model, settings)
+            if not self.context:
+                raise Refused(f"llama.cpp can make no context of {self.room} tokens")
+        self.cut(0)
+
+    def cut(self, length: int) -> None:
+        """Keep that many tokens."""
+        memory = llama.llama_get_memory(self.context)
+        llama.llama_memory_seq_rm(memory, 0, length, -1)
+        self.length = min(self.length, length) if length else 0
+
+    def read(self, tokens: list[int], need: int) -> list[int]:
+        """Append tokens; the likeliest next one after each of the last `need`."""
+        for i in range(0, len(tokens), CHUNK):
+            part = tokens[i : i + CHUNK]
+            wanted = max(0, need - (len(tokens) - i - len(part)))
+            self._decode(part, min(wanted, len(part)))
+        logits = llama.llama_get_logits(self.context)
+        return np.ctypeslib.as_array(logits, shape=(need, self.V)).argmax(-1).tolist()
+
+    def _decode(self, tokens: list[int], need: int) -> None:
+        batch, last = self.batch, len(tokens) - need
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, self.length + i, i >= last
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        if llama.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama_decode failed at {self.length} tokens")
+        self.length += len(tokens)
+
+
+class Peer:
+    """A target and, where there is one, its draft."""
+
+    def __init__(self, asked: Request) -> None:
+        threads = asked["threads"]
+        self.target = Model(asked["target"], asked["dtype"], threads)
+        self.draft = asked["draft"] and Model(asked["draft"], asked["draft_dtype"], threads)
+
+    def generate(self, asked: Request) -> dict[str, Any]:
+        """Greedy decoding with gamma guesses a step; 0 is plain."""
+        if asked["temperature"]:
+            raise Refused("llama.cpp is run greedily only; leave --temperature at 0")
+        text, gamma, clock = list(asked["prompt"]), asked["gamma"], Clock()
+        full = len(text) + asked["max_new_tokens"]
+        self.target.start(full)
+        if gamma:
+            self.draft.start(full)
+        text += self.target.read(text, 1)
+        clock.tick(1)
+        while len(text) < full:
+            guesses = self._guess(text, min(gamma, full - len(text) - 1))
+            best = self.target.read([text[-1], *guesses], len(guesses) + 1)
+            n = next((i for i, x in enumerate(guesses) if x != best[i]), len(guesses))
+            text += [*guesses[:n], best[n]]
+            self.target.cut(len(text) - 1)
+        return clock.answer(text[len(asked["prompt"]) :])
+
+    def _guess(self, text: list[int], gamma: int) -> list[int]:
+        if not gamma:
+            return []
+        known = min(self.draft.length, len(text) - 1)
+        if known < self.draft.length:
+            self.draft.cut(known)
+        guesses = self.draft.read(text[known:], 1)
+        while len(guesses) < gamma:
+            guesses += self.draft.read(guesses[-1:], 1)
+        return guesses
+
+
+def load(asked: Request) -> tuple[dict[str, Any], Any]:
+    peer = Peer(asked)
+    dtype = asked["dtype"]
+    kinds = {"weights": dtype, "cache": CACHES[dtype][0], "activations": dtype}
+    return {"version": llama.__version__, "precision": kinds}, peer.generate
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,109 @@
+"""OpenVINO GenAI, plain and with a draft model, for `foretoken bench --vs openvino-genai`.
+
+Greedy only: with a draft its sampling fails a check of its own. It reads the stateful export that
+export_openvino.py makes in the project's venv. The cache has the precision of the computation.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+from answer import Clock, Refused, Request, serve
+from converted import converted
+from openvino import opset13 as ops
+from openvino_tokenizers import build_rwkv_tokenizer
+
+HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "bf16"}  # of the computation
+EXPORT = Path(__file__).with_name("export_openvino.py")
+
+
+class Streamer(genai.StreamerBase):
+    """Told of new tokens, one or several, when they come."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def write(self, token: int | list[int]) -> genai.StreamingStatus:
+        self.clock.tick(1 if isinstance(token, int) else len(token))
+        return genai.StreamingStatus.RUNNING
+
+    def end(self) -> None:
+        pass
+
+
+class Peer:
+    """A pipeline for plain decoding, and one with a draft once it is asked for."""
+
+    def __init__(self, asked: Request) -> None:
+        self.target, self.hints = _export(asked, asked["target"], asked["dtype"])
+        self.plain = genai.LLMPipeline(self.target, "CPU", **self.hints)
+        self.assisted = None
+        if asked["draft"]:
+            draft, hints = _export(asked, asked["draft"], asked["draft_dtype"])
+            draft = genai.draft_model(draft, "CPU", **hints)
+            self.assisted = genai.LLMPipeline(self.target, "CPU", draft_model=draft, **self.hints)
+
+    def generate(self, asked: Request) -> dict[str, Any]:
+        if asked["temperature"]:
+            raise Refused("openvino-genai is run greedily only; leave --temperature at 0")
+        how = genai.GenerationConfig(
+            max_new_tokens=asked["max_new_tokens"], ignore_eos=True, do_sample=False
+        )
+        if asked["gamma"]:
+            how.num_assistant_tokens = asked["gamma"]
+        pipeline = self.assisted if asked["gamma"] else self.plain
+        prompt = ov.Tensor(np.array([asked["prompt"]], dtype=np.int64))
+        clock = Clock()
+        found = pipeline.generate(prompt, how, Streamer(clock))
+        return clock.answer([int(token) for token in found.tokens[0]])
+
+
+def _export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
+    """A folder that GenAI reads, and what it is compiled with."""
+    if dtype not in HINTS:
+        raise Refused(f"openvino-genai is run in {', '.join(HINTS)}, not {dtype}")
+    kind = ["int8"] if dtype == "int8" else []
+
+    def convert(model: Path, place: Path) -> None:
+        command = [asked["python"], str(EXPORT), str(model), str(place), *kind]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            told = (done.stderr.strip().splitlines() or ["?"])[-1]
+            raise Refused(f"{source} cannot be exported: {told[:200]}")
+        _spell(place, json.loads((model / "config.json").read_text())["vocab_size"])
+
+    hint = HINTS[dtype]
+    hints = {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}
+    hints["INFERENCE_NUM_THREADS"] = asked["threads"]
+    return converted(source, "openvino" + "".join(kind), convert), hints
+
+
+def _spell(place: Path, V: int) -> None:
+    """A tokenizer of letters and made-up words: GenAI tries one out, though ids go in and out."""
+    words = [chr(i) if i < 128 else f"<{i}>" for i in range(V)]
+    lines = [f"{i} {word!r} {len(word)}" for i, word in enumerate(words)]
+    tokenizer, detokenizer = build_rwkv_tokenizer(lines)
+    ids = tokenizer.get_results()[0].input_value(0)
+    mask = ops.broadcast(ops.constant(np.int64(1)), ops.shape_of(ids))
+    mask.output(0).get_tensor().set_names({"attention_mask"})
+    tokenizer.add_results([ops.result(mask)])
+    ov.save_model(tokenizer, place / "openvino_tokenizer.xml")
+    ov.save_model(detokenizer, place / "openvino_detokenizer.xml")
+
+
+def load(asked: Request) -> tuple[dict[str, Any], Any]:
+    peer = Peer(asked)
+    computed = str(peer.hints["INFERENCE_PRECISION_HINT"])
+    kinds = {"weights": asked["dtype"], "cache": computed, "activations": computed}
+    return {"version": genai.__version__, "precision": kinds}, peer.generate
+
+
+if __name__ == "__main__":
+    serve(load)
