@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -57,3 +58,16 @@ def test_numbers_are_uniform_and_uncorrelated_with_their_neighbours(along):
         assert stats.spearmanr(numbers[1:], numbers[:-1]).pvalue > 1e-6
     for a, b in itertools.combinations(Purpose, 2):
         assert stats.spearmanr(u[a], u[b]).pvalue > 1e-6
+
+
+def test_numbers_are_those_of_a_generator_made_for_the_name():
+    for key, length, offset, purpose in NAMES:
+        bits = np.random.Philox(key=key, counter=(0, length, offset, purpose)).random_raw()
+        assert uniform(key, length, offset, purpose) == (int(bits) >> 11) * 2.0**-53
+
+
+def test_threads_do_not_disturb_each_other():
+    expected = [uniform(*name) for name in NAMES]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda _: [uniform(*name) for name in NAMES * 5], range(8))
+    assert all(numbers == expected * 5 for numbers in found)
