@@ -67,14 +67,40 @@ def test_law_is_the_oracles(params):
         np.testing.assert_allclose(own, naive, atol=1e-14)
 
 
+def sorted_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """transformers' own way, but for a sort in which equals keep their order."""
+    ordered, order = scores.sort(dim=-1, stable=True)
+    drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[..., -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
 def test_law_with_ties_is_that_of_transformers(params):
-    """Ties at the edge of top-k are all kept; the law of a position does not depend on the rest."""
+    """Ties at the edge of top-k are all kept; the law of a position does not depend on the rest.
+
+    At the edge of top-p transformers keeps as many, but whichever an unstable sort puts last.
+    """
     logits = torch.randint(0, 4, (40, 50), generator=torch.manual_seed(3)).float()
-    p = law(logits, params)
-    assert torch.equal(p, transformers_law(logits, params))
+    p, theirs = law(logits, params), transformers_law(logits, params)
+    if params.top_p == 1:
+        assert torch.equal(p, theirs)
+    torch.testing.assert_close(p.sort(-1).values, theirs.sort(-1).values, atol=1e-7, rtol=0)
     assert torch.equal(p, law(logits.reshape(8, 5, 50), params).reshape(40, 50))
     assert torch.equal(p[7:8], law(logits[7:8], params))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_p_keeps_what_a_sort_of_all_ids_keeps(top_p, dtype):
+    """With distinct logits, with some ties, and with little else than ties."""
+    generator = torch.manual_seed(11)
+    for step in 1e-9, 0.25, 2.0:
+        logits = torch.randn(3, 8, 700, generator=generator, dtype=dtype) * 3
+        logits = (logits / step).round() * step
+        logits[torch.rand(3, 8, 700, generator=generator) < 0.1] = -math.inf
+        p = law(logits, SamplingParams(temperature=1.0, top_p=top_p))
+        assert torch.equal(p, sorted_top_p(logits, top_p).softmax(-1))
 
 
 def test_mass_that_is_top_p_exactly_suffices():
