@@ -1,0 +1,331 @@
+"""Export of a transformers model to OpenVINO graphs over an explicit cache.
+
+transformers' own forward is traced once. Keys and values of the past come in and only those of new
+tokens go out: a graph copies nothing, and its caller owns the cache. Attention scores past and new
+tokens apart and joins the scores. Masks, windows, positions and T5's relative bias follow each
+row's own length. It does not know how graphs are compiled, kept on disk or fed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import openvino as ov
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    EncoderDecoderCache,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
+
+from foretoken.models.attention import RUNNING, Forward
+from foretoken.models.cache import admit
+from foretoken.models.causal import limit, output_rows
+from foretoken.models.exported import Exported
+from foretoken.models.seq2seq import encoder_limit
+
+HIDDEN = -1e30  # added to scores that must not count; finite in bfloat16 too
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+def export(model: PreTrainedModel) -> Exported:
+    """Graphs of `model`, which stays as it is; they read its weights in place.
+
+    "decoder": ids [B, n], lengths [B] (tokens of each row in the cache), keep [N] (places b * n + i
+    in the block that someone needs) and, per layer, keys.i and values.i [B, heads, capacity, dim]
+    -> logits [1, N, V], hidden [1, N, width] (what the head reads), new_keys and new_values
+    [layers, B, heads, n, dim]. With an encoder also sources [B] (tokens of each row's source),
+    cross_keys.i and cross_values.i [B, heads, S, dim], made by
+    "encoder": ids [B, S], sources [B] -> cross_keys and cross_values [layers, B, heads, S, dim].
+
+    Raises RefusedError for a model whose rows cannot be rolled back one by one.
+    """
+    admit(model)
+    past, cross = probe(model)
+    two = torch.ones(2, dtype=torch.long)
+    feed = {"ids": two[:, None].repeat(1, 3), "lengths": two, "keep": torch.arange(4)}
+    graphs = {}
+    if cross:
+        feed["sources"] = two
+        inputs = {"ids": feed["ids"], "sources": two}
+        graphs["encoder"] = traced(EncoderGraph(model), inputs, ["cross_keys", "cross_values"])
+    feed |= {f"keys.{i}": k for i, (k, _) in enumerate(past)}
+    feed |= {f"values.{i}": v for i, (_, v) in enumerate(past)}
+    feed |= {f"cross_keys.{i}": k for i, (k, _) in enumerate(cross)}
+    feed |= {f"cross_values.{i}": v for i, (_, v) in enumerate(cross)}
+    outputs = ["logits", "hidden", "new_keys", "new_values"]
+    graphs["decoder"] = traced(DecoderGraph(model, list(feed)), feed, outputs)
+    return Exported(graphs, facts(model, len(past)))
+
+
+def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
+    """What a runner must know that the graphs do not say."""
+    seq2seq = bool(model.config.is_encoder_decoder)
+    return {
+        "class": type(model).__name__,
+        "encoder_decoder": seq2seq,
+        "layers": layers,
+        "vocab_size": output_rows(model),
+        "context": limit(model.config.get_text_config(decoder=True)),
+        "source_context": encoder_limit(model) if seq2seq else None,
+    }
+
+
+@torch.no_grad()
+def probe(model: PreTrainedModel) -> tuple[Pairs, Pairs]:
+    """Example keys and values of every layer, for two rows: of the past and of the source."""
+    ids = torch.ones(2, 5, dtype=torch.long)
+    own = DynamicCache(config=model.config)
+    if not model.config.is_encoder_decoder:
+        model(input_ids=ids, past_key_values=own, use_cache=True)
+        return pairs(own), []
+    cache = EncoderDecoderCache(own, DynamicCache())
+    model(input_ids=ids[:, :4], decoder_input_ids=ids, past_key_values=cache, use_cache=True)
+    return pairs(own), pairs(cache.cross_attention_cache)
+
+
+def pairs(cache: Any) -> Pairs:
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def traced(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
+    """The graph over inputs like `feed`, all sizes free but heads and their width."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer asks about sizes that were meant to be fixed
+        made = ov.convert_model(graph, example_input=tuple(feed.values()))
+    for port, (name, example) in zip(made.inputs, feed.items(), strict=True):
+        free = [-1, example.shape[1], -1, example.shape[3]] if example.ndim == 4 else None
+        port.get_node().set_partial_shape(ov.PartialShape(free or [-1] * example.ndim))
+        port.get_tensor().set_names({name})
+    for port, name in zip(made.outputs, outputs, strict=True):
+        port.get_tensor().set_names({name})
+    made.validate_nodes_and_infer_types()
+    return made
+
+
+class EncoderGraph(nn.Module):
+    """Sources -> the keys and values that the decoder's cross-attention will read."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.running = running(model)
+        self.running.positions = None  # a decoder that starts counts right by itself
+
+    def forward(self, ids: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
+        mask = within(sources, ids.shape[1]).long()
+        with self.running(None):  # pyright: ignore
+            states = self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
+            # The decoder is run for its cross-attention's projections: the rest is no output.
+            cross = Fresh()
+            self.model(
+                decoder_input_ids=ids[:, :1],
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
+                attention_mask=mask,
+                past_key_values=EncoderDecoderCache(Fresh(), cross),
+                use_cache=True,
+            )
+        return stacked(cross.fresh)
+
+
+class DecoderGraph(nn.Module):
+    """A block of new tokens behind a past: logits where needed, and the new keys and values."""
+
+    def __init__(self, model: PreTrainedModel, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        self.running = running(model)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        feed = dict(zip(self.names, tensors, strict=True))
+        layers = sum(name.startswith("keys.") for name in feed)
+        past = [(feed[f"keys.{i}"], feed[f"values.{i}"]) for i in range(layers)]
+        block = Block(past, feed["lengths"], feed["ids"].shape[1])
+        inputs = self.seq2seq(feed, block) if "sources" in feed else self.causal(feed, block)
+        read: list[Tensor] = []
+
+        def needed(module: nn.Module, args: Any) -> tuple[Tensor]:
+            rows = args[0].reshape(-1, args[0].shape[-1])
+            read.append(rows.index_select(0, feed["keep"])[None])
+            return (read[0],)
+
+        head: Any = self.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(needed)
+        try:
+            with self.running(block):  # pyright: ignore
+                logits = self.model(**inputs, use_cache=True, return_dict=True).logits
+        finally:
+            hook.remove()
+        return logits.float(), read[0], *stacked(block.fresh)
+
+    def causal(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
+        most = limit(self.model.config.get_text_config(decoder=True))
+        slots = block.slots if most is None else block.slots.clamp(max=most - 1)  # padding only
+        return {"input_ids": feed["ids"], "position_ids": slots, "past_key_values": block}
+
+    def seq2seq(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
+        cross = DynamicCache()
+        cross.layer_class_to_replicate = None
+        cross.layers = []
+        for i in range(len(block.past)):
+            layer = DynamicLayer()
+            layer.keys, layer.values = feed[f"cross_keys.{i}"], feed[f"cross_values.{i}"]
+            layer.is_initialized = True
+            cross.layers.append(layer)
+        cache = EncoderDecoderCache(block, cross)
+        cache.is_updated = dict.fromkeys(range(len(block.past)), True)
+        rows, _, width, _ = feed["cross_keys.0"].shape
+        states = feed["cross_keys.0"].new_zeros(rows, width, 1)  # only its shape is read
+        return {
+            "decoder_input_ids": feed["ids"],
+            "encoder_outputs": BaseModelOutput(last_hidden_state=states),  # pyright: ignore
+            "attention_mask": within(feed["sources"], width).long(),
+            "past_key_values": cache,
+        }
+
+
+class Fresh(DynamicCache):
+    """transformers' cache while it is traced: notes new keys and values, and adds no past."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fresh: Pairs = []  # of the layers that have run
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert layer_idx == len(self.fresh)
+        self.fresh.append((key_states, value_states))
+        return key_states, value_states
+
+
+class Block(Fresh):
+    """New tokens of rows of different lengths, and what each of them may see."""
+
+    def __init__(self, past: Pairs, lengths: Tensor, width: Any) -> None:
+        super().__init__()
+        self.past, self.lengths = past, lengths
+        capacity = past[0][0].shape[2]
+        self.slots = lengths[:, None] + torch.arange(width)  # [B, n], positions too
+        slots = torch.arange(capacity).expand(lengths.shape[0], -1)
+        self.keys_at = torch.cat([slots, self.slots], 1)  # [B, capacity + n]
+        self.there = torch.cat([slots < lengths[:, None], self.slots >= 0], 1)
+        self.capacity, self.width = capacity, width
+        self.bias: Tensor | None = None
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        return self.lengths
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.capacity + query_length, 0
+
+    def mask(self, rule: Any, dtype: torch.dtype) -> Tensor:
+        """`[B, 1, n, capacity + n]`, to add: the model's rule at each row's own positions."""
+        b = torch.arange(self.lengths.shape[0])[:, None, None, None]
+        q, kv = self.slots[:, None, :, None], self.keys_at[:, None, None, :]
+        return additive(rule(b, b.new_zeros(1, 1, 1, 1), q, kv) & self.there[:, None, None], dtype)
+
+    def relative(self, module: Any, mask: Tensor) -> Tensor:
+        """T5's bias `[B, H, n, capacity + n]` at each row's own distances, with the mask."""
+        if module.has_relative_attention_bias:
+            buckets = module._relative_position_bucket(
+                self.keys_at[:, None, :] - self.slots[:, :, None],
+                bidirectional=False,
+                num_buckets=module.relative_attention_num_buckets,
+                max_distance=module.relative_attention_max_distance,
+            )
+            self.bias = module.relative_attention_bias(buckets).permute(0, 3, 1, 2) + mask
+        assert self.bias is not None
+        return self.bias
+
+
+def explicit_mask(
+    *, mask_function: Any, attention_mask: Tensor | None, dtype: torch.dtype, **kwargs: Any
+) -> Tensor | None:
+    """What attention adds to its scores: over past and block, or over a padded source."""
+    block: Any = RUNNING.get()
+    if block is not None and isinstance(kwargs["q_offset"], Tensor):
+        return block.mask(mask_function, dtype)
+    return None if attention_mask is None else additive(attention_mask[:, None, None, :], dtype)
+
+
+def explicit_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    position_bias: Tensor | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention `[B, n, H, dim]`: of a block over past and itself, or over a source."""
+    block: Any = RUNNING.get()
+    if block is not None and block.fresh and key is block.fresh[-1][0]:
+        bias: Any = attention_mask
+        if position_bias is not None:
+            bias = block.relative(module, bias)
+        query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        out = joined(query, block.past[len(block.fresh) - 1], (key, value), bias, softcap)
+    else:
+        bias = attention_mask
+        if position_bias is not None and block is None:  # T5's encoder, before the mask is known
+            bias = position_bias if bias is None else position_bias + bias
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def joined(
+    query: Tensor,
+    past: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
+    bias: Tensor,
+    softcap: float | None,
+) -> Tensor:
+    """Attention `[B, H, n, dim]` over past and new keys without putting them in one tensor.
+
+    Query heads that share keys stand in one block.
+    """
+    b, heads, n, dim = query.shape
+    few, capacity = past[0].shape[1], past[0].shape[2]
+    query = query.reshape(b, few, -1, dim)
+    scores = torch.cat([query @ keys.transpose(2, 3) for keys in (past[0], new[0])], -1)
+    scores = scores.reshape(b, heads, n, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = torch.softmax(scores + bias, -1).reshape(b, few, -1, capacity + n)
+    out = weights[..., :capacity] @ past[1] + weights[..., capacity:] @ new[1]
+    return out.reshape(b, heads, n, -1)
+
+
+AttentionInterface.register("explicit", explicit_attention)
+AttentionMaskInterface.register("explicit", explicit_mask)
+
+
+def running(model: PreTrainedModel) -> Forward:
+    """Switches `model` to explicit attention, for the length of a `with`."""
+    made = Forward(model)
+    made.name = "explicit"
+    return made
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.where(mask, 0.0, HIDDEN).to(dtype)
+
+
+def within(lengths: Tensor, width: Any) -> Tensor:
+    """`[B, width]`, True in a row's first lengths[b] places."""
+    return torch.arange(width) < lengths[:, None]
+
+
+def stacked(layers: Pairs) -> tuple[Tensor, Tensor]:
+    """`[layers, B, heads, n, dim]`, keys and values."""
+    return torch.stack([k for k, _ in layers]), torch.stack([v for _, v in layers])
