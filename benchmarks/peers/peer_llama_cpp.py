@@ -6,7 +6,6 @@ driven here over its low-level calls; greedy only. The cache has the precision o
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gguf_model
@@ -14,13 +13,14 @@ import llama_cpp as llama
 import numpy as np
 from answer import Clock, Refused, Request, serve
 from converted import converted
+from gguf import GGMLQuantizationType
 
 CHUNK = 512  # tokens that are read at once
 # Of the cache; what q8_0 matrices are multiplied with is q8_0 again, rounded on the way
 CACHES = {
-    "float32": ("float32", llama.GGML_TYPE_F32),
-    "bfloat16": ("bfloat16", llama.GGML_TYPE_BF16),
-    "int8": ("bfloat16", llama.GGML_TYPE_BF16),
+    "float32": ("float32", GGMLQuantizationType.F32),
+    "bfloat16": ("bfloat16", GGMLQuantizationType.BF16),
+    "int8": ("float32", GGMLQuantizationType.F32),
 }
 
 
@@ -51,7 +51,7 @@ class Model:
             settings.n_ctx = self.room = -(-room // 256) * 256
             settings.n_batch = settings.n_ubatch = CHUNK
             settings.n_threads = settings.n_threads_batch = self.threads
-            settings.type_k = settings.type_v = self.cache
+            settings.type_k = settings.type_v = int(self.cache)
             self.context = llama.llama_init_from_model(self.model, settings)
             if not self.context:
                 raise Refused(f"llama.cpp can make no context of {self.room} tokens")

@@ -19,7 +19,9 @@ from converted import converted
 from openvino import opset13 as ops
 from openvino_tokenizers import build_rwkv_tokenizer
 
-HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "bf16"}  # of the computation
+# Of the computation; int8 weights meet activations that are rounded in groups, as in the package
+COMPUTED = {"float32": "float32", "bfloat16": "bfloat16", "int8": "float32"}
+HINTS = {"float32": "f32", "bfloat16": "bf16"}
 EXPORT = Path(__file__).with_name("export_openvino.py")
 
 
@@ -67,8 +69,8 @@ class Peer:
 
 def _export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
     """A folder that GenAI reads, and what it is compiled with."""
-    if dtype not in HINTS:
-        raise Refused(f"openvino-genai is run in {', '.join(HINTS)}, not {dtype}")
+    if dtype not in COMPUTED:
+        raise Refused(f"openvino-genai is run in {', '.join(COMPUTED)}, not {dtype}")
     kind = ["int8"] if dtype == "int8" else []
 
     def convert(model: Path, place: Path) -> None:
@@ -79,9 +81,13 @@ def _export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, An
             raise Refused(f"{source} cannot be exported: {told[:200]}")
         _spell(place, json.loads((model / "config.json").read_text())["vocab_size"])
 
-    hint = HINTS[dtype]
-    hints = {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}
-    hints["INFERENCE_NUM_THREADS"] = asked["threads"]
+    hint = HINTS[COMPUTED[dtype]]
+    hints = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "KV_CACHE_PRECISION": hint,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if kind else "0",
+        "INFERENCE_NUM_THREADS": asked["threads"],
+    }
     return converted(source, "openvino" + "".join(kind), convert), hints
 
 
@@ -100,8 +106,10 @@ def _spell(place: Path, V: int) -> None:
 
 def load(asked: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(asked)
-    computed = str(peer.hints["INFERENCE_PRECISION_HINT"])
-    kinds = {"weights": asked["dtype"], "cache": computed, "activations": computed}
+    dtype = asked["dtype"]
+    computed = COMPUTED[dtype]
+    rounded = "int8" if dtype == "int8" else computed
+    kinds = {"weights": dtype, "cache": computed, "activations": rounded}
     return {"version": genai.__version__, "precision": kinds}, peer.generate
 
 

@@ -67,7 +67,12 @@ def _settings(asked: Request, own: GenerationConfig) -> GenerationConfig:
     """Greedy, or the law at a temperature; nothing ends a text but its length."""
     how: dict[str, Any] = {"do_sample": False}
     if asked["temperature"]:
-        how = {"do_sample": True, "temperature": asked["temperature"], "top_k": 0, "top_p": 1.0}
+        how = {
+            "do_sample": True,
+            "temperature": asked["temperature"],
+            "top_k": asked["top_k"],
+            "top_p": asked["top_p"],
+        }
     return GenerationConfig(
         max_new_tokens=asked["max_new_tokens"],
         pad_token_id=own.pad_token_id if own.pad_token_id is not None else 0,

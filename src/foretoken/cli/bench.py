@@ -1,0 +1,266 @@
+"""`foretoken bench`: a pair against its own plain decoding and against other libraries."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from typer import Option
+
+from foretoken.cli import prompts as prompt_files
+from foretoken.cli.quiet import quiet
+from foretoken.errors import InputError
+
+if TYPE_CHECKING:
+    from foretoken.lab.bench import Figures
+    from foretoken.lab.peer import Peer
+    from foretoken.lab.race import Contestant, Round, Task
+    from foretoken.speculator import Speculator
+
+Model = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
+
+
+def bench(
+    prompts: Annotated[
+        Path, Option(help='One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.')
+    ],
+    target: Model = None,
+    draft: Annotated[
+        str | None, Option(help="Folder, hub id, lookup, ngram:FILE, uniform or none.")
+    ] = None,
+    gamma: Annotated[
+        str, Option(help="Guesses per target call; 0 (plain) and automatic always run.")
+    ] = "2,4,8",
+    max_new_tokens: Annotated[int, Option(help="New tokens, exactly: no text ends earlier.")] = 96,
+    repeats: Annotated[int, Option(help="Rounds that count, after one that warms up.")] = 5,
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int, Option()] = 0,
+    rule: Annotated[str, Option(help="block or speculative.")] = "block",
+    dtype: Annotated[str, Option(help="float32, bfloat16, int8, ...")] = "float32",
+    draft_dtype: Annotated[str | None, Option(help="The draft's, if not the target's.")] = None,
+    device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
+    runtime: Annotated[str, Option(help="auto, or a runtime that doctor lists.")] = "auto",
+    vs: Annotated[
+        list[str] | None,
+        Option(help="transformers, openvino-genai, llama.cpp; give it again for another."),
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for bench.json and plots; Ctrl-C leaves what is there.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Time plain decoding, several gammas, automatic gamma and peers, turn by turn."""
+    from foretoken.lab import scoreboard  # late: torch takes seconds to import
+
+    gammas = _gammas(gamma)
+    asked = {
+        "max_new_tokens": max_new_tokens,
+        "repeats": repeats,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "rule": rule,
+        "dtype": dtype,
+        "draft_dtype": draft_dtype or dtype,
+        "device": device,
+    }
+    pair = {"target": target, "draft": draft, "runtime": runtime}
+    lines = prompt_files.read(None, prompts)
+    _require(asked, gammas, vs or [], out)
+    quiet()
+    with ExitStack() as stack:
+        spec, tasks = _load(pair, asked, lines)
+        peers = _peers(stack, spec, vs or [], asked, draft)
+        contestants = _contestants(spec, peers, gammas, draft, rule)
+        rounds = _race(contestants, tasks, repeats)
+        document, table = _document(spec, peers, rounds, asked, len(lines))
+    if out:
+        _save(out, document, table)
+    if as_json:
+        print(json.dumps(document, allow_nan=False))
+    else:
+        scoreboard.show(document, table, Console(highlight=False))
+    if document["interrupted"]:
+        raise typer.Exit(130)
+
+
+def _gammas(text: str) -> list[int]:
+    """Those asked for, and 0."""
+    try:
+        found = {int(part) for part in text.split(",")}
+    except ValueError:
+        raise InputError(f"gamma is {text!r:.60}; give numbers separated by commas") from None
+    return sorted(found | {0})
+
+
+def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path | None) -> None:
+    """What is wrong fails before models load."""
+    from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
+    from foretoken.lab.peer import command
+    from foretoken.options import check, keys_of
+
+    SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
+    for gamma in gammas:
+        check(asked["max_new_tokens"], gamma, asked["rule"], lenience=1.0)
+    keys_of(asked["seed"], 1)
+    if asked["repeats"] < 1:
+        raise InputError(f"repeats is {asked['repeats']}; give 1 or more")
+    if asked["max_new_tokens"] < gammas[-1] + 2:
+        raise InputError(
+            f"max_new_tokens is {asked['max_new_tokens']}, too few to time gamma {gammas[-1]}; "
+            f"give {gammas[-1] + 2} or more"
+        )
+    if len(set(vs)) != len(vs):
+        raise InputError(f"--vs names a peer twice: {', '.join(vs)}; give each once")
+    for name in vs:
+        command(name)
+    if out:
+        if not find_spec("matplotlib"):
+            raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def _load(
+    pair: dict[str, Any], asked: dict[str, Any], lines: list[prompt_files.Line]
+) -> tuple[Speculator, list[Task]]:
+    """The pair, with nothing that ends or begins a text; and the tasks of the first round."""
+    from dataclasses import replace
+
+    from foretoken.distributions import SamplingParams
+    from foretoken.ends import Ends
+    from foretoken.lab.race import Task
+    from foretoken.loading import load
+
+    given = {name: asked[name] for name in ("dtype", "draft_dtype", "device")}
+    spec = load(**pair, **given)
+    spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
+    if spec.tokenizer is None:
+        lines = [prompt_files.as_ids(line) for line in lines]
+    prompts = [line.prompt for line in lines]
+    tokens, seed = asked["max_new_tokens"], asked["seed"]
+    for i, request in enumerate(spec.requests(prompts, tokens, seed)):
+        if request.limit < tokens:
+            raise InputError(
+                f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
+                "give a shorter one or a smaller --max-new-tokens"
+            )
+    params = SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
+    ids = [spec.ids(prompt, i) for i, prompt in enumerate(prompts)]
+    return spec, [Task(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
+
+
+def _peers(
+    stack: ExitStack, spec: Speculator, vs: list[str], asked: dict[str, Any], draft: str | None
+) -> list[Peer]:
+    """The peers, each with the same pair in its process."""
+    from foretoken.drafters.lm import LMDrafter
+    from foretoken.lab.peer import Peer
+
+    if not vs:
+        return []
+    if draft != "none" and not isinstance(spec.drafter, LMDrafter):
+        raise InputError(f"--vs needs a draft that peers can read: a model's folder, not {draft!r}")
+    drafts = None if draft == "none" else spec.draft_name
+    kinds = asked["dtype"], asked["draft_dtype"]
+    return [stack.enter_context(Peer(name, spec.target_name, drafts, *kinds)) for name in vs]
+
+
+def _contestants(
+    spec: Speculator, peers: list[Peer], gammas: list[int], draft: str | None, rule: str
+) -> list[Contestant]:
+    from foretoken.lab.peer import Guest
+    from foretoken.lab.race import Own
+
+    if draft == "none":
+        return [Own(spec, 0, rule), *(Guest(peer, 0) for peer in peers)]
+    own = [Own(spec, gamma, rule) for gamma in (*gammas, None)]
+    return [*own, *(Guest(peer, gamma) for peer in peers for gamma in gammas)]
+
+
+def _race(contestants: list[Contestant], tasks: list[Task], repeats: int) -> list[Round]:
+    """All rounds, or those that were done when it was interrupted; progress on standard error."""
+    from dataclasses import replace
+
+    from foretoken.lab.bench import label
+    from foretoken.lab.race import Key, race
+
+    def of_round(i: int) -> list[Task]:
+        return [replace(task, seed=task.seed + i * len(tasks)) for task in tasks]
+
+    rounds: list[Round] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("warming up", total=(repeats + 1) * len(contestants))
+
+        def told(key: Key) -> None:
+            done = int(progress.tasks[bar].completed) // len(contestants)
+            where = f"round {done} of {repeats}" if done else "warming up"
+            progress.update(bar, advance=1, description=f"{where}: {key[0]}, {label(key[1])}")
+
+        try:
+            for found in race(contestants, of_round, repeats, told):
+                rounds.append(found)
+        except KeyboardInterrupt:
+            pass
+    if not rounds:
+        Console(stderr=True).print("interrupted before the first round was done")
+        raise typer.Exit(130)
+    return rounds
+
+
+def _document(
+    spec: Speculator,
+    peers: list[Peer],
+    rounds: list[Round],
+    asked: dict[str, Any],
+    prompts: int,
+) -> tuple[dict[str, Any], list[Figures]]:
+    """All that was found, as JSON will hold it, and its rows."""
+    from foretoken.lab import bench
+    from foretoken.lab.machine import describe
+    from foretoken.speculator import runtime
+
+    table = [
+        bench.figures(rounds, key, greedy=asked["temperature"] == 0) for key in list(rounds[0])
+    ]
+    rows = [asdict(one) | {"variant": bench.label(one.gamma)} for one in table]
+    for row, one in zip(rows, table, strict=True):
+        row["measured_over_predicted"] = one.measured_over_predicted
+    fixed = bench.best(rounds, bench.OWN)
+    automatic = bench.AUTOMATIC in rounds[0]
+    document = {
+        "date": date.today().isoformat(),
+        "machine": asdict(describe(spec.target.device)),
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "runtime": spec.target.runtime,
+        "draft_runtime": runtime(spec.drafter),
+        "asked": asked | {"prompts": prompts},
+        "rounds": len(rounds),
+        "interrupted": len(rounds) < asked["repeats"],
+        "precision": {bench.OWN: bench.precision(asked["dtype"])}
+        | {peer.name: peer.about["precision"] for peer in peers},
+        "versions": {peer.name: peer.about["version"] for peer in peers},
+        "figures": rows,
+        "best_gamma": fixed[1],
+        "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,
+        "duels": [asdict(bench.duel(rounds, peer.name)) for peer in peers],
+    }
+    return document, table
+
+
+def _save(out: Path, document: dict[str, Any], table: list[Figures]) -> None:
+    from foretoken.lab.plot import draw
+
+    (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    draw(table, out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")
