@@ -1,0 +1,192 @@
+"""Random Llama and T5 networks of any size, with peaked laws, that agree as much as one likes.
+
+A small part of each, the core, writes into the residual stream at full size and the rest with size
+eps: a wide and a narrow network with the same core have nearly the same law, each at the full cost
+of its size, and no weight is zero. Nothing here measures how near.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+HEAD = 64  # width of every attention head
+WIDTH, INNER, HEADS = 64, 256, 2  # of the core, which has one layer
+
+# What each matrix maps (rows, columns), the spread of its core, and whether it writes into the
+# residual stream. T5 does not divide its scores by the root of a head's width.
+MATRICES: dict[str, tuple[str, str, float, bool]] = {
+    "embed_tokens": ("vocab", "width", 1, True),
+    "shared": ("vocab", "width", 1, True),
+    "lm_head": ("vocab", "width", 1, False),
+    "q_proj": ("heads", "width", 2 / WIDTH**0.5, False),
+    "q": ("heads", "width", 2 / (WIDTH * HEAD) ** 0.5, False),
+    "k": ("keys", "width", 2 / WIDTH**0.5, False),
+    "v": ("keys", "width", 1 / WIDTH**0.5, False),
+    "o": ("width", "heads", 3 / (HEADS * HEAD) ** 0.5, True),
+    "gate": ("inner", "width", 2 / WIDTH**0.5, False),
+    "wi_0": ("inner", "width", 2 / WIDTH**0.5, False),
+    "up": ("inner", "width", 1 / WIDTH**0.5, False),
+    "wi_1": ("inner", "width", 1 / WIDTH**0.5, False),
+    "down": ("width", "inner", 3 / INNER**0.5, True),
+    "wo": ("width", "inner", 3 / INNER**0.5, True),
+    "relative_attention_bias": ("buckets", "biases", 3, False),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a shape of a family follows from a size."""
+
+    model: type[PreTrainedModel]
+    config: Callable[..., PreTrainedConfig]
+    tables: int  # matrices of vocabulary x width
+    layer: float  # weights of a layer (encoder's and decoder's together) over width squared
+    aspect: float  # width over layers, about
+
+
+def llama(width: int, layers: int, vocab: int, context: int) -> LlamaConfig:
+    heads = width // HEAD
+    return LlamaConfig(
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2 if heads % 2 == 0 and heads // 2 >= HEADS else heads,
+        head_dim=HEAD,
+        vocab_size=vocab,
+        max_position_embeddings=context,
+        rms_norm_eps=1e-6 * WIDTH / width,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def t5(width: int, layers: int, vocab: int, context: int) -> T5Config:
+    """As of version 1.1. It takes any context."""
+    return T5Config(
+        d_model=width,
+        d_kv=HEAD,
+        d_ff=11 * width // 4,
+        num_layers=layers,
+        num_heads=width // HEAD,
+        vocab_size=vocab,
+        layer_norm_epsilon=1e-6 * WIDTH / width,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+        eos_token_id=None,
+    )
+
+
+FAMILIES = {
+    "llama": Family(LlamaForCausalLM, llama, tables=2, layer=15, aspect=1024 / 24),
+    "t5": Family(T5ForConditionalGeneration, t5, tables=1, layer=28.5, aspect=1024 / 16),
+}
+FAMILIES["random"] = FAMILIES["llama"]
+
+
+def shape(family: Family, params: float, vocab: int) -> tuple[int, int]:
+    """Width and layers of about so many parameters."""
+    found = []
+    for width in range(HEADS * HEAD, 8192, HEAD):
+        layers = round((params - family.tables * vocab * width) / (family.layer * width**2))
+        if layers >= 1:
+            found.append((abs(math.log(width / layers / family.aspect)), width, layers))
+    if not found:
+        raise SystemExit(f"{params / 1e6:g}M parameters do not hold a vocabulary of {vocab}")
+    return min(found)[1:]
+
+
+def network(
+    family: Family,
+    dtype: torch.dtype,
+    seed: int,
+    config: PreTrainedConfig,
+    rest_seed: int,
+    eps: float,
+) -> PreTrainedModel:
+    """`seed` fixes the core, `rest_seed` all else, which writes with size eps.
+
+    It computes in float32, with weights that `dtype` holds.
+    """
+    model = family.model(config).eval().requires_grad_(False)
+    rest = torch.Generator().manual_seed(rest_seed)
+    for name, weight in model.named_parameters():
+        core = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        if weight.ndim == 1:
+            _set_norm(name, weight, core, config)
+        else:
+            _set_matrix(name, weight, core, rest, eps, config)
+        weight.copy_(weight.to(dtype))
+    settings = model.generation_config
+    settings.eos_token_id, settings.pad_token_id = None, 0
+    settings.decoder_start_token_id = getattr(config, "decoder_start_token_id", None)
+    return model
+
+
+def _set_norm(name: str, weight: Tensor, core: torch.Generator, config: Any) -> None:
+    """Only the core's part of the stream has a size that counts.
+
+    The last norm gives logits the spread from which the few largest of V normal ones share most of
+    the mass (about 3 nats of entropy come out, as in text). Its signs are random: where the output
+    layer is the input's, a model would repeat its last token without them.
+    """
+    weight.fill_((WIDTH / len(weight)) ** 0.5)
+    if name in ("model.norm.weight", "decoder.final_layer_norm.weight"):
+        spread = math.sqrt(2 * math.log(config.vocab_size))
+        scaled = getattr(config, "scale_decoder_outputs", False)
+        weight *= spread * (len(weight) ** 0.5 if scaled else 1) / WIDTH**0.5
+        weight[:WIDTH] *= torch.randint(2, (WIDTH,), generator=core) * 2 - 1
+
+
+def _set_matrix(
+    name: str,
+    weight: Tensor,
+    core: torch.Generator,
+    rest: torch.Generator,
+    eps: float,
+    config: Any,
+) -> None:
+    row, column, spread, writes = MATRICES[_kind(name)]
+    rows, columns = _core(row, config), _core(column, config)
+    noise = eps * (len(columns) / weight.shape[1] / config.num_hidden_layers) ** 0.5
+    weight.normal_(std=spread * (noise if writes else 1), generator=rest)
+    layer = re.search(r"(?:layers|block)\.(\d+)\.", name)
+    if layer is None or layer[1] == "0":
+        block = torch.randn(len(rows), len(columns), generator=core)
+        weight[rows[:, None], columns] = spread * block
+
+
+def _kind(name: str) -> str:
+    last = name.split(".")[-2]
+    return last if last in MATRICES else last.removesuffix("_proj")
+
+
+def _core(axis: str, config: Any) -> Tensor:
+    """Where the core lies on an axis. No two of its heads share keys."""
+    heads = config.num_attention_heads
+    group = heads // (getattr(config, "num_key_value_heads", None) or heads)
+    sizes = {"width": WIDTH, "inner": INNER, "biases": HEADS, "keys": HEADS * HEAD}
+    if axis == "heads":
+        return (torch.arange(HEADS)[:, None] * group * HEAD + torch.arange(HEAD)).flatten()
+    if axis == "vocab":
+        return torch.arange(config.vocab_size)
+    if axis == "buckets":
+        return torch.arange(config.relative_attention_num_buckets)
+    return torch.arange(sizes[axis])

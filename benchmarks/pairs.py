@@ -1,0 +1,196 @@
+"""Builds synthetic pairs of any size: one target, and a draft of every chosen alpha.
+
+The models are random networks (`networks`). The target's eps is small and fixed; a draft's is
+found by bisection on texts that the target writes. Text is made of ids only, without an end.
+OUT/pair.json says what was built and measured.
+
+    python benchmarks/pairs.py llama OUT --alpha 0.2 0.5 0.8 0.95    # 443M
+    python benchmarks/pairs.py t5 OUT --alpha 0.8                    # 511M, its decoder 0.3B
+    python benchmarks/pairs.py random OUT --params 1B --vocab 256000    # only its cost is chosen
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from networks import FAMILIES, network, shape
+
+TARGET_EPS = 0.003  # alpha of the best draft is 0.97 or more
+ROWS, PROMPT, SOURCE, NEW = 8, 8, 16, 96  # texts to measure alpha on, and their ids
+NGRAM = 8  # a greedy text that repeats so many tokens is in a loop
+CLOSE, TOLERANCE = 0.005, 0.02  # of alpha: where the bisection stops, and what is good enough
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The target's own texts, and what it said at each new token."""
+
+    given: dict[str, Tensor]  # inputs of a forward over all of them
+    new: int
+    laws: Tensor  # [B * new, V]
+
+    def seen_by(self, model: PreTrainedModel) -> Tensor:
+        return laws(model, self.given, self.new)
+
+
+@torch.inference_mode()
+def laws(model: PreTrainedModel, given: dict[str, Tensor], new: int) -> Tensor:
+    """The laws of the last `new` tokens of each row, `[B * new, V]`."""
+    logits = model(**given, use_cache=False).logits[:, -new - 1 : -1]
+    return logits.flatten(0, 1).softmax(-1)
+
+
+def texts(target: PreTrainedModel, new: int, sampled: bool, seed: int) -> Texts:
+    """Texts after random prompts or sources, at temperature 1 or greedy."""
+    vocab, heard = target.config.vocab_size, target.config.is_encoder_decoder
+    random = torch.Generator().manual_seed(seed)
+    read = torch.randint(2, vocab, (ROWS, SOURCE if heard else PROMPT), generator=random)
+    way = {"do_sample": True, "top_k": 0} if sampled else {"do_sample": False}
+    torch.manual_seed(seed)
+    mask = torch.ones_like(read)
+    out = target.generate(read, attention_mask=mask, max_new_tokens=new, **way)  # pyright: ignore
+    given = {"input_ids": read, "decoder_input_ids": out} if heard else {"input_ids": out}
+    return Texts(given, new, laws(target, given, new))
+
+
+def alpha(p: Tensor, q: Tensor) -> float:
+    """E[sum min(p, q)] (Corollary 3.6)."""
+    return float(torch.minimum(p, q).sum(-1).mean())
+
+
+def agreement(p: Tensor, q: Tensor) -> float:
+    return float((p.argmax(-1) == q.argmax(-1)).float().mean())
+
+
+def repeats(rows: list[list[int]]) -> float:
+    """The share of a text's n-grams that it had before."""
+    seen = [tuple(row[i : i + NGRAM]) for row in rows for i in range(len(row) - NGRAM + 1)]
+    return 1 - len(set(seen)) / len(seen)
+
+
+def bisect(measure: Callable[[float], float], wanted: float) -> tuple[float, float]:
+    """An eps whose alpha is the wanted one, and that alpha, which falls as eps grows."""
+    low, high = math.log(1e-3), math.log(1e3)
+    eps, found = 0.0, measure(0.0)
+    while found > wanted + CLOSE or found < wanted - CLOSE:
+        if high - low < 1e-3 or (eps == 0 and found < wanted):
+            break
+        eps = math.exp((low + high) / 2)
+        found = measure(eps)
+        low, high = (math.log(eps), high) if found > wanted else (low, math.log(eps))
+    if abs(found - wanted) > TOLERANCE:
+        sys.exit(f"alpha {wanted:g} is out of reach, {found:.3f} is the nearest: ask for less")
+    return eps, found
+
+
+def main() -> None:
+    arguments = _arguments()
+    family, out, dtype = FAMILIES[arguments.kind], arguments.out, getattr(torch, arguments.dtype)
+    make = partial(network, family, dtype, arguments.seed)
+    big, small = (
+        family.config(*shape(family, params, arguments.vocab), arguments.vocab, arguments.context)
+        for params in (arguments.params, arguments.draft_params)
+    )
+    target = make(big, arguments.seed + 1, TARGET_EPS)
+    card = {"command": shlex.join(["python", *sys.argv]), "synthetic": True}
+    card |= {"seed": arguments.seed, "dtype": arguments.dtype}
+    card["target"] = _described(target, TARGET_EPS)
+    _save(target, out / "target", dtype)
+    draft = partial(make, small, arguments.seed + 2)
+    if arguments.kind == "random":
+        card["drafts"] = {"draft": _described(draft(1.0), 1.0)}
+        _save(draft(1.0), out / "draft", dtype)
+    else:
+        card |= _drafts(target, draft, arguments, dtype)
+    (out / "pair.json").write_text(json.dumps(card, indent=2) + "\n")
+    print(json.dumps(card, indent=2))
+
+
+def _drafts(
+    target: PreTrainedModel,
+    draft: Callable[[float], PreTrainedModel],
+    arguments: argparse.Namespace,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Save a draft of each alpha, and say what was measured."""
+    told("the target writes, sampled and greedy")
+    sampled, greedy = (texts(target, NEW, way, arguments.seed) for way in (True, False))
+    p = sampled.laws
+    text = next(reversed(greedy.given.values()))[:, -NEW:].tolist()
+    card: dict[str, Any] = {"measured on": f"{len(p)} tokens after {ROWS} random prompts"}
+    card["entropy"] = float(torch.special.entr(p).sum(-1).mean())
+    card["repeated 8-grams, greedy"] = repeats(text)
+    card["drafts"] = {}
+    for wanted in arguments.alpha:
+        eps, found = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), wanted)
+        model, name = draft(eps), f"draft-a{round(100 * wanted):02d}"
+        agreed = agreement(greedy.laws, greedy.seen_by(model))
+        told(f"{name}: alpha {found:.3f} at T = 1, {agreed:.3f} at T = 0")
+        card["drafts"][name] = {"alpha at T=1": found, "alpha at T=0": agreed}
+        card["drafts"][name] |= _described(model, eps)
+        _save(model, arguments.out / name, dtype)
+    return card
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=FAMILIES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--params", type=_count, help="of the target: 443M, T5 511M")
+    parser.add_argument("--draft-params", type=_count, default=_count("9M"))
+    parser.add_argument("--alpha", type=float, nargs="+", default=[0.8], help="at temperature 1")
+    parser.add_argument("--vocab", type=int, help="32000, T5 32128")
+    parser.add_argument("--context", type=int, default=4096, help="of Llama")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    found = parser.parse_args()
+    heard = found.kind == "t5"
+    found.params = found.params or _count("511M" if heard else "443M")
+    found.vocab = found.vocab or (32128 if heard else 32000)
+    return found
+
+
+def _count(text: str) -> float:
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9}.get(text[-1].upper())
+    return float(text[:-1]) * scale if scale else float(text)
+
+
+def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:
+    config, weights = model.config, list(model.parameters())
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    names += ("intermediate_size", "d_ff", "head_dim", "vocab_size", "max_position_embeddings")
+    zeros = sum(int((weight == 0).sum()) for weight in weights)
+    count = sum(weight.numel() for weight in weights)
+    sizes = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return {"parameters": count, "eps": eps, "zeros": zeros / count} | sizes
+
+
+def _save(model: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
+    model.config.dtype = dtype
+    weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    model.save_pretrained(path, state_dict=weights)
+    told(f"saved {path}")
+
+
+def told(line: str) -> None:
+    print(f"{time.process_time():5.0f} s  {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
