@@ -7,19 +7,21 @@ Plain decoding is this step with gamma 0. Sees protocols only: any model, any dr
 
 from __future__ import annotations
 
+import math
+from itertools import chain
 from time import perf_counter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, check, law
+from foretoken.distributions import SamplingParams, check, law, likeliest
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.draw import Draw
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.request import Row, StepRecord
-from foretoken.verify import Rule, greedy, live, overlap, overlap_greedy
+from foretoken.verify import Rule, greedy, overlap, overlap_greedy
 
 
 @torch.inference_mode()
@@ -93,7 +95,7 @@ def _verify(
     x, lengths = draft.tokens.to(logits.device), draft.lengths.to(logits.device)
     q = None if q is None else q[:, : x.shape[1]].to(logits.device)
     if params.greedy:
-        best = logits.argmax(-1)  # [B, G+1]
+        best = likeliest(logits)  # [B, G+1]
         n = greedy(best, x, lengths)
         t = best.gather(1, n[:, None]).squeeze(1)
         beta = overlap_greedy(best, q, x)
@@ -103,11 +105,14 @@ def _verify(
         n = draw.kept(outcome)
         t = draw.next_token(outcome.next_law(n))
         beta = overlap(p, q, x)
-    if bool((beta.isnan() & live(x, lengths)).any()):
+    # One read, for a device makes its host wait at each; ids are exact in float64
+    read = _list(torch.cat([n[:, None].double(), t[:, None].double(), beta], 1))
+    betas = [row[2 : 2 + len(x)] for row, x in zip(read, guesses, strict=True)]
+    if any(map(math.isnan, chain.from_iterable(betas))):
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    return _list(n), _list(t), _list(beta)
+    return [int(row[0]) for row in read], [int(row[1]) for row in read], betas
 
 
 def _guesses(draft: Draft, gamma: list[int], V: int) -> list[list[int]]:

@@ -51,12 +51,14 @@ class Outcome:
         if not bool(rejected.any()):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
-        scaled = p * self.scale[rows, n, None].to(p.dtype)
+        left = p * self.scale[rows, n, None].to(p.dtype)
         if self.q is None:
-            left = scaled.scatter(1, self.x[rows, at, None], 0.0)  # (p - q)+ for q all on x
+            left.scatter_(1, self.x[rows, at, None], 0.0)  # (p - q)+ for q all on x
         else:
-            left = (scaled - self.q[rows, at]).clamp(min=0)
-        return torch.where(rejected[:, None], _norm(left, p), p)
+            left.sub_(self.q[rows, at]).clamp_(min=0)
+        mass = left.sum(-1, keepdim=True)
+        # only rounding can reject a guess where nothing is left
+        return torch.where(rejected[:, None] & (mass > 0), left / mass, p)
 
 
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
@@ -79,10 +81,10 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """
     G = x.shape[1]
     px, qx = _at(p[:, :G], x), _at(q, x)
+    qx = qx.where(qx > 0, torch.inf)  # a guess that q cannot make is not kept
     a = [px.new_ones(len(x))]  # a_i = min(1, a_{i-1} p(x_i)/q(x_i))
-    for i in range(G):
-        ratio = a[-1] * px[:, i] / qx[:, i].where(qx[:, i] > 0, 1.0)
-        a.append(ratio.clamp(max=1.0).where(qx[:, i] > 0, 0.0))
+    for pxi, qxi in zip(px.unbind(1), qx.unbind(1), strict=True):
+        a.append((a[-1] * pxi / qxi).clamp(max=1.0))
     weight = torch.stack(a, 1)  # [B, G+1]
     h = _stop_here(p, q, x, weight)
     last = torch.arange(1, G + 1, device=x.device) == lengths[:, None]
@@ -95,9 +97,12 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
     """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following
     guess `[B, G]`."""
     G = x.shape[1]
-    scaled = p[:, 1:G] * weight[:, 1:G, None].to(p.dtype)
-    left = scaled.scatter(2, x[:, 1:, None], 0.0) if q is None else (scaled - q[:, 1:]).clamp(min=0)
-    S = left.sum(-1, dtype=torch.float64)
+    left = p[:, 1:G] * weight[:, 1:G, None].to(p.dtype)
+    if q is None:
+        left.scatter_(2, x[:, 1:, None], 0.0)
+    else:
+        left.sub_(q[:, 1:]).clamp_(min=0)
+    S = left.sum(-1).double()
     rest = S + (1 - weight[:, 1:G])  # so bracketed it is never below S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
     return torch.cat([h, weight[:, G:]], 1) if G else weight[:, 1:]
@@ -114,7 +119,7 @@ def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
     p = p[:, : x.shape[1]]
     if q is None:
         return _at(p, x)
-    return torch.minimum(p, q).sum(-1, dtype=torch.float64).clamp(max=1.0)  # but for rounding
+    return torch.minimum(p, q).sum(-1).double().clamp(max=1.0)  # but for rounding
 
 
 def overlap_greedy(best: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -136,9 +141,3 @@ def _at(law: Tensor | None, x: Tensor) -> Tensor:
 def live(x: Tensor, lengths: Tensor) -> Tensor:
     """Where x holds a guess and not padding, `[B, G]`."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-
-
-def _norm(left: Tensor, p: Tensor) -> Tensor:
-    """left / sum(left); p where nothing is left, which only rounding can bring about."""
-    mass = left.sum(-1, keepdim=True)
-    return torch.where(mass > 0, left / mass.where(mass > 0, 1.0), p)

@@ -59,8 +59,8 @@ class Drafter(Protocol):
 
 def pack(guesses: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
     """A draft from ragged lists."""
-    lengths = torch.tensor([len(g) for g in guesses])
-    tokens = torch.zeros(len(guesses), int(lengths.max()) if guesses else 0, dtype=torch.long)
-    for b, g in enumerate(guesses):
-        tokens[b, : len(g)] = torch.tensor(g, dtype=torch.long)
-    return Draft(tokens, lengths, q, calls)
+    lengths = [len(g) for g in guesses]
+    G = max(lengths, default=0)
+    padded = [[*g, *[0] * (G - len(g))] for g in guesses]
+    tokens = torch.tensor(padded, dtype=torch.long).reshape(len(guesses), G)
+    return Draft(tokens, torch.tensor(lengths, dtype=torch.long), q, calls)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.distributions import check, law
+from foretoken.distributions import check, law, likeliest
 from foretoken.drafters.base import Draft, pack
 from foretoken.draw import Draw
 from foretoken.models.base import Model
@@ -24,8 +24,8 @@ class LMDrafter:
         self.model, self.vocab_size = model, vocab_size
         self.runtime = model.runtime
         self._texts: list[list[int]] = []  # committed tokens, as the model reads them
-        self._deaf: list[bool] = []  # rows whose source its encoder cannot read
         self._cached: list[int] = []  # how many of them are in its cache
+        self._silent: list[bool] = []  # rows whose text or source it cannot read
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -36,16 +36,22 @@ class LMDrafter:
             [*(sources[b] if sources and not heard else []), *p] for b, p in enumerate(prompts)
         ]
         deaf = [heard and not self._readable(source) for source in sources or prompts]
-        heads = [t[:-1] if self._room(t) > 0 else [] for t in texts]
+        silent = [no or self._unknown(text) for no, text in zip(deaf, texts, strict=True)]
+        heads = [
+            [] if no or self._room(text) <= 0 else text[:-1]
+            for no, text in zip(silent, texts, strict=True)
+        ]
         if heard and sources:
             sources = [[0] if no else s for s, no in zip(sources, deaf, strict=True)]
         self.model.start(heads, sources if heard else None)
         self._texts += texts
-        self._deaf += deaf
         self._cached += [len(h) for h in heads]
+        self._silent += silent
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        rooms = [0 if no else self._room(t) for t, no in zip(self._texts, self._deaf, strict=True)]
+        rooms = [
+            0 if no else self._room(t) for t, no in zip(self._texts, self._silent, strict=True)
+        ]
         budget = [max(0, min(g, room)) for g, room in zip(gamma, rooms, strict=True)]
         guesses: list[list[int]] = [[] for _ in budget]
         laws: list[Tensor] = []
@@ -73,9 +79,10 @@ class LMDrafter:
         check(logits, "draft", [len(t) + i for t in self._texts], need)
         logits = logits[:, 0]
         if draw.params.greedy:
-            return logits.argmax(-1).tolist(), None
+            return likeliest(logits).tolist(), None
         q = law(logits, draw.params)
-        q = functional.pad(q, (0, self.vocab_size - q.shape[-1]))
+        if q.shape[-1] < self.vocab_size:
+            q = functional.pad(q, (0, self.vocab_size - q.shape[-1]))
         return draw(q, i).tolist(), q
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -83,23 +90,24 @@ class LMDrafter:
             # the last token kept is the target's own or was never fed: it cannot be in the cache
             self._cached[b] = min(self._cached[b], len(self._texts[b]) + len(kept) - 1)
             self._texts[b] += kept
+            self._silent[b] |= self._unknown(kept)
         self.model.set_lengths(self._cached)
 
     def leave(self, rows: list[int]) -> None:
         stay = [b for b in range(len(self._texts)) if b not in rows]
         self._texts = [self._texts[b] for b in stay]
-        self._deaf = [self._deaf[b] for b in stay]
         self._cached = [self._cached[b] for b in stay]
+        self._silent = [self._silent[b] for b in stay]
         self.model.leave(rows)
 
     def _readable(self, source: list[int]) -> bool:
         limit = self.model.source_context
-        known = max(source) < self.model.vocab_size
-        return known and (limit is None or len(source) <= limit)
+        return not self._unknown(source) and (limit is None or len(source) <= limit)
+
+    def _unknown(self, tokens: list[int]) -> bool:
+        return max(tokens, default=0) >= self.model.vocab_size
 
     def _room(self, text: list[int]) -> int:
-        """How many guesses fit in the model's context behind `text`; none behind unknown ids."""
-        if self.model.vocab_size < self.vocab_size and max(text) >= self.model.vocab_size:
-            return 0
+        """How many guesses fit in the model's context behind `text`."""
         context = self.model.context
         return 10**9 if context is None else context - len(text) + 1
