@@ -108,17 +108,33 @@ def test_long_prompts_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows.worst < 1e-6
 
 
-def test_only_needed_positions_reach_the_output_layer() -> None:
-    model = network("Llama")
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "T5", "BART", "Marian"])
+def test_only_needed_positions_reach_the_output_layer(name: str) -> None:
+    model = network(name)
     seen: list[int] = []
     model.get_output_embeddings().register_forward_hook(
         lambda _m, _i, out: seen.append(out.shape[1])
     )
-    runner = CausalModel(model)
-    runner.start([[1, 2, 3], [4, 5]])
+    sources = [[3], [4, 5]] if model.config.is_encoder_decoder else None
+    runner = (Seq2SeqModel if sources else CausalModel)(model)
+    runner.start([[1, 2, 3], [4, 5]], sources)
     runner.score([[1, 2, 3, 4], [5, 6]], [1, 2])  # places 3 and 0, 1
     runner.score([[1, 2, 3, 4], [5, 6, 7, 8]], [2, 2])
-    assert seen == [0, 3, 2]
+    assert seen == [0, 2, 2]
+
+
+def test_a_part_in_training_mode_is_evaluated_and_given_back() -> None:
+    """A root in eval mode says nothing of what is below it."""
+    model = network("GPT-2").eval()
+    text = [5, 6, 7, 8]
+    expected = full(model, text)
+    part = model.transformer.h[0].train()
+    runner = CausalModel(model)
+    runner.start([[]])
+    assert torch.allclose(runner.score([text], [4])[0], expected)
+    assert part.training
+    assert part.mlp.dropout.training
+    assert not model.training
 
 
 @pytest.mark.parametrize("name", ["Llama", "T5"])

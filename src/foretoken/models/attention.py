@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,7 +21,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.models.cache import RaggedCache
+from foretoken.models.head import Needed
 
+SWITCH = "_attn_implementation_internal"  # where a config holds the name of its attention
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
 
 RUNNING: ContextVar[RaggedCache | None] = ContextVar("foretoken_running", default=None)
@@ -153,37 +155,43 @@ class Forward:
     """Switches a model to ragged attention, for the length of a `with` over one forward."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-        self.configs = list({id(part.config): part.config for part in parts}.values())
+        self.modules = list(model.modules())
+        parts = [m for m in self.modules if isinstance(m, PreTrainedModel)]
+        # Their dicts: a config's own setattr validates, which is half of what a forward costs us.
+        self.configs = list({id(part.config): vars(part.config) for part in parts}.values())
         self.name = "ragged_sdpa" if model._supports_sdpa else "ragged_eager"
+        self.head = model.get_output_embeddings()
         decoder = model.get_decoder() if model.config.is_encoder_decoder else None
         table = getattr(decoder, "embed_positions", None)
         self.positions = table if isinstance(table, torch.nn.Embedding) else None
 
     @contextmanager
-    def __call__(self, cache: RaggedCache) -> Iterator[None]:
-        stock = [config._attn_implementation_internal for config in self.configs]
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(self.model))
-            if self.positions is not None:
-                hook = self.positions.register_forward_hook(own_positions)
-                stack.callback(hook.remove)
-            token = RUNNING.set(cache)
-            stack.callback(RUNNING.reset, token)
+    def __call__(self, cache: RaggedCache, needed: Needed | None = None) -> Iterator[None]:
+        """Over `cache`, and with the output layer at the positions that are `needed` only."""
+        stock = [config[SWITCH] for config in self.configs]
+        hooks = []
+        if self.positions is not None:
+            hooks.append(self.positions.register_forward_hook(own_positions))
+        if needed is not None and self.head is not None:
+            hooks.append(self.head.register_forward_pre_hook(needed.enter))
+        token = RUNNING.set(cache)
+        try:
             for config in self.configs:
-                config._attn_implementation_internal = self.name
-            try:
+                config[SWITCH] = self.name
+            with evaluating(self.modules):
                 yield
-            finally:
-                for config, name in zip(self.configs, stock, strict=True):
-                    config._attn_implementation_internal = name
+        finally:
+            for config, name in zip(self.configs, stock, strict=True):
+                config[SWITCH] = name
+            RUNNING.reset(token)
+            for hook in hooks:
+                hook.remove()
 
 
 @contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No dropout inside, and the user's own mode again behind it."""
-    training = [module for module in model.modules() if module.training] if model.training else []
+def evaluating(modules: list[torch.nn.Module]) -> Iterator[None]:
+    """No dropout inside, and the user's own modes again behind it."""
+    training = [module for module in modules if module.training]
     for module in training:
         module.training = False
     try:

@@ -73,13 +73,13 @@ class RaggedCache(DynamicCache):
         self.width, self.longest = width, max(self.lengths)
         if self.longest + width > self.capacity:
             self.reserve(self.longest + width)
-        new = torch.arange(width, device=self.device)
         if min(self.lengths) == self.longest:
-            self.offset = self.longest
-            self.slots = (new + self.longest).expand(len(self.lengths), -1)
+            self.offset, end = self.longest, self.longest + width
+            new = torch.arange(self.longest, end, device=self.device)
+            self.slots = new.expand(len(self.lengths), -1)
         else:
             self.offset = torch.tensor(self.lengths, device=self.device)
-            self.slots = self.offset[:, None] + new
+            self.slots = self.offset[:, None] + torch.arange(width, device=self.device)
             self.row = torch.arange(len(self.lengths), device=self.device)[:, None]
 
     def reserve(self, slots: int) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.attention import Forward
 from foretoken.models.cache import RaggedCache, admit, ragged_cache
+from foretoken.models.head import Needed
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
@@ -40,7 +41,6 @@ class CausalModel:
         self.device = model.device
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.vocab_size = output_rows(model)
-        self.keeps = "logits_to_keep" in accepted
         self.running = Forward(model)
         self.cache = ragged_cache(model, 0)
 
@@ -78,22 +78,20 @@ class CausalModel:
             return nothing(self.model, len(blocks))
         check_context(cache.lengths, blocks, self.context)
         cache.prepare(ids.shape[1])
-        keep = kept(blocks, need)
+        needed = Needed(blocks, need, self.device)
         positions = cache.slots
         if self.context is not None and cache.longest + cache.width > self.context:
             positions = positions.clamp(max=self.context - 1)  # padding only
-        extra = {"logits_to_keep": positions_kept(keep, ids)} if self.keeps else {}
-        with self.running(cache):
+        with self.running(cache, needed):
             logits = self.model(
                 input_ids=ids,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
-                **extra,
             ).logits
         cache.advance([len(block) for block in blocks])
-        return picked(logits, blocks, need, keep if self.keeps else None)
+        return needed.logits(logits)
 
 
 def limit(config: PreTrainedConfig) -> int | None:
@@ -147,36 +145,5 @@ def check_context(lengths: list[int], blocks: list[list[int]], context: int | No
 def padded(blocks: list[list[int]], device: torch.device) -> Tensor:
     """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at."""
     width = max(map(len, blocks), default=0)
-    return torch.tensor([b + [0] * (width - len(b)) for b in blocks], device=device).long()
-
-
-def kept(blocks: list[list[int]], need: list[int]) -> list[int]:
-    """The places in the padded blocks that any row needs, ascending."""
-    places: set[int] = set()
-    for block, n in zip(blocks, need, strict=True):
-        assert n <= len(block), f"{n} logits needed of a block of {len(block)}"
-        places.update(range(len(block) - n, len(block)))
-    return sorted(places)
-
-
-def positions_kept(keep: list[int], ids: Tensor) -> int | Tensor:
-    """`keep` as transformers' logits_to_keep: a count where it is the block's end, else indices."""
-    if keep and keep[0] == ids.shape[1] - len(keep):
-        return len(keep)
-    return torch.tensor(keep, dtype=torch.long, device=ids.device)
-
-
-def picked(
-    logits: Tensor, blocks: list[list[int]], need: list[int], keep: list[int] | None
-) -> Tensor:
-    """Logits at the places `keep` (None: all) -> each row's needed ones `[B, max(need), V]`."""
-    most = max(need)
-    starts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
-    if keep is not None:
-        at = {place: i for i, place in enumerate(keep)}
-        starts = [at[s] if n else 0 for s, n in zip(starts, need, strict=True)]
-    if len(set(starts)) == 1:
-        return logits[:, starts[0] : starts[0] + most]
-    index = torch.tensor(starts, device=logits.device)[:, None]
-    index = (index + torch.arange(most, device=logits.device)).clamp(max=logits.shape[1] - 1)
-    return logits.gather(1, index[:, :, None].expand(-1, -1, logits.shape[2]))
+    rows = [b + [0] * (width - len(b)) for b in blocks]
+    return torch.tensor(rows, dtype=torch.long, device=device)

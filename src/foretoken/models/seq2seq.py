@@ -20,15 +20,13 @@ from foretoken.models.causal import (
     CHUNK,
     check_context,
     check_lengths,
-    kept,
     limit,
     nothing,
     output_rows,
     padded,
-    picked,
-    positions_kept,
     staying,
 )
+from foretoken.models.head import Needed
 
 
 class Seq2SeqModel:
@@ -50,7 +48,6 @@ class Seq2SeqModel:
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.source_context: int | None = encoder_limit(model)
         self.vocab_size = output_rows(model)
-        self.keeps = "logits_to_keep" in accepted
         self.takes_positions = "decoder_position_ids" in accepted
         self.running = Forward(model)
         self.cache: CrossCache | None = None
@@ -67,7 +64,7 @@ class Seq2SeqModel:
         assert sources is not None
         fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
         mask = fresh.mask()
-        with evaluating(self.model):
+        with evaluating(self.running.modules):
             states = self.model.get_encoder()(
                 input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
             ).last_hidden_state
@@ -114,11 +111,9 @@ class Seq2SeqModel:
         ragged, ids = cache.self_attention_cache, padded(blocks, self.device)
         check_context(ragged.lengths, blocks, self.context)
         ragged.prepare(ids.shape[1])
-        keep = kept(blocks, need)
-        extra = {"logits_to_keep": positions_kept(keep, ids)} if self.keeps else {}
-        if self.takes_positions:
-            extra["decoder_position_ids"] = ragged.slots
-        with self.running(ragged):
+        needed = Needed(blocks, need, self.device)
+        extra = {"decoder_position_ids": ragged.slots} if self.takes_positions else {}
+        with self.running(ragged, needed):
             logits = self.model(
                 decoder_input_ids=ids,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
@@ -129,7 +124,7 @@ class Seq2SeqModel:
                 **extra,
             ).logits
         ragged.advance([len(block) for block in blocks])
-        return picked(logits, blocks, need, keep if self.keeps else None)
+        return needed.logits(logits)
 
 
 def encoder_limit(model: PreTrainedModel) -> int | None:

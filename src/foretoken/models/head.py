@@ -1,0 +1,45 @@
+"""The output layer, applied only to the positions that someone needs.
+
+A block's hidden states are cut down on their way into the layer, so a prefill never makes rows as
+wide as the vocabulary, whatever the family does between its last layer and its head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Needed:
+    """The last need[b] tokens of block b, of blocks padded on the right to one width."""
+
+    def __init__(self, blocks: list[list[int]], need: list[int], device: torch.device) -> None:
+        assert all(n <= len(x) for n, x in zip(need, blocks, strict=True)), "more than a block has"
+        self.most = max(need)
+        starts = [len(x) - n if n else None for n, x in zip(need, blocks, strict=True)]
+        firsts = {start for start in starts if start is not None} or {0}
+        self.first = firsts.pop()
+        self.even = not firsts
+        self.cut = False  # whether a head has seen these positions only
+        if not self.even:
+            last = max(map(len, blocks)) - 1
+            places = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
+            self.rows = torch.arange(len(blocks), device=device)[:, None]
+            self.places = torch.tensor(places, device=device)
+
+    def of(self, x: Tensor) -> Tensor:
+        """`[B, width, n]` -> `[B, max(need), n]`; behind a row's own stand other positions."""
+        if self.even:
+            return x[:, self.first : self.first + self.most]
+        return x[self.rows, self.places]
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A forward pre-hook of the output layer."""
+        self.cut = True
+        return self.of(args[0]), *args[1:]
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """What a model returned, `[B, max(need), V]` also where its head is no layer."""
+        return logits if self.cut else self.of(logits)
