@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from foretoken.cli import doctor, generate, theory, train
+from foretoken.cli import bench, doctor, generate, measure, plan, theory, train
 from foretoken.errors import ForetokenError
 
 app = typer.Typer(
@@ -17,6 +17,9 @@ app = typer.Typer(
     help="Exact, fast generation from Transformers by speculative decoding.",
 )
 app.command()(generate.generate)
+app.command()(measure.measure)
+app.command()(plan.plan)
+app.command()(bench.bench)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")

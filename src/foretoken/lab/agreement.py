@@ -1,0 +1,73 @@
+"""How far a drafter agrees with the target on the target's own text: beta at every position.
+
+The text is replayed to both: the target scores it in a few passes, the drafter is asked for one
+guess at every position and then told the text's token, as if it had been rejected there. That
+serves every drafter, whatever it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.distributions import SamplingParams, check, law, one_hot
+from foretoken.drafters.base import Drafter
+from foretoken.draw import Draw
+from foretoken.models.base import Model
+from foretoken.request import Request
+from foretoken.verify import overlap
+
+CHUNK = 32  # positions in one pass of the target: V-wide laws of a whole text would be large
+
+
+@torch.inference_mode()
+def overlaps(
+    target: Model, drafter: Drafter, request: Request, new: list[int], params: SamplingParams
+) -> list[float | None]:
+    """sum min(p, q) at every token of `new`, which continues the request (Corollary 3.6, C57).
+
+    None where the drafter makes no guess, so that nothing can be kept: count it as 0. Both must
+    be idle; they are left so.
+    """
+    sources = [request.source] if request.source is not None else None
+    target.start([request.prompt[:-1]], sources)
+    try:
+        drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
+        try:
+            found: list[float | None] = []
+            for at in range(0, len(new), CHUNK):
+                p = _laws(target, request, new, at, params)
+                found += [
+                    _overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))
+                ]
+            return found
+        finally:
+            drafter.leave([0])
+    finally:
+        target.leave([0])
+
+
+def _laws(
+    target: Model, request: Request, new: list[int], at: int, params: SamplingParams
+) -> Tensor:
+    """p at the next positions from `at` on, `[n, V]`."""
+    block = [request.prompt[-1], *new][at : min(at + CHUNK, len(new))]
+    logits = target.score([block], [len(block)])
+    check(logits, "target", [len(request.prompt) + at], [len(block)])
+    p = law(logits[0], params)
+    for place, token in request.forced.items():
+        if at <= place < at + len(block):
+            p[place - at] = one_hot(torch.tensor(token, device=p.device), p.shape[1]).to(p)
+    return p
+
+
+def _overlap(
+    p: Tensor, drafter: Drafter, request: Request, new: list[int], at: int, params: SamplingParams
+) -> float | None:
+    """One position: p `[V]` against the law of one guess."""
+    draft = drafter.propose([1], Draw([request.key], [len(request.prompt) + at], params))
+    drafter.commit([[new[at]]])
+    if not int(draft.lengths[0]):
+        return None
+    q = None if draft.q is None else draft.q[:, :1].to(p.device)
+    return float(overlap(p[None, None], q, draft.tokens[:, :1].to(p.device)))

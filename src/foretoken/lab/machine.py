@@ -1,0 +1,96 @@
+"""What the clock ran on: the machine by name, its memory bandwidth, and what a process has used.
+
+Times from two machines say nothing about one another, so every saved measurement names its own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from foretoken.lab.estimate import Spread, spread
+from foretoken.memory import free_bytes
+
+PACKAGES = ("foretoken", "torch", "transformers", "openvino")
+READ_BYTES = 2**29  # far beyond any cache
+READS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Two measurements compare where these agree."""
+
+    cpu: str
+    cores: int
+    threads: int  # torch's
+    gpu: str | None
+    versions: dict[str, str]  # of what is installed
+
+
+def describe(device: torch.device) -> Machine:
+    """The machine that this process runs on."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return Machine(_cpu(), cores(), torch.get_num_threads(), gpu, _versions())
+
+
+def cores() -> int:
+    """Those this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
+def bandwidth(device: torch.device) -> tuple[Spread, int]:
+    """Seconds of one read of a large tensor by all cores, and its bytes."""
+    free = free_bytes(device)
+    size = READ_BYTES if free is None else min(READ_BYTES, free // 4)
+    numbers = torch.ones(max(1, size // 4), device=device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads, cores()))  # one is left to torch beside other runtimes
+    try:
+        seconds = [_read(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
+    finally:
+        torch.set_num_threads(threads)
+    found = spread(seconds)
+    assert found is not None
+    return found, numbers.numel() * 4
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held, on the device if it has its own."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+def _read(numbers: torch.Tensor) -> float:
+    began = perf_counter()
+    numbers.sum().item()
+    return perf_counter() - began
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

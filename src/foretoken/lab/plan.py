@@ -1,0 +1,120 @@
+"""Which draft to use, and with which gamma; whether to speculate at all.
+
+Compares measurements of one target on one machine. What a gamma would gain is prediction.py's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.errors import InputError
+from foretoken.lab.footprint import PYTHON
+from foretoken.lab.measurement import Measurement, Options
+from foretoken.lab.prediction import Prediction, best, predictions
+
+MAY_DIFFER = ("draft", "draft_dtype", "gamma", "seed", "prompts")  # the file's name, not its text
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft and its fastest gamma."""
+
+    measurement: Measurement
+    best: Prediction
+
+    @property
+    def draft(self) -> str:
+        return self.measurement.draft.name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Candidates, the fastest first."""
+
+    candidates: list[Candidate]
+
+    @property
+    def first(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def gamma(self) -> int:
+        """What to generate with: 0 where no draft is predicted to be faster than none."""
+        return self.first.best.gamma if self.first.best.speedup.value > 1 else 0
+
+    @property
+    def command(self) -> str:
+        """The shell command that generates so."""
+        return command(self.first.measurement.options, self.gamma)
+
+    @property
+    def vllm(self) -> dict[str, Any] | None:
+        """vLLM's --speculative-config of the same; None: without, or it has no such draft."""
+        return speculative_config(self.first.measurement, self.gamma) if self.gamma else None
+
+
+def plan(named: Sequence[tuple[str, Measurement]]) -> Plan:
+    """The plan from measurements under their names, which errors use.
+
+    Raises InputError where two differ in target, machine, prompts or sampling parameters.
+    """
+    for name, found in named[1:]:
+        _same(*named[0], name, found)
+    candidates = [Candidate(found, best(predictions(found))) for _, found in named]
+    return Plan(sorted(candidates, key=lambda c: -c.best.speedup.value))
+
+
+def command(options: Options, gamma: int) -> str:
+    """`foretoken generate` as measured, with that gamma."""
+    defaults = Options(None, None, "", "")
+    words = ["foretoken", "generate", "--prompt-file", options.prompts]
+    for name in ("target", "draft"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", getattr(options, name)]
+    words += ["--gamma", str(gamma)]
+    for name in ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "seed"):
+        if getattr(options, name) != getattr(defaults, name):
+            words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    for name in ("dtype", "draft_dtype", "device", "runtime"):
+        if getattr(options, name) != getattr(defaults, name):
+            words += [f"--{name.replace('_', '-')}", getattr(options, name)]
+    return shlex.join(words)
+
+
+def speculative_config(found: Measurement, gamma: int) -> dict[str, Any] | None:
+    """vLLM's keys for the draft of a measurement; None where it has no such draft."""
+    if found.target.encoder_decoder:
+        return None
+    if found.draft.name == "lookup":
+        longest = LookupDrafter().longest
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": gamma,
+            "prompt_lookup_max": longest,
+            "prompt_lookup_min": 1,
+        }
+    if found.draft.runtime == PYTHON:
+        return None
+    return {
+        "method": "draft_model",
+        "model": found.draft.name,
+        "num_speculative_tokens": gamma,
+    }
+
+
+def _same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:
+    for what, a, b in [
+        ("target", asdict(one.target), asdict(other.target)),
+        ("machine", asdict(one.machine), asdict(other.machine)),
+        ("options", asdict(one.options), asdict(other.options)),
+    ]:
+        for key in a:
+            if a[key] != b[key] and not (what == "options" and key in MAY_DIFFER):
+                raise InputError(
+                    f"{name} and {other_name} differ in {what}: {key} is {a[key]} and {b[key]}; "
+                    "measure again with the same target, machine, prompts and options"
+                )

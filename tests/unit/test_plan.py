@@ -1,0 +1,157 @@
+"""Plans from measurements written by hand: gammas and speed-ups worked out without the code."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from foretoken import theory
+from foretoken.errors import InputError
+from foretoken.lab.measurement import Measurement, parse
+from foretoken.lab.plan import Plan, plan, speculative_config
+from foretoken.lab.prediction import best, predictions
+from measurements import document
+
+
+def measured(*args: Any, **settings: Any) -> Measurement:
+    return parse(document(*args, **settings), Measurement, "by hand")
+
+
+def planned(*found: Measurement) -> Plan:
+    return plan([(f"{i}.json", one) for i, one in enumerate(found)])
+
+
+def test_by_hand():
+    """Three tokens, guesses kept with 1/2, c = 0.1, v = 1: cost(1) = 1, cost(2) = 1.1 + 1/2.
+
+    gamma 1: cost(3) = 1.1 + cost(2)/2 + cost(1)/2 = 2.4; gamma 2: 1.2 + cost(2)/2 + cost(1)/4 =
+    2.25, so 3 / 2.25 = 4/3.
+    """
+    found = planned(measured([0.5, 0.5], 0.1, tokens=3))
+    table = predictions(found.first.measurement)
+    assert [one.speedup.value for one in table[:3]] == pytest.approx([1, 3 / 2.4, 4 / 3])
+    assert found.gamma == 2 and found.first.best.speedup.value == pytest.approx(4 / 3)
+    assert [one.tokens_per_call for one in table[:3]] == pytest.approx([1, 1.5, 1.75])
+
+
+@pytest.mark.parametrize("alpha, c", [(0.8, 0.02), (0.6, 0.1), (0.3, 0.05)])
+def test_guesses_kept_alike_give_the_papers_formula(alpha, c):
+    """Three positions measured, the others extrapolated: all are alpha^i."""
+    v = [1 + 0.03 * n for n in range(16)]
+    found = measured([alpha] * 3, c, alpha=alpha, passes=v, tokens=50)
+    expected = theory.optimal_gamma(alpha, c, v=[0, *v], max_gamma=15, tokens=50)
+    assert planned(found).gamma == expected
+    for one in predictions(found):
+        factor = theory.walltime_factor(alpha, one.gamma, c, v=[0, *v], tokens=50)
+        assert one.speedup.value == pytest.approx(factor, rel=1e-5)
+        assert one.tokens_per_call == pytest.approx(
+            theory.expected_tokens(alpha, one.gamma), rel=1e-5
+        )
+
+
+def test_do_not_speculate():
+    found = planned(measured([0.1], 0.5))
+    assert found.gamma == 0 and found.vllm is None
+    assert found.first.best.gamma == 1 and found.first.best.speedup.value < 1
+    assert shlex.split(found.command)[-2:] == ["--gamma", "0"]
+
+
+def test_other_work_counts():
+    """Two tokens, gamma 1, always kept: 2 (1 + 0.5) / (1 + 0.25 + 0.75)."""
+    found = measured([1.0], 0.25, tokens=2, overhead=(0.5, 0.75))
+    assert predictions(found)[1].speedup.value == pytest.approx(1.5)
+
+
+def test_a_silent_draft_costs_what_it_drafts():
+    """Offered in half of the steps: (pass(1) + pass(2)) / 2 and half a guess, for 1.5 tokens.
+
+    Two tokens: cost(2) = 1.5 + 0.05 + cost(1) / 2 = 2.05.
+    """
+    found = measured([0.5], 0.1, tokens=2, passes=[1.0, 2.0], offered=0.5)
+    assert predictions(found)[1].speedup.value == pytest.approx(2 / 2.05)
+
+
+def test_errors_come_from_alpha_guess_and_passes():
+    """Two tokens, gamma 1: 2 / (1 + g + 1 - s), at both ends of each interval."""
+    exact = predictions(measured([0.8], 0.1, tokens=2))[1].speedup
+    assert exact.error == pytest.approx(0)
+    by_alpha = predictions(measured([0.8], 0.1, tokens=2, error=0.05))[1].speedup
+    half = (2 / (1.1 + 0.15) - 2 / (1.1 + 0.25)) / 2
+    assert by_alpha.error == pytest.approx(half)
+    assert by_alpha.value == exact.value == pytest.approx(2 / 1.3)
+    spread = document([0.8], 0.1, tokens=2, error=0.05)
+    spread["draft_seconds"] |= {"q1": 0.08, "q3": 0.12}
+    moved = 1.57 * 0.04 / 3
+    also = (2 / (1.3 - moved) - 2 / (1.3 + moved)) / 2
+    both = predictions(parse(spread, Measurement, "by hand"))[1].speedup
+    assert both.error == pytest.approx((half**2 + also**2) ** 0.5)
+
+
+def test_the_fastest_draft_comes_first():
+    slow, fast = measured([0.8], 0.4, draft="slow"), measured([0.7], 0.05, draft="fast")
+    found = planned(slow, fast)
+    assert [one.draft for one in found.candidates] == ["fast", "slow"]
+    assert found.gamma == best(predictions(fast)).gamma
+    words = shlex.split(found.command)
+    assert words[:2] == ["foretoken", "generate"]
+    assert words[words.index("--draft") + 1] == "fast"
+    assert words[words.index("--gamma") + 1] == str(found.gamma)
+
+
+def test_a_command_says_what_is_not_the_default():
+    found = measured([0.8], 0.1, draft="my draft", temperature=0.7, top_k=40, dtype="bfloat16")
+    words = shlex.split(planned(found).command)
+    for option, value in (
+        ("--target", "target"),
+        ("--draft", "my draft"),
+        ("--prompt-file", "p.txt"),
+        ("--temperature", "0.7"),
+        ("--top-k", "40"),
+        ("--dtype", "bfloat16"),
+    ):
+        assert words[words.index(option) + 1] == value
+    assert "--top-p" not in words and "--seed" not in words and "--max-new-tokens" not in words
+
+
+def test_vllm():
+    assert speculative_config(measured([0.8], 0.1, draft="a/b"), 3) == {
+        "method": "draft_model",
+        "model": "a/b",
+        "num_speculative_tokens": 3,
+    }
+    assert speculative_config(measured([0.8], 0.1, draft="lookup"), 5) == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_max": 8,
+        "prompt_lookup_min": 1,
+    }
+    table = document([0.8], 0.1, draft="ngram:file")
+    table["draft"]["runtime"] = "python"
+    assert speculative_config(parse(table, Measurement, ""), 3) is None
+    translator = document([0.8], 0.1)
+    translator["target"]["encoder_decoder"] = True
+    assert speculative_config(parse(translator, Measurement, ""), 3) is None
+
+
+@pytest.mark.parametrize(
+    "where, key, value",
+    [
+        ("target", "name", "another"),
+        ("target", "dtype", "bfloat16"),
+        ("machine", "cpu", "another"),
+        ("options", "temperature", 1.0),
+        ("options", "prompts_sha256", "1"),
+    ],
+)
+def test_what_is_not_alike_is_refused(where, key, value):
+    other = document([0.8], 0.1)
+    other[where][key] = value
+    one, other = measured([0.8], 0.1), parse(other, Measurement, "")
+    with pytest.raises(InputError, match=f"0.json and 1.json differ in {where}: {key} is .*and "):
+        planned(one, other)
+
+
+def test_drafts_and_their_gammas_may_differ():
+    assert planned(measured([0.8], 0.1), measured([0.8] * 7, 0.1, draft="b", seed=4)).gamma > 0
