@@ -26,7 +26,7 @@ Pair = tuple[Array, Array]
 
 
 class ExplicitModel:
-    """Runs what `export_explicit.export` made: `facts` and its graphs, compiled for the CPU.
+    """Runs what `export_explicit` made: `facts` and its graphs, compiled for the CPU.
 
     `encoder` is None where the model has none. The cache has the precision of the decoder's
     inputs `keys.i` and `values.i`.

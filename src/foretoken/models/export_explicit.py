@@ -13,6 +13,7 @@ from typing import Any
 
 import openvino as ov
 import torch
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -25,7 +26,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from foretoken.models.attention import RUNNING, Forward
+from foretoken.models.attention import RUNNING, Forward, evaluating
 from foretoken.models.cache import admit
 from foretoken.models.causal import limit, output_rows
 from foretoken.models.exported import Exported
@@ -35,7 +36,7 @@ HIDDEN = -1e30  # added to scores that must not count; finite in bfloat16 too
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-def export(model: PreTrainedModel) -> Exported:
+def export_explicit(model: PreTrainedModel) -> Exported:
     """Graphs of `model`, which stays as it is; they read its weights in place.
 
     "decoder": ids [B, n], lengths [B] (tokens of each row in the cache), keep [N] (places b * n + i
@@ -69,6 +70,7 @@ def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
     """What a runner must know that the graphs do not say."""
     seq2seq = bool(model.config.is_encoder_decoder)
     return {
+        "form": "explicit",
         "class": type(model).__name__,
         "encoder_decoder": seq2seq,
         "layers": layers,
@@ -97,12 +99,14 @@ def pairs(cache: Any) -> Pairs:
 
 def traced(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
     """The graph over inputs like `feed`, all sizes free but heads and their width."""
-    with torch.no_grad(), warnings.catch_warnings():
+    modules, example = list(graph.modules()), tuple(feed.values())
+    with evaluating(modules), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer asks about sizes that were meant to be fixed
-        made = ov.convert_model(graph, example_input=tuple(feed.values()))
-    for port, (name, example) in zip(made.inputs, feed.items(), strict=True):
-        free = [-1, example.shape[1], -1, example.shape[3]] if example.ndim == 4 else None
-        port.get_node().set_partial_shape(ov.PartialShape(free or [-1] * example.ndim))
+        once = {"check_trace": False}  # its check is another three forwards
+        made = ov.convert_model(TorchScriptPythonDecoder(graph, None, example, trace_kwargs=once))
+    for port, (name, x) in zip(made.inputs, feed.items(), strict=True):
+        free = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
+        port.get_node().set_partial_shape(ov.PartialShape(free))
         port.get_tensor().set_names({name})
     for port, name in zip(made.outputs, outputs, strict=True):
         port.get_tensor().set_names({name})
