@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, logging
 
 from networks import FAMILIES, network, shape
 
@@ -42,6 +42,10 @@ class Texts:
     given: dict[str, Tensor]  # inputs of a forward over all of them
     new: int
     laws: Tensor  # [B * new, V]
+
+    def written(self) -> list[list[int]]:
+        ids = self.given.get("decoder_input_ids", self.given["input_ids"])
+        return ids[:, -self.new :].tolist()
 
     def seen_by(self, model: PreTrainedModel) -> Tensor:
         return laws(model, self.given, self.new)
@@ -98,6 +102,7 @@ def bisect(measure: Callable[[float], float], wanted: float) -> tuple[float, flo
 
 
 def main() -> None:
+    logging.disable_progress_bar()
     arguments = _arguments()
     family, out, dtype = FAMILIES[arguments.kind], arguments.out, getattr(torch, arguments.dtype)
     make = partial(network, family, dtype, arguments.seed)
@@ -109,13 +114,14 @@ def main() -> None:
     card = {"command": shlex.join(["python", *sys.argv]), "synthetic": True}
     card |= {"seed": arguments.seed, "dtype": arguments.dtype}
     card["target"] = _described(target, TARGET_EPS)
-    _save(target, out / "target", dtype)
     draft = partial(make, small, arguments.seed + 2)
     if arguments.kind == "random":
-        card["drafts"] = {"draft": _described(draft(1.0), 1.0)}
-        _save(draft(1.0), out / "draft", dtype)
+        model = draft(1.0)
+        card["drafts"] = {"draft": _described(model, 1.0)}
+        _save(model, out / "draft", dtype)
     else:
         card |= _drafts(target, draft, arguments, dtype)
+    _save(target, out / "target", dtype)
     (out / "pair.json").write_text(json.dumps(card, indent=2) + "\n")
     print(json.dumps(card, indent=2))
 
@@ -130,10 +136,9 @@ def _drafts(
     told("the target writes, sampled and greedy")
     sampled, greedy = (texts(target, NEW, way, arguments.seed) for way in (True, False))
     p = sampled.laws
-    text = next(reversed(greedy.given.values()))[:, -NEW:].tolist()
     card: dict[str, Any] = {"measured on": f"{len(p)} tokens after {ROWS} random prompts"}
     card["entropy"] = float(torch.special.entr(p).sum(-1).mean())
-    card["repeated 8-grams, greedy"] = repeats(text)
+    card["repeated 8-grams, greedy"] = repeats(greedy.written())
     card["drafts"] = {}
     for wanted in arguments.alpha:
         eps, found = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), wanted)
@@ -182,9 +187,8 @@ def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:
 
 
 def _save(model: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
-    model.config.dtype = dtype
-    weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
-    model.save_pretrained(path, state_dict=weights)
+    """The model is of that dtype afterwards."""
+    model.to(dtype).save_pretrained(path)  # pyright: ignore
     told(f"saved {path}")
 
 
