@@ -1,9 +1,10 @@
 """A causal model's folder as the stateful OpenVINO model that OpenVINO GenAI reads.
 
-    python benchmarks/peers/export_openvino.py MODEL FOLDER [int8]    # in the project's own venv
+    python benchmarks/peers/export_openvino.py MODEL FOLDER DTYPE    # in the project's own venv
 
 transformers' forward is traced once over explicit keys and values, which then become the model's
-state. f32 weights (the precision of the run is chosen where it is compiled), or int8 for matrices.
+state. Weights are stored as float32, rounded to bfloat16 first where that is DTYPE; int8 is for
+matrices, with a scale for each row. What is computed in is chosen where it is compiled.
 """
 
 from __future__ import annotations
@@ -129,10 +130,11 @@ def compress(graph: ov.Model) -> None:
 
 
 def main() -> None:
-    source, folder = sys.argv[1], Path(sys.argv[2])
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    source, folder, dtype = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=kind).float().eval()
     graph = export(model)
-    if sys.argv[3:] == ["int8"]:
+    if dtype == "int8":
         compress(graph)
     folder.mkdir(parents=True, exist_ok=True)
     ov.save_model(graph, folder / "openvino_model.xml", compress_to_fp16=False)

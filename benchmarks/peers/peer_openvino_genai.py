@@ -19,9 +19,7 @@ from converted import converted
 from openvino import opset13 as ops
 from openvino_tokenizers import build_rwkv_tokenizer
 
-# Of the computation; int8 weights meet activations that are rounded in groups, as in the package
-COMPUTED = {"float32": "float32", "bfloat16": "bfloat16", "int8": "float32"}
-HINTS = {"float32": "f32", "bfloat16": "bf16"}
+DTYPES = ("float32", "bfloat16", "int8")
 EXPORT = Path(__file__).with_name("export_openvino.py")
 
 
@@ -69,26 +67,32 @@ class Peer:
 
 def _export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
     """A folder that GenAI reads, and what it is compiled with."""
-    if dtype not in COMPUTED:
-        raise Refused(f"openvino-genai is run in {', '.join(COMPUTED)}, not {dtype}")
-    kind = ["int8"] if dtype == "int8" else []
+    if dtype not in DTYPES:
+        raise Refused(f"openvino-genai is run in {', '.join(DTYPES)}, not {dtype}")
 
     def convert(model: Path, place: Path) -> None:
-        command = [asked["python"], str(EXPORT), str(model), str(place), *kind]
+        command = [asked["python"], str(EXPORT), str(model), str(place), dtype]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             told = (done.stderr.strip().splitlines() or ["?"])[-1]
             raise Refused(f"{source} cannot be exported: {told[:200]}")
         _spell(place, json.loads((model / "config.json").read_text())["vocab_size"])
 
-    hint = HINTS[COMPUTED[dtype]]
+    hint = {"float32": "f32", "bfloat16": "bf16"}[_computed(dtype)]
     hints = {
         "INFERENCE_PRECISION_HINT": hint,
         "KV_CACHE_PRECISION": hint,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if kind else "0",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype == "int8" else "0",
         "INFERENCE_NUM_THREADS": asked["threads"],
     }
-    return converted(source, "openvino" + "".join(kind), convert), hints
+    return converted(source, f"openvino-{dtype}", convert), hints
+
+
+def _computed(dtype: str) -> str:
+    """What is computed in, as in the package: bfloat16 where the CPU has its arithmetic. int8
+    weights meet activations that are rounded in groups."""
+    able = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "bfloat16" if dtype == "bfloat16" and able else "float32"
 
 
 def _spell(place: Path, V: int) -> None:
@@ -107,7 +111,7 @@ def _spell(place: Path, V: int) -> None:
 def load(asked: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(asked)
     dtype = asked["dtype"]
-    computed = COMPUTED[dtype]
+    computed = _computed(dtype)
     rounded = "int8" if dtype == "int8" else computed
     kinds = {"weights": dtype, "cache": computed, "activations": rounded}
     return {"version": genai.__version__, "precision": kinds}, peer.generate

@@ -248,7 +248,7 @@ def _document(
         "asked": asked | {"prompts": prompts},
         "rounds": len(rounds),
         "interrupted": len(rounds) < asked["repeats"],
-        "precision": {bench.OWN: bench.precision(asked["dtype"])}
+        "precision": {bench.OWN: _precision(spec, asked["dtype"])}
         | {peer.name: peer.about["precision"] for peer in peers},
         "versions": {peer.name: peer.about["version"] for peer in peers},
         "figures": rows,
@@ -257,6 +257,20 @@ def _document(
         "duels": [asdict(bench.duel(rounds, peer.name)) for peer in peers],
     }
     return document, table
+
+
+def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
+    """What the target computes in, part by part: the cache has the computation's precision."""
+    computed = dtype
+    if spec.target.runtime == "openvino":
+        from openvino import Core
+
+        from foretoken.models.conversion import settings
+
+        hint = settings(Core(), dtype)["INFERENCE_PRECISION_HINT"]
+        computed = {"f32": "float32", "bf16": "bfloat16"}[hint]
+    rounded = "int8" if dtype == "int8" else computed
+    return {"weights": dtype, "cache": computed, "activations": rounded}
 
 
 def _save(out: Path, document: dict[str, Any], table: list[Figures]) -> None:

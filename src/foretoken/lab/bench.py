@@ -6,7 +6,7 @@ Knows neither clocks nor models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean, median
 
 from foretoken import theory
@@ -88,21 +88,13 @@ def label(gamma: int | None) -> str:
     return "automatic" if gamma is None else "plain" if gamma == 0 else f"gamma {gamma}"
 
 
-def precision(dtype: str) -> dict[str, str]:
-    """What this package computes in, part by part: the cache has the computation's precision."""
-    cache = "float32" if dtype == "int8" else dtype
-    return {"weights": dtype, "cache": cache, "activations": dtype}
-
-
 def figures(rounds: list[Round], key: Key, *, greedy: bool) -> Figures:
     """What `rounds` say of one contestant; there is at least one round."""
     runs = [run for found in rounds for run in found[key]]
-    steps = [step for run in runs for step in run.steps]
+    steps = _steps(runs)
     times = spread([per_token(found[key]) for found in rounds])
     first = spread([fmean(run.first_seconds for run in found[key]) for found in rounds])
     assert times and first
-    plain = [step for found in rounds for run in found[PLAIN] for step in run.steps]
-    behind = round(fmean(len(run.tokens) - run.first_tokens for run in runs))
     return Figures(
         name=key[0],
         gamma=key[1],
@@ -112,7 +104,7 @@ def figures(rounds: list[Round], key: Key, *, greedy: bool) -> Figures:
         speedup=faster(rounds, key, PLAIN),
         tokens_per_call=sum(len(step.kept) for step in steps) / len(steps) if steps else None,
         shares=shares(runs) if steps else None,
-        predicted=predict(plain, steps, key[1], max(1, behind)) if key[1] else None,
+        predicted=predict(rounds, key) if steps else None,
         agreement=agreement(rounds, key) if greedy else None,
     )
 
@@ -133,32 +125,45 @@ def faster(rounds: list[Round], one: Key, other: Key) -> float:
 def shares(runs: list[Run]) -> Shares:
     """Where the time of the steps went."""
     total = sum(run.loop_seconds for run in runs)
-    steps = [step for run in runs for step in run.steps]
+    steps = _steps(runs)
     draft = sum(step.draft_seconds for step in steps) / total
     target = sum(step.score_seconds for step in steps) / total
     verify = sum(step.verify_seconds for step in steps) / total
     return Shares(draft, target, verify, 1 - draft - target - verify)
 
 
-def predict(
-    plain: list[StepRecord], steps: list[StepRecord], gamma: int, tokens: int
-) -> Predicted | None:
-    """What `gamma` guesses should gain over `tokens` tokens (paper, Theorem 3.8, with v).
-
-    c and v are medians over the steps that made all their guesses; None where none did.
-    """
-    full = [step for step in steps if step.drafted == gamma]
-    overlaps = [overlap for step in steps for overlap in step.overlaps]
-    if not (plain and full and overlaps):
+def predict(rounds: list[Round], key: Key) -> Predicted | None:
+    """What a fixed gamma should gain; each number is the median of the rounds'. None where no
+    guesses were made, or never all of them."""
+    if not key[1]:
         return None
-    T_p = median(step.score_seconds for step in plain)
-    c = median(step.draft_seconds for step in full) / gamma / T_p
-    v = median(step.score_seconds for step in full) / T_p
-    alpha = min(1.0, fmean(overlaps))
+    found = [_predict(_steps(one[PLAIN]), one[key], key[1]) for one in rounds]
+    if any(one is None for one in found):
+        return None
+    numbers = zip(*(astuple(one) for one in found if one), strict=True)
+    return Predicted(*map(median, numbers))
+
+
+def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted | None:
+    """Theorem 3.8 with v, over as many tokens as were timed. Means, as the measured speed-up is
+    one: c and v over the steps that made all their guesses."""
+    steps = _steps(runs)
+    full = [step for step in steps if step.drafted == gamma]
+    if not full:
+        return None
+    T_p = fmean(step.score_seconds for step in plain)
+    c = fmean(step.draft_seconds for step in full) / gamma / T_p
+    v = fmean(step.score_seconds for step in full) / T_p
+    alpha = min(1.0, fmean(overlap for step in steps for overlap in step.overlaps))
+    tokens = round(fmean(len(run.tokens) - run.first_tokens for run in runs))
     speedup = theory.walltime_factor(
-        alpha, gamma, c, v=lambda n: 1 + (v - 1) * (n - 1) / gamma, tokens=tokens
+        alpha, gamma, c, v=lambda n: 1 + (v - 1) * (n - 1) / gamma, tokens=max(1, tokens)
     )
     return Predicted(alpha, c, v, speedup)
+
+
+def _steps(runs: list[Run]) -> list[StepRecord]:
+    return [step for run in runs for step in run.steps]
 
 
 def agreement(rounds: list[Round], key: Key) -> Agreement:

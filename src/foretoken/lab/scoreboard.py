@@ -11,9 +11,12 @@ from rich.table import Table
 
 from foretoken.lab.bench import Agreement, Figures, label
 
+WIDTH = 96
+
 
 def show(document: dict[str, Any], table: list[Figures], console: Console) -> None:
     """The tables; nothing but what the document holds."""
+    console.width = max(console.width, WIDTH)  # a file has no width; a cut number says nothing
     asked = document["asked"]
     console.print(
         f"{document['target']} on {document['runtime']}, {document['draft']} on "
@@ -23,7 +26,8 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
     )
     for name, kinds in document["precision"].items():
         told = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
-        console.print(f"{name}: {told}", soft_wrap=True)
+        version = document["versions"].get(name, document["machine"]["versions"].get(name))
+        console.print(f"{name} {version}: {told}", soft_wrap=True)
     console.print(_speed(table))
     console.print(_time(table))
     best = document["best_gamma"]
@@ -78,7 +82,6 @@ def _time(table: list[Figures]) -> Table:
 
 
 def _table(*heads: str) -> Table:
-    """Narrow enough for 80 columns."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for head in heads:
         shown.add_column(head, justify="right" if head else "left", no_wrap=True)
@@ -89,7 +92,7 @@ def _same(found: Agreement | None) -> str:
     if found is None:
         return ""
     place = found.first_difference
-    return f"{found.share:.0%}" + ("" if place is None else f", to {place}")
+    return f"{found.share:.0%}" + ("" if place is None else f", differs at {place}")
 
 
 def _number(value: float | None) -> str:
