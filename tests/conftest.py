@@ -5,9 +5,25 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 import torch
 from hypothesis import settings
+
+from foretoken import runtimes
+from foretoken.errors import RefusedError
 
 torch.set_num_threads(1)
 settings.register_profile("foretoken", deadline=None)  # two busy cores make times meaningless
 settings.load_profile("foretoken")
+
+
+@pytest.fixture(autouse=True)
+def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models run on torch here, as where OpenVINO is missing: a conversion takes a second. Tests
+    marked `openvino` have it."""
+
+    def missing() -> None:
+        raise RefusedError("OpenVINO cannot be used: it is off in this test")
+
+    if "openvino" not in request.keywords:
+        monkeypatch.setattr(runtimes, "_library", missing)

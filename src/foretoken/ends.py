@@ -64,7 +64,7 @@ def read_ends(network: PreTrainedModel, *, refuse: bool) -> Ends:
 
     Raises InputError for ids that are none.
     """
-    settings = network.generation_config or GenerationConfig.from_model_config(network.config)
+    settings = getattr(network, "generation_config", None) or GenerationConfig.from_model_config(network.config)
     if refuse:
         _refuse(settings)
     start = None

@@ -19,6 +19,7 @@ import openvino as ov
 import torch
 from openvino import opset13 as ops
 from openvino._offline_transformations import apply_make_stateful_transformation
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
@@ -53,7 +54,8 @@ def export_paged(model: PreTrainedModel) -> Exported:
         past = example_past(model, len(layers))
         ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
         inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
-        graph = ov.convert_model(Traced(model, len(layers)), example_input=inputs)
+        traced, once = Traced(model, len(layers)), {"check_trace": False}  # it traces twice more
+        graph = ov.convert_model(TorchScriptPythonDecoder(traced, None, inputs, trace_kwargs=once))
     keep_state(graph, past)
     facts = {
         "form": "paged",

@@ -1,0 +1,155 @@
+"""Models on OpenVINO: which form serves a model, its conversion, made once and kept on disk, and
+its compilation for this machine.
+
+It does not know names, folders or tokenizers, nor which runtime is wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import openvino as ov
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError, one_line
+from foretoken.models import store
+from foretoken.models.base import Model
+from foretoken.models.explicit import ExplicitModel
+from foretoken.models.export_explicit import export_explicit
+from foretoken.models.export_paged import export_paged
+from foretoken.models.exported import Exported
+from foretoken.models.paged import PagedModel, paged
+from foretoken.models.selfcheck import Form
+
+DTYPES = ("float32", "bfloat16", "int8")
+
+log = logging.getLogger(__name__)
+
+
+def eight_bits(graph: ov.Model) -> ov.Model:
+    """Weights as eight-bit integers with a scale per output: another model, the user's choice."""
+    try:
+        import nncf  # pyright: ignore[reportMissingImports] - an extra
+    except ImportError:
+        raise RefusedError("dtype='int8' needs nncf: pip install 'foretoken[int8]'") from None
+    nncf.set_log_level(logging.ERROR)
+    return nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_ASYM)
+
+
+def compiled(exported: Exported, dtype: str = "float32") -> Model:
+    """The graphs, ready to run on this machine's CPU."""
+    core, facts = ov.Core(), exported.facts
+    options = settings(core, dtype)
+    graphs = dict(exported.graphs)
+    if facts["form"] == "paged":
+        graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
+        options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
+    ready = {name: core.compile_model(graph, "CPU", options) for name, graph in graphs.items()}
+    if facts["form"] == "paged":
+        return PagedModel(ready["decoder"], facts)
+    return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+
+
+def settings(core: ov.Core, dtype: str) -> dict[str, Any]:
+    """How to compile. Where the CPU has no bfloat16 arithmetic, bfloat16 weights are computed
+    with in float32."""
+    able = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    kind = "bf16" if dtype == "bfloat16" and able else "f32"
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": kind,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype == "int8" else "0",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run a model on OpenVINO."""
+
+    name: str
+    export: Callable[[PreTrainedModel], Exported]
+
+    @property
+    def form(self) -> Form:
+        """What the self-check tries."""
+        return Form(f"OpenVINO, {self.name}", self.run, lambda: version("openvino"))
+
+    def run(self, network: PreTrainedModel) -> Model:
+        """A model in memory, in float32; the graphs share its weights."""
+        return compiled(self.export(network))
+
+
+PAGED = Way("paged attention", export_paged)
+EXPLICIT = Way("explicit cache", export_explicit)
+
+
+def ways(network: PreTrainedModel) -> list[Way]:
+    """Those that may serve a model, the faster first."""
+    return [EXPLICIT] if network.config.is_encoder_decoder else [PAGED, EXPLICIT]
+
+
+class Convertible(Protocol):
+    """A model that is still on disk."""
+
+    name: str
+
+    def files(self) -> list[Path] | None: ...
+
+    @property
+    def commit(self) -> str | None: ...
+
+
+def converted(
+    source: Convertible, way: Way, dtype: str, network: Callable[[], PreTrainedModel]
+) -> Model:
+    """The model that `network()` makes, on OpenVINO. It is only made where no conversion of the
+    same files and versions is kept on disk."""
+    files = source.files()
+    if files is None and source.commit is None:
+        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
+    content = f"{source.name} {source.commit}" if files is None else store.digest(files)
+    key = fingerprint(content, way.name, dtype)
+    kept = store.find(key)
+    if kept is None:
+        log.info("converting %s for OpenVINO; this is done once", source.name)
+        began = time.perf_counter()
+        made = _export(way, source.name, dtype, network)
+        kept = store.find(key) if store.keep(key, made, source.name, dtype) else None
+        kept = kept or made  # from disk, so that torch's weights can go
+        log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
+    try:
+        return compiled(kept, dtype)
+    except RuntimeError as error:  # the library's
+        raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
+
+
+def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedModel]) -> Exported:
+    loaded = network().float()
+    try:
+        made = way.export(loaded)
+        if dtype != "int8":
+            return made
+        return Exported({name: eight_bits(g) for name, g in made.graphs.items()}, made.facts)
+    except (RefusedError, MemoryError):
+        raise
+    except Exception as error:  # a tracer raises anything
+        raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
+
+
+def fingerprint(content: str, *choices: str) -> str:
+    """What a conversion depends on: the model, our code and the libraries'."""
+    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("export*.py"))]
+    versions = [torch.__version__, transformers.__version__, version("openvino")]
+    parts = json.dumps([content, choices, code, versions])
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]

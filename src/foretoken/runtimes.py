@@ -1,0 +1,130 @@
+"""What a model runs on: the fastest runtime that serves it exactly, and why it is that one.
+
+OpenVINO on a CPU, for what passes the self-check in that form; else transformers on torch. It does
+not know prompts, drafts or tokenizers.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.models.base import Model
+from foretoken.models.packed import pack
+from foretoken.models.selfcheck import on_torch, self_check
+from foretoken.sources import Source
+
+RUNTIMES = ("auto", "transformers", "openvino")
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model that runs, and why it runs on what it runs on."""
+
+    model: Model
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a caller asks of a model's place; InputError for what there is not."""
+
+    dtype: str = "float32"
+    device: torch.device = torch.device("cpu")
+    runtime: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.runtime == "graphs":
+            raise RefusedError("runtime='graphs' is not built yet; give 'auto'")
+        for name, value, known in (
+            ("runtime", self.runtime, RUNTIMES),
+            ("dtype", self.dtype, DTYPES),
+        ):
+            if value not in known:
+                raise InputError(f"{name} is {value!r}; give one of {', '.join(known)}")
+
+
+def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
+    """The model behind the Model protocol, once its family has passed the self-check.
+
+    One in memory is used as it is, on torch, unless OpenVINO is asked for by name: it then gets a
+    copy. Raises RefusedError for what cannot be honoured.
+    """
+    if isinstance(source, PreTrainedModel) and wish.runtime == "auto":
+        self_check(source)
+        return Placed(on_torch(source), "it was in memory")
+    dtype = wish.dtype if isinstance(source, PreTrainedModel) else stated(wish.dtype, source)
+    reason = "it was asked for"
+    if wish.runtime != "transformers":
+        try:
+            return Placed(_openvino(source, dtype, wish.device), "it passed the self-check")
+        except RefusedError as error:
+            if wish.runtime == "openvino" or dtype == "int8":
+                raise
+            reason = str(error)
+            log.info("%s stays on torch: %s", _name(source), reason)
+    if dtype == "int8":
+        raise RefusedError("dtype='int8' runs on OpenVINO only; leave runtime at 'auto'")
+    if isinstance(source, PreTrainedModel):
+        self_check(source)
+        return Placed(on_torch(source), reason)
+    self_check(source.empty)
+    network = source.network(getattr(torch, dtype), wish.device)
+    packing = pack(network)
+    packed = f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"
+    return Placed(on_torch(network), f"{reason}; {packed}")
+
+
+def stated(dtype: str, source: Source) -> str:
+    """The precision by name; "auto" is what the model's own config says."""
+    if dtype != "auto":
+        return dtype
+    own = source.empty.config.dtype
+    return str(own).removeprefix("torch.") if isinstance(own, torch.dtype) else "float32"
+
+
+def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+    conversion = _library()
+    if device.type != "cpu":
+        raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
+    way = _way(source.empty if isinstance(source, Source) else source, conversion)
+    if isinstance(source, PreTrainedModel):
+        return way.run(copy.deepcopy(source).float().cpu())
+    if dtype not in conversion.DTYPES:
+        raise RefusedError(f"OpenVINO has no {dtype}")
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    return conversion.converted(source, way, dtype, lambda: source.network(kind, device))
+
+
+def _way(network: PreTrainedModel, conversion: Any) -> Any:
+    """The first way to run a model on OpenVINO that passes the self-check."""
+    objections: list[str] = []
+    for way in conversion.ways(network):
+        try:
+            self_check(network, way.form)
+            return way
+        except RefusedError as error:
+            objections.append(str(error))
+    raise RefusedError("; ".join(objections))
+
+
+def _library() -> Any:
+    """OpenVINO and what needs it, where it is installed and loads."""
+    try:
+        from foretoken.models import conversion
+    except Exception as error:  # also a library that this machine cannot load
+        raise RefusedError(f"OpenVINO cannot be used: {one_line(error)}") from None
+    return conversion
+
+
+def _name(source: Source | PreTrainedModel) -> str:
+    return source.name if isinstance(source, Source) else type(source).__name__
