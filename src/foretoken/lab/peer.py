@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import foretoken
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.machine import cores
 from foretoken.lab.race import Key, Run, Task
 
-REPOSITORY = Path(foretoken.__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]  # where the package is not installed
 SCRIPTS = {
     "transformers": "peer_transformers.py",
     "openvino-genai": "peer_openvino_genai.py",

@@ -1,0 +1,151 @@
+"""`foretoken bench` as a user meets it, on small random pairs; one peer is really run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foretoken.cli import main
+from foretoken.lab import race
+from foretoken.lab.race import Own
+from pairs import relative
+from tiny import byte_level, folder, llama, t5
+
+Call = Callable[..., tuple[int, str, str]]
+QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+
+    def bench(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foretoken", "bench", *map(str, args)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return (code, *capsys.readouterr())
+
+    return bench
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """A target without a tokenizer that ends texts early by itself, and two prompts."""
+    base = tmp_path_factory.mktemp("pair")
+    model = llama(V=64)
+    model.generation_config.eos_token_id = list(range(1, 64))
+    target, draft = folder(base / "target", model), folder(base / "draft", relative(model))
+    prompts = base / "prompts.jsonl"
+    prompts.write_text('{"prompt": [5, 17, 33]}\n{"prompt": "3,58,20,36"}\n')
+    return "--target", target, "--draft", draft, "--prompts", prompts
+
+
+def test_a_document_with_a_peer(call: Call, pair: tuple[object, ...], tmp_path: Path):
+    code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--out", tmp_path / "new", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["rounds"] == 2 and not found["interrupted"]
+    names = [(row["name"], row["variant"]) for row in found["figures"]]
+    own = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
+    assert names == [*own, ("transformers", "plain"), ("transformers", "gamma 2")]
+    for row in found["figures"]:
+        assert row["agreement"] == {"share": 1.0, "first_difference": None}
+        assert row["seconds_per_token"]["n"] == 2 and row["tokens_per_second"] > 0
+    plain, two = found["figures"][:2]
+    assert plain["speedup"] == 1.0 and plain["tokens_per_call"] == 1.0
+    assert sum(two["shares"].values()) == pytest.approx(1.0)
+    assert two["measured_over_predicted"] == two["speedup"] / two["predicted"]["speedup"]
+    assert found["precision"]["transformers"]["weights"] == "float32"
+    (duel,) = found["duels"]
+    assert duel["name"] == "transformers" and duel["plain"] > 0 and duel["best"] > 0
+    assert json.loads((tmp_path / "new" / "bench.json").read_text()) == found
+    for name in ("time-per-token.svg", "shares.svg"):
+        assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
+
+
+def test_tables(call: Call, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, *QUICK, "--temperature", 1)
+    assert code == 0
+    for told in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
+        assert told in out
+    assert "…" not in out and "against" not in out
+
+
+def test_text_prompts_and_an_encoder_decoder(call: Call, tmp_path: Path):
+    model = folder(tmp_path / "t5", t5(), byte_level())
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("It was the first day\n")
+    pair = ("--target", model, "--draft", model, "--prompts", prompts)
+    code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--json")
+    assert code == 0
+    assert all(row["agreement"]["share"] == 1.0 for row in json.loads(out)["figures"])
+
+
+def test_without_a_draft_there_is_plain_decoding_only(call: Call, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, *QUICK, "--draft", "none", "--json")
+    found = json.loads(out)
+    assert code == 0 and [row["gamma"] for row in found["figures"]] == [0]
+    assert found["automatic_over_best"] is None and found["duels"] == []
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ctrl-C in our own n-th run."""
+
+    def after(n: int) -> None:
+        turns, own = iter(range(1, n + 1)), Own.run
+
+        def impatient(self: Own, task: race.Task) -> race.Run:
+            if next(turns) == n:
+                raise KeyboardInterrupt
+            return own(self, task)
+
+        monkeypatch.setattr(Own, "run", impatient)
+
+    return after
+
+
+def test_ctrl_c_leaves_whole_rounds(
+    call: Call, pair: tuple[object, ...], tmp_path: Path, interrupted: Callable[[int], None]
+):
+    interrupted(17)  # two prompts and three gammas are six runs: in the round after the first
+    code, _, _ = call(*pair, *QUICK, "--out", tmp_path)
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert code == 130 and found["interrupted"] and found["rounds"] == 1
+
+
+def test_ctrl_c_while_it_warms_up(
+    call: Call, pair: tuple[object, ...], interrupted: Callable[[int], None]
+):
+    interrupted(10)
+    code, out, err = call(*pair, *QUICK, "--json")
+    assert code == 130 and not out and "interrupted before the first round" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--gamma", "2,x"), "gamma is '2,x'; give numbers separated by commas"),
+        (("--gamma", "-1"), "gamma is -1"),
+        (("--max-new-tokens", 3, "--gamma", 2), "too few to time gamma 2; give 4 or more"),
+        (("--max-new-tokens", 5000), "prompt 0 leaves room for 93 new tokens, not 5000"),
+        (("--repeats", 0), "repeats is 0; give 1 or more"),
+        (("--vs", "vllm"), "--vs is 'vllm'; give one of"),
+        (("--vs", "transformers", "--vs", "transformers"), "names a peer twice"),
+        ((*QUICK, "--vs", "transformers", "--draft", "lookup"), "a model's folder, not 'lookup'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    call: Call, pair: tuple[object, ...], args: tuple[object, ...], told: str
+):
+    code, out, err = call(*pair, *args)
+    assert code == 2 and not out and told in err
+    assert err.startswith("error: ") and err.count("\n") == 1
