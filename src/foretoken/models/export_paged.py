@@ -8,7 +8,6 @@ disk: the paged operator itself cannot be read back. It does not know how the gr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +18,6 @@ import openvino as ov
 import torch
 from openvino import opset13 as ops
 from openvino._offline_transformations import apply_make_stateful_transformation
-from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
@@ -30,6 +28,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.cache import KEEPS_TOKENS
 from foretoken.models.causal import limit, output_rows
 from foretoken.models.exported import Exported
+from foretoken.models.tracing import traced
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -49,13 +48,11 @@ def export_paged(model: PreTrainedModel) -> Exported:
     layers = DynamicCache(config=model.config).layers
     if not all(type(layer).__name__ in KEEPS_TOKENS for layer in layers):
         raise RefusedError(f"{type(model).__name__} has layers without keys of their own")
-    with plain_attention(model), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with plain_attention(model), torch.no_grad():
         past = example_past(model, len(layers))
         ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
         inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
-        traced, once = Traced(model, len(layers)), {"check_trace": False}  # it traces twice more
-        graph = ov.convert_model(TorchScriptPythonDecoder(traced, None, inputs, trace_kwargs=once))
+        graph = traced(Traced(model, len(layers)), inputs)
     keep_state(graph, past)
     facts = {
         "form": "paged",

@@ -1,0 +1,29 @@
+"""A torch module as an OpenVINO graph, through OpenVINO's own front end.
+
+Not by its `convert_model`: that one reports its use to its makers and writes to the user's home.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import openvino as ov
+import torch
+from openvino._offline_transformations import apply_moc_transformations
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from torch import Tensor, nn
+
+
+def traced(module: nn.Module, example: tuple[Tensor, ...]) -> ov.Model:
+    """One forward of `module` on `example`, recorded; the graph reads the module's weights in
+    place. Raises RuntimeError for an operation that has no counterpart."""
+    once = {"check_trace": False}  # the check is two more forwards
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer asks about sizes that were meant to be fixed
+        decoder = TorchScriptPythonDecoder(module, None, example, trace_kwargs=once)
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    graph = frontend.convert(frontend.load(decoder))
+    # The common simplifications: what makes paged attention looks for their outcome
+    apply_moc_transformations(graph, cf=False, smart_reshape=True)
+    return graph
