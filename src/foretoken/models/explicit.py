@@ -20,7 +20,8 @@ from foretoken.models.causal import CHUNK, check_context, check_lengths, staying
 from foretoken.models.seq2seq import check_sources
 
 BUCKET = 64  # slots: shapes that change with every token would make new kernels with every token
-STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}  # numpy knows no bf16
+# numpy knows no bf16: OpenVINO shows its bits as float16, and bits are all that we copy.
+STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.float16}
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
