@@ -87,14 +87,19 @@ def one_hot(ids: Tensor, V: int) -> Tensor:
     return torch.zeros(*ids.shape, V, device=ids.device).scatter_(-1, ids[..., None], 1.0)
 
 
-def sample(laws: Tensor, uniforms: Tensor) -> Tensor:
+def running_sum(laws: Tensor) -> Tensor:
+    """The CDF that `sample` inverts, `[B, V]` in float64."""
+    return laws.to(torch.float64, copy=True).cumsum_(-1)  # in place: fresh memory is slow
+
+
+def sample(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
     """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
-    `[B]`.
+    `[B]`. `cdf` is the laws' `running_sum`, most of the cost, where it is at hand.
 
     An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's,
     and what is looked for stays below the total. Raises NumericsError for a row that is no law.
     """
-    cdf = laws.double().cumsum(-1)
+    cdf = running_sum(laws) if cdf is None else cdf
     total = cdf[:, -1:]
     if not all(0 < mass < math.inf for mass in _floats(total)):
         raise NumericsError(

@@ -58,7 +58,7 @@ class WorldDraw(Draw):
 
     wave: list[World]
 
-    def __call__(self, law: Tensor, i: int) -> Tensor:
+    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         return sample(law, self.middles(law, i, Purpose.DRAFT))
 
     def kept(self, outcome: Outcome) -> Tensor:

@@ -96,9 +96,10 @@ def test_q_is_the_very_law_that_was_drawn_from(order, params):
     given = []
     drawn = draws(4, params)
 
-    def draw(laws, i):
+    def draw(laws, i, cdf):
         given.append(laws)
-        return drawn(laws, i)
+        assert torch.equal(cdf, laws.double().cumsum(-1))
+        return drawn(laws, i, cdf)
 
     draw.params = params
     draft = drafter.propose([3, 3, 2, 3], draw)  # pyright: ignore

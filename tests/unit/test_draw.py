@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.distributions import SamplingParams, sample
+from foretoken.distributions import SamplingParams, running_sum, sample
 from foretoken.draw import Draw
 from foretoken.keys import Purpose, RowKey, uniform
 from foretoken.verify import speculative
@@ -24,6 +24,12 @@ def test_a_guess_is_drawn_by_the_number_of_its_offset():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     for i in range(3):
         assert torch.equal(draw(LAWS, i), sample(LAWS, numbers(i, Purpose.DRAFT)))
+
+
+def test_a_running_sum_at_hand_changes_no_guess():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    for i in range(3):
+        assert torch.equal(draw(LAWS, i, running_sum(LAWS)), draw(LAWS, i))
 
 
 def test_the_next_token_has_a_number_of_its_own():

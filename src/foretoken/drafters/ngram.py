@@ -23,12 +23,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, law
+from foretoken.distributions import SamplingParams, law, running_sum
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
 
 FORMAT, VERSION = "foretoken.ngram", 1
-MEMO_BYTES = 2**26  # of laws that are kept
+MEMO_BYTES = 2**26  # of laws and their running sums that are kept
 MEMO_BEST = 2**16  # likeliest tokens that are kept
 
 
@@ -132,7 +132,7 @@ class NGramDrafter:
     def __init__(self, table: NGram) -> None:
         self.table = table
         self.tails: list[deque[int]] = []  # the last N-1 tokens of every row
-        rows = max(16, MEMO_BYTES // (4 * table.vocab_size))
+        rows = max(16, MEMO_BYTES // (12 * table.vocab_size))
         self.law = lru_cache(rows)(self._law)
         self.best = lru_cache(MEMO_BEST)(self._best)
 
@@ -168,15 +168,19 @@ class NGramDrafter:
         q = torch.empty(B, G, self.table.vocab_size)
         guesses: list[list[int]] = [[] for _ in gamma]
         for i in range(G):
-            for b, tail in enumerate(tails):
-                q[b, i] = self.law(tuple(tail), draw.params)
-            for b, token in enumerate(draw(q[:, i], i).tolist()):
+            known = [self.law(tuple(tail), draw.params) for tail in tails]
+            for b, (row, _) in enumerate(known):
+                q[b, i] = row
+            cdf = known[0][1] if B == 1 else torch.cat([sums for _, sums in known])
+            for b, token in enumerate(draw(q[:, i], i, cdf).tolist()):
                 guesses[b].append(token)
                 tails[b].append(token)
         return pack([ids[:g] for ids, g in zip(guesses, gamma, strict=True)], q)
 
-    def _law(self, context: tuple[int, ...], params: SamplingParams) -> Tensor:
-        return law(torch.from_numpy(self.table.law(context)).log(), params)
+    def _law(self, context: tuple[int, ...], params: SamplingParams) -> tuple[Tensor, Tensor]:
+        """q and its running sum, `[1, V]` each: memoised, they make most of a guess's cost."""
+        q = law(torch.from_numpy(self.table.law(context)).log()[None], params)
+        return q, running_sum(q)
 
     def _best(self, context: tuple[int, ...]) -> int:
         return int(self.table.law(context).argmax())  # numpy's is the lowest index on ties

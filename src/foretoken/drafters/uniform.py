@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from foretoken.distributions import running_sum
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
 
@@ -19,6 +20,7 @@ class UniformDrafter:
         if vocab_size < 1:
             raise InputError(f"vocab_size is {vocab_size}; give the target's, 1 or more")
         self.law = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
+        self.cdf = running_sum(self.law)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -27,8 +29,8 @@ class UniformDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)
-        laws = self.law.expand(B, -1)
-        drawn = [draw(laws, i).tolist() for i in range(G)]
+        laws, cdf = self.law.expand(B, -1), self.cdf.expand(B, -1).contiguous()
+        drawn = [draw(laws, i, cdf).tolist() for i in range(G)]
         guesses = [[ids[b] for ids in drawn[: gamma[b]]] for b in range(B)]
         return pack(guesses, laws[:, None].expand(-1, G, -1))
 
