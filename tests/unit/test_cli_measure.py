@@ -79,6 +79,7 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
         "over 24 tokens; D_LK 0.",
         "c_hat ",
         "acceptance by position",
+        "a step at gamma 2 ",
         "floor of a pass",
         "gamma 2 measured: ",
         f"{out}: plan with `foretoken plan {out}`",

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from typer import Option
 
 from foretoken.cli import prompts as prompt_files
+from foretoken.cli import sheet
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.lab.estimate import Estimate, Spread
-    from foretoken.lab.footprint import Footprint
     from foretoken.lab.measurement import Measurement
-    from foretoken.lab.prediction import Prediction
 
 Target = Annotated[
     str | None, Option(help="Folder or hub id; left out: the pair that ships.", show_default=False)
@@ -92,7 +89,7 @@ def measure(
     if as_json:
         print(json.dumps(document(found), allow_nan=False))
     else:
-        show(found, Console(highlight=False))
+        sheet.show(found, Console(highlight=False))
         if out is not None:
             print(f"{out}: plan with `foretoken plan {out}`")
 
@@ -153,157 +150,5 @@ def document(found: Measurement) -> dict[str, Any]:
     return {**asdict(found), "derived": derived}
 
 
-def show(found: Measurement, console: Console) -> None:
-    """For reading; a line too long for the terminal is left to the terminal."""
-    from foretoken.lab.prediction import predictions
-
-    o, table = found.options, predictions(found)
-    law = f"temperature {o.temperature:g}" if o.temperature else "greedy"
-    law += "".join(
-        f", {name.replace('_', '-')} {getattr(o, name):g}"
-        for name, off in (("top_k", 0), ("top_p", 1), ("min_p", 0))
-        if getattr(o, name) != off
-    )
-    console.print(_weight("target", found.target), soft_wrap=True, markup=False)
-    console.print(_weight("draft", found.draft), soft_wrap=True, markup=False)
-    console.print(
-        f"{len(found.prompts)} prompts, {found.tokens:.0f} new tokens each, {law}, gamma "
-        f"{o.gamma}; {found.machine.cpu}, cores: {found.machine.cores}",
-        soft_wrap=True,
-    )
-    console.print("intervals are 95 %, Student t over prompts unless named\n", soft_wrap=True)
-    for line in [*_agreement(found, table), *_costs(found)]:
-        console.print(line, soft_wrap=True)
-    console.print(_positions(found, table))
-    console.print(_gammas(found, table))
-    console.print(_verdict(found, table), soft_wrap=True)
-
-
 def _bar(numbers: Sequence[int]) -> Iterable[int]:
     return track(numbers, "measuring", console=Console(stderr=True))
-
-
-def _agreement(found: Measurement, table: list[Prediction]) -> list[str]:
-    from foretoken.theory import expected_tokens
-
-    gamma = found.options.gamma
-    places = sum(len(one.overlaps) for one in found.prompts)
-    judged = sum(position.judged for position in found.positions)
-    loop = "no guess was judged"
-    if found.alpha_in_loop is not None:
-        loop = f"{_interval(found.alpha_in_loop)}, mean over {judged} guesses judged"
-    silent = f"; no guess, so 0, at {found.silent:.0%}" if found.silent else ""
-    kept, equation = table[gamma].tokens_per_call, expected_tokens(found.alpha.value, gamma)
-    return [
-        f"alpha on the target's own text  {_interval(found.alpha)}, mean of sum min(p, q) over "
-        f"{places} tokens{silent}; D_LK {1 - found.alpha.value:.3f}",
-        f"alpha in the loop               {loop}",
-        f"tokens a target call            {_interval(found.tokens_per_call)}; {kept:.2f} "
-        f"expected from the guesses kept, {equation:.2f} from alpha (equation 1)",
-    ]
-
-
-def _costs(found: Measurement) -> list[str]:
-    lines: list[str] = []
-    one, guess = found.passes[0], found.draft_seconds
-    if guess is not None:
-        lines.append(
-            f"c                               {found.c:.4f}: a guess {_time(guess)}, "
-            f"a target pass {_time(one)} (medians, quartiles)"
-        )
-    if found.c_hat is not None:
-        lines.append(f"c_hat                           {found.c_hat:.4f} of the operations a token")
-    plain, loop = found.plain_overhead, found.loop_overhead
-    lines.append(
-        f"other work of a step            plain {_time(plain)}, gamma {found.options.gamma} "
-        f"{_time(loop)}"
-    )
-    if found.floor_seconds is not None and found.target.pass_bytes is not None:
-        lines.append(
-            f"floor of a pass                 {found.floor_seconds * 1e3:.3f} ms for "
-            f"{_bytes(found.target.pass_bytes)} of weights at {found.bandwidth / 1e9:.1f} GB/s; "
-            f"measured {one.median / found.floor_seconds:.2f}x"
-        )
-    lines.append(f"memory                          process peak {_bytes(found.peak_bytes)}")
-    return lines
-
-
-def _positions(found: Measurement, table: list[Prediction]) -> Table:
-    """Whether guess i was kept."""
-    view = Table(title="acceptance by position", title_justify="left")
-    for heading in ("guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far"):
-        view.add_column(heading, justify="right")
-    for i, one in enumerate(found.positions, 1):
-        so_far = table[i].tokens_per_call - table[i - 1].tokens_per_call if i < len(table) else 0.0
-        rate = ("", "") if one.rate is None else (f"{one.rate.value:.3f}", _ends(one.rate))
-        counts = (str(i), str(one.asked), str(one.judged), str(one.kept))
-        view.add_row(*counts, *rate, f"{so_far:.3f}")
-    return view
-
-
-def _gammas(found: Measurement, table: list[Prediction]) -> Table:
-    """A row per number of tokens in a pass: n = gamma + 1."""
-    from foretoken.lab.prediction import best
-
-    fastest = best(table)
-    where = (
-        f"a target pass over n tokens behind {found.context:.0f}, and what gamma = n - 1 would give"
-    )
-    view = Table(title=where, title_justify="left")
-    for heading in ("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", ""):
-        view.add_column(heading, justify="right")
-    for one, spent, v in zip(table, found.passes, found.v, strict=True):
-        marks = ["measured"] * (one.gamma == found.options.gamma)
-        marks += ["best"] * (one is fastest)
-        view.add_row(
-            str(one.gamma + 1),
-            f"{spent.median * 1e3:.2f}",
-            f"{spent.q1 * 1e3:.2f}-{spent.q3 * 1e3:.2f}",
-            f"{v:.2f}",
-            str(one.gamma),
-            f"{one.tokens_per_call:.2f}",
-            f"{one.speedup.value:.2f} ± {one.speedup.error:.2f}",
-            " ".join(marks),
-            style="bold" if marks else None,
-        )
-    return view
-
-
-def _verdict(found: Measurement, table: list[Prediction]) -> str:
-    gamma = found.options.gamma
-    predicted, measured = table[gamma].speedup.value, found.speedup
-    return (
-        f"gamma {gamma} measured: [bold]{measured.value:.2f}x[/bold] plain decoding "
-        f"{_ends(measured)}, {measured.value / predicted:.2f} of the predicted "
-        f"{predicted:.2f}x; beyond guess {gamma} every guess is taken as kept with alpha"
-    )
-
-
-def _weight(role: str, one: Footprint) -> str:
-    parts = [f"{role:<7} {one.name}: {one.runtime}"]
-    if one.parameters is not None:
-        parts.append(f"{one.parameters / 1e6:.1f}M parameters in {one.dtype}")
-    if one.weight_bytes:
-        parts.append(f"{_bytes(one.weight_bytes)} of weights")
-    if one.cache_bytes:
-        parts.append(f"cache {_bytes(one.cache_bytes)} a token")
-    return ", ".join(parts)
-
-
-def _interval(one: Estimate) -> str:
-    return f"{one.value:.3f} {_ends(one)}"
-
-
-def _ends(one: Estimate) -> str:
-    return f"({one.low:.3f} to {one.high:.3f})"
-
-
-def _time(one: Spread) -> str:
-    return f"{one.median * 1e3:.3f} ms ({one.q1 * 1e3:.3f} to {one.q3 * 1e3:.3f})"
-
-
-def _bytes(number: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number} B"
