@@ -44,7 +44,7 @@ def main() -> None:
             row = _measure(spec, arguments, {**way, "gamma": gamma})
             rows.append({**way, "asked": gamma, **row})
             shown = [row[name] for name in ("alpha", "c", "v", "predicted", "speedup", "slowest")]
-            number = f"{row['gamma']}" if gamma is not None else f"auto ({row['gamma']})"
+            number = f"{row['gamma']}" if gamma is not None else f"auto ({row['mean_gamma']:.1f})"
             table.add_row(f"{way['temperature']:g}", number, *(f"{value:.2f}" for value in shown))
     Console().print(table)
     print(machine.save(f"default-pair-{arguments.rule}", {"prompts": PROMPTS, "rows": rows}))

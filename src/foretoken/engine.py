@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from time import perf_counter
 
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import RefusedError
+from foretoken.gamma import Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.step import step
@@ -23,18 +24,16 @@ class Engine:
         self._busy = False
 
     def run(
-        self, rows: list[Row], params: SamplingParams, rule: Rule, gamma: int
-    ) -> Iterator[None]:
+        self, rows: list[Row], params: SamplingParams, rule: Rule, gamma: Gamma
+    ) -> Generator[None]:
         """Advance fresh rows until all are finished; yields after the prefill and after every step.
 
-        gamma is trimmed near a row's end.
+        `gamma` is asked before every step, and trimmed near a row's end.
         """
-        if self._busy:
-            raise RefusedError(
-                "a stream of this object is still open; read it to its end or close it first"
-            )
+        self.require_idle()
         self._busy = True
-        drafter = self.drafter if gamma else NoDrafter()  # plain decoding costs no drafter's work
+        plain = gamma == Fixed(0)
+        drafter = NoDrafter() if plain else self.drafter  # plain decoding costs no drafter's work
         active = list(rows)
         began = perf_counter()
         try:
@@ -43,7 +42,8 @@ class Engine:
                 row.prefill_seconds = perf_counter() - began
             yield
             while active:
-                asked = [min(gamma, row.room - 1) for row in active]
+                wanted = gamma.ask(active)
+                asked = [min(g, row.room - 1) for g, row in zip(wanted, active, strict=True)]
                 step(active, self.target, drafter, rule, params, asked)
                 for row in active:
                     row.seconds = perf_counter() - began
@@ -53,6 +53,13 @@ class Engine:
         finally:
             self._busy = False
             self._leave(list(range(len(active))), drafter)  # where it was stopped half-way
+
+    def require_idle(self) -> None:
+        """Raise RefusedError where a run is still open: its rows are in the models' caches."""
+        if self._busy:
+            raise RefusedError(
+                "a stream of this object is still open; read it to its end or close it first"
+            )
 
     def _start(self, rows: list[Row], drafter: Drafter) -> None:
         prompts = [row.request.prompt for row in rows]

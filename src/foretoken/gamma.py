@@ -1,46 +1,115 @@
-"""How many guesses to make: Theorem 3.8's optimum, from costs measured once on the pair at hand.
+"""How many guesses to make before each step (paper, sections 3.5 and 5: varying gamma).
 
-Frozen before generation starts, so that no clock that runs during it has a say in the text.
+A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
+frozen costs against how likely guesses are to be kept, learned from the row's own past: for every
+row the argmax of (1 + s_1 + .. + s_g) / T(g), s_i the chance that i guesses are all kept and T(g)
+the seconds of a step. Only the number of rows that share the pass is taken from its mates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from foretoken.request import StepRecord
-from foretoken.theory import optimal_gamma
+from foretoken.costs import Costs
+from foretoken.request import Row, StepRecord
 
-PROBE = 4  # guesses a step while measuring
 MAX_GAMMA = 16
+MEMORY = 256  # steps looked back at: what a step costs does not grow with the text
+PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # of a guess being kept, and its worth in guesses seen
+FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
+DEPTH_WEIGHT = 10.0  # a place in the draft is like the one before it until it has shown otherwise
+EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
+
+
+class Gamma(Protocol):
+    """Asked before each step; what rows have been through stands in their records."""
+
+    def ask(self, rows: list[Row]) -> list[int]:
+        """Guesses for every row, 0 or more. The engine trims them near a row's end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What gamma follows from: alpha, c = T_q/T_p, and v(n), a pass over n tokens against one."""
+class Fixed:
+    """Always the same number."""
 
-    alpha: float
-    c: float
-    slope: float  # of v, taken as a line through the two n that were measured
+    gamma: int
 
-    def v(self, n: int) -> float:
-        return 1 + self.slope * (n - 1)
-
-    @property
-    def gamma(self) -> int:
-        """The best number of guesses; 0 where none pays."""
-        return optimal_gamma(self.alpha, self.c, v=self.v, max_gamma=MAX_GAMMA)
+    def ask(self, rows: list[Row]) -> list[int]:
+        return [self.gamma] * len(rows)
 
 
-def costs(plain: list[StepRecord], speculative: list[StepRecord]) -> Costs | None:
-    """From steps with gamma 0 and steps with guesses; None where nothing was drafted."""
-    drafted = [step for step in speculative if step.drafted]
-    overlaps = [overlap for step in drafted for overlap in step.overlaps]
-    if not plain or not overlaps:
-        return None
-    n = max(step.drafted for step in drafted)
-    full = [step for step in drafted if step.drafted == n]
-    T_p = median(step.score_seconds + step.verify_seconds for step in plain)
-    T_q = median(step.draft_seconds / n for step in full)
-    v = median(step.score_seconds + step.verify_seconds for step in full) / T_p
-    return Costs(fmean(overlaps), T_q / T_p, max(0.0, (v - 1) / n))
+@dataclass(slots=True)
+class Adaptive:
+    """The best number by frozen costs and the row's own past; 0 where no guess pays.
+
+    Where it has come to 0 it still guesses now and then, for at most a hundredth of the time, so
+    that text which becomes predictable again is found.
+    """
+
+    costs: Costs
+    _seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]], init=False)
+
+    def ask(self, rows: list[Row]) -> list[int]:
+        B = len(rows)
+        if B not in self._seconds:
+            self._seconds[B] = [self.costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
+        return [best(row.records, row.room - 1, self._seconds[B]) for row in rows]
+
+
+def best(records: list[StepRecord], most: int, seconds: list[float]) -> int:
+    """The gamma in 0..most for the next step of a row; seconds[g]: a step with g guesses."""
+    past = records[-MEMORY:][::-1]  # latest first
+    survival, spoken = expected(past)
+    gamma, rate, kept = 0, 1 / seconds[0], 0.0
+    for g in range(1, min(most, len(seconds) - 1) + 1):
+        kept += survival[g - 1]
+        # a draft that stays silent gains nothing and costs what plain decoding does
+        found = (1 + spoken * kept) / (seconds[0] + spoken * (seconds[g] - seconds[0]))
+        if found > rate:
+            gamma, rate = g, found
+    return gamma or _try(past, most, seconds)
+
+
+def expected(past: list[StepRecord]) -> tuple[list[float], float]:
+    """P(the first i guesses are all kept), i = 1..MAX_GAMMA, and P(the draft guesses at all).
+
+    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept; what
+    lies behind a rejection was not judged and does not count. `past`: latest first.
+    """
+    hits, seen = [0.0] * MAX_GAMMA, [0.0] * MAX_GAMMA
+    weight, asked, spoken = 1.0, 1.0, 1.0
+    for step in past:
+        for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
+            hits[i] += weight * beta
+            seen[i] += weight
+        if step.gamma:
+            asked += weight
+            spoken += weight * (step.drafted > 0)
+        weight *= FADE if step.drafted else PLAIN_FADE
+        if weight < 0.04:
+            break
+    first = PRIOR_WEIGHT * weight  # the prior is older than all that was seen
+    beta = (sum(hits) + first * PRIOR) / (sum(seen) + first)
+    survival: list[float] = []
+    for hit, count in zip(hits, seen, strict=True):
+        beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)
+        survival.append(beta * survival[-1] if survival else beta)
+    return survival, spoken / asked
+
+
+def _try(past: list[StepRecord], most: int, seconds: list[float]) -> int:
+    """Where plain decoding seems best: a guess all the same, if little was lost on such lately."""
+    if most < 1:
+        return 0
+    plain = seconds[0]
+    # as many as show most for the time they take, were half of them kept
+    gamma = max(range(1, len(seconds)), key=lambda g: (1 - 0.5**g) / max(seconds[g] - plain, 1e-9))
+    gamma = min(gamma, most)
+    time = lost = 0.0
+    for step in past:
+        took = seconds[min(step.drafted, len(seconds) - 1)]
+        time += took
+        lost += took - plain * (1 + step.accepted)
+    return gamma if max(0.0, lost) + seconds[gamma] - plain <= EXPLORE * time else 0

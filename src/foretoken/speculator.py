@@ -9,23 +9,24 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-from foretoken import text
+from foretoken import costs, text
+from foretoken.costs import Costs
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import Engine
 from foretoken.errors import InputError
-from foretoken.gamma import PROBE, Costs, costs
+from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Seed, as_list, check, keys_of
+from foretoken.probe import TOKENS, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
-from foretoken.verify import Rule, speculative
+from foretoken.verify import Rule
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 PROBE_PROMPT = "It was the first day of the"
-PLAIN_STEPS, PROBE_TOKENS = 6, 40  # what measuring costs
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Speculator:
     ends: Ends = Ends()
     target_name: str = "target"
     draft_name: str = "draft"
-    _costs: dict[SamplingParams, Costs | None] = field(default_factory=dict, init=False, repr=False)
+    _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _engine: Engine = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,21 +62,22 @@ class Speculator:
         """Continue every prompt in the target's own law; one completion per prompt, in order.
 
         A str or a list of ids is one prompt. gamma: guesses per target call, 0 for plain decoding,
-        None for the optimum of the measured costs. seed: an int (row i is keyed (seed, i)), or one
-        int or pair per prompt. rule: at temperature 0 every rule keeps the guesses that equal the
-        argmax, so a function of one's own is not called there. A KeyboardInterrupt ends it early:
-        unfinished rows come back with finish_reason "interrupted".
+        None to choose before every step, from costs measured once and the row's own past. seed: an
+        int (row i is keyed (seed, i)), or one int or pair per prompt. rule: at temperature 0 every
+        rule keeps the guesses that equal the argmax, so a function of one's own is not called
+        there. A KeyboardInterrupt ends it early: unfinished rows come back with finish_reason
+        "interrupted".
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
         judge = check(max_new_tokens, gamma, rule, lenience)
         requests = self.requests(as_list(prompts), max_new_tokens, seed)
         if not requests:
             return []
-        gamma = self._gamma(params, gamma)
+        policy = self._gamma(params, gamma, len(requests))
         rows = [Row.of(request) for request in requests]
         try:
             for i in range(0, len(rows), BATCH):
-                for _ in self._engine.run(rows[i : i + BATCH], params, judge, gamma):
+                for _ in self._engine.run(rows[i : i + BATCH], params, judge, policy):
                     pass
         except KeyboardInterrupt:  # what is there is returned, marked "interrupted"
             pass
@@ -107,41 +109,46 @@ class Speculator:
             remedy = "call generate for several" if prompts else "give a text or ids"
             raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
         requests = self.requests(prompts, max_new_tokens, seed)
-        gamma = self._gamma(params, gamma)
-        return self._pieces(requests[0], params, judge, gamma)
+        policy = self._gamma(params, gamma, 1)
+        return self._pieces(requests[0], params, judge, policy)
 
-    def _gamma(self, params: SamplingParams, gamma: int | None) -> int:
-        """The number of guesses that a call asked for."""
+    def _gamma(self, params: SamplingParams, gamma: int | None, rows: int) -> Gamma:
+        """The policy that a call asked for."""
         context = self.target.context
         if gamma is None:
-            measured = None if self._silent else self._measured(params)
-            gamma = 0 if self._silent else PROBE if measured is None else measured.gamma
-            gamma = gamma if context is None else min(gamma, context - 1)
-        elif context is not None and gamma + 1 > context:
+            silent = isinstance(self.drafter, NoDrafter)
+            return Fixed(0) if silent else Adaptive(self.step_costs(params, rows))
+        if context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {gamma}, but gamma + 1 must fit in the context of {context}"
             )
-        return gamma
+        return Fixed(gamma)
 
-    @property
-    def _silent(self) -> bool:
-        return isinstance(self.drafter, NoDrafter)
+    def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
+        """What steps of up to `rows` rows cost here: measured once and kept on disk.
 
-    def _measured(self, params: SamplingParams) -> Costs | None:
-        if params not in self._costs:
-            plain = self._probe(params, 0, PLAIN_STEPS)
-            probe = self._probe(params, PROBE, PROBE_TOKENS)
-            self._costs[params] = costs(plain.records, probe.records)
-        return self._costs[params]
+        Takes about a second the first time; the models must be idle.
+        """
+        rows = 1 << (min(rows, BATCH) - 1).bit_length()  # a power of two: few are ever measured
+        kind = costs.kind(params)
+        if (kind, rows) not in self._costs:
+            name = costs.key(self.target, self.drafter, kind, rows)
+            found = costs.recall(name) if name else None
+            if found is None:
+                found = self._probed(params, rows)
+                if name:
+                    costs.keep(name, found)
+            self._costs[kind, rows] = found
+        return self._costs[kind, rows]
 
-    def _probe(self, params: SamplingParams, gamma: int, tokens: int) -> Row:
-        """A row of the target's own text, ends of sequence ignored."""
+    def _probed(self, params: SamplingParams, rows: int) -> Costs:
+        """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._sides(self._probe_ids())
-        room = tokens if self.target.context is None else self.target.context - len(prompt)
-        row = Row.of(Request(prompt, min(tokens, room), RowKey(0, 0), source=source))
-        for _ in self._engine.run([row], params, speculative, gamma):
-            pass
-        return row
+        room = TOKENS if self.target.context is None else self.target.context - len(prompt)
+        request = Request(prompt, min(TOKENS, room), RowKey(0, 0), source=source)
+        if rows == 1:
+            return probe(self._engine, request, params)
+        return probe_shared(self.step_costs(params), self._engine, request, params, rows)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
@@ -207,7 +214,7 @@ class Speculator:
         return list(prompt)
 
     def _pieces(
-        self, request: Request, params: SamplingParams, rule: Rule, gamma: int
+        self, request: Request, params: SamplingParams, rule: Rule, gamma: Gamma
     ) -> Generator[Piece, None, Completion]:
         stream = text.Stream(self.tokenizer) if self.tokenizer else None
         row, sent = Row.of(request), 0

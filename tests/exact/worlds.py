@@ -19,6 +19,7 @@ from foretoken.distributions import SamplingParams, sample
 from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
+from foretoken.gamma import Fixed
 from foretoken.keys import Purpose, RowKey
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
@@ -127,7 +128,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
-    run = Engine(case.target(), case.drafter()).run(rows, case.params, case.rule, case.gamma)
+    run = Engine(case.target(), case.drafter()).run(rows, case.params, case.rule, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()

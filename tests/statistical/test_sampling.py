@@ -15,6 +15,7 @@ from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import Engine
+from foretoken.gamma import Fixed
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -38,7 +39,7 @@ def continuations(drafter, rule: Rule, gamma: int) -> Counter[tuple[int, ...]]:
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
         rows = [Row.of(Request([0], LENGTH, RowKey(batch, b))) for b in range(BATCH)]
-        for _ in engine.run(rows, params, rule, gamma):
+        for _ in engine.run(rows, params, rule, Fixed(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)
     return texts
@@ -90,7 +91,7 @@ def test_rows_of_different_keys_are_independent():
     """Texts of neighbouring rows form a product law; fails by chance for one seed in a million."""
     engine = Engine(TableModel(P, V), DRAFTERS["lm"]())
     rows = [Row.of(Request([0], LENGTH, RowKey(99, b))) for b in range(2 * BATCH)]
-    for _ in engine.run(rows, SamplingParams(temperature=1.0), speculative, 2):
+    for _ in engine.run(rows, SamplingParams(temperature=1.0), speculative, Fixed(2)):
         pass
     table = [[0] * V for _ in range(V)]
     for a, b in zip(rows[::2], rows[1::2], strict=True):

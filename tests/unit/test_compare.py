@@ -7,6 +7,7 @@ import pytest
 from foretoken import theory
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
+from foretoken.gamma import MAX_GAMMA
 from foretoken.lab.compare import compare
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
@@ -22,9 +23,10 @@ def pair() -> Speculator:
 
 def test_a_comparison():
     found = compare(pair(), [1, 2], gamma=3, temperature=1.0, max_new_tokens=30)
-    assert found.gamma == 3 and 0 < found.alpha < 1 and found.c > 0 and found.v >= 1
+    assert found.gamma == found.formula_gamma == 3 >= found.mean_gamma > 2
+    assert 0 < found.alpha < 1 and found.c > 0 and found.v > 0
     assert found.paper == theory.walltime_factor(found.alpha, 3, found.c)
-    assert found.predicted <= found.paper
+    assert found.predicted > 0
     assert found.speedup == found.plain_seconds_per_token / found.seconds_per_token
 
 
@@ -37,13 +39,20 @@ def test_alpha_is_that_of_the_runs():
 def test_without_guesses_nothing_is_predicted():
     spec = Speculator(TableModel(P, V), NoDrafter())
     found = compare(spec, [1, 2], max_new_tokens=5)
-    assert found.gamma == 0 and found.speedup > 0
+    assert found.gamma is None and found.mean_gamma == 0 and found.speedup > 0
     assert (found.alpha, found.c, found.v, found.paper, found.predicted) == (None,) * 5
+    assert found.formula_gamma is None
+
+
+def test_automatic_gamma_is_told_what_the_best_fixed_one_should_gain():
+    found = compare(pair(), [1, 2], temperature=1.0, max_new_tokens=30)
+    assert found.gamma is None and 0 <= found.formula_gamma <= MAX_GAMMA
+    assert found.predicted is None or found.predicted >= 1
 
 
 def test_one_token():
     found = compare(pair(), [1, 2], gamma=3, max_new_tokens=1)
-    assert found.gamma == 0 and found.alpha is None and found.speedup > 0
+    assert found.mean_gamma == 0 and found.alpha is None and found.speedup > 0
 
 
 @pytest.mark.parametrize("after", [2, 8, 14])

@@ -10,6 +10,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.errors import NumericsError
+from foretoken.gamma import Fixed
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -172,7 +173,7 @@ def test_it_falls_silent_where_its_context_ends(limit):
     """A context of 4: the last guess is made from a text of 4 tokens, and never one from 5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
     row = Row.of(Request([0, 1], limit, RowKey(0, 0)))
-    for _ in Engine(TableModel(P, V), drafter).run([row], SAMPLED, speculative, 3):
+    for _ in Engine(TableModel(P, V), drafter).run([row], SAMPLED, speculative, Fixed(3)):
         pass
     assert len(row.new_tokens) == limit
     length = 2

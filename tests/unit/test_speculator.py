@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.distributions import SamplingParams
+from foretoken.costs import FILE, Costs
+from foretoken.disk import remembered
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import Ends
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.gamma import Costs
 from foretoken.models.causal import CausalModel
 from foretoken.models.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
@@ -226,16 +226,58 @@ def test_gamma_does_not_change_greedy_text(double):
         assert [c.tokens for c in done] == [c.tokens for c in plain]
 
 
-def test_automatic_gamma_is_measured_once_and_fits():
+def test_automatic_gamma_is_measured_once_for_a_kind_of_sampling_and_a_size_of_batch():
     spec = table(context=64)
-    done = spec.generate([1, 2], temperature=1.0, max_new_tokens=40)[0]
-    gammas = {step.gamma for step in done.steps}
-    assert len(spec._costs) == 1
-    spec.generate([1, 2], temperature=1.0)
-    assert len(spec._costs) == 1
-    spec.generate([1, 2], temperature=0.5)
-    assert len(spec._costs) == 2
-    assert max(gammas) <= 63
+    for temperature in (1.0, 0.5, 1.0):
+        spec.generate([1, 2], temperature=temperature, max_new_tokens=40)
+    assert set(spec._costs) == {("sampled", 1)}
+    spec.generate([[1, 2]] * 3, temperature=1.0)
+    spec.generate([[1, 2]] * 4, temperature=1.0)
+    spec.generate([1, 2])
+    spec.generate([1, 2], temperature=1.0, top_k=2)
+    kinds = {("sampled", 1), ("sampled", 4), ("greedy", 1), ("truncated", 1)}
+    assert set(spec._costs) == kinds
+
+
+def named_pair(target="a", draft="b") -> Speculator:
+    nets = llama(64, seed=3).double(), llama(64, seed=4).double()
+    for net, name in zip(nets, (target, draft), strict=True):
+        net.name_or_path = name
+    return Speculator(CausalModel(nets[0]), LMDrafter(CausalModel(nets[1]), 64))
+
+
+def test_costs_are_kept_and_the_next_process_measures_nothing(tmp_path, monkeypatch):
+    """And then the text is the same: it follows from frozen costs and the row's own past."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"temperature": 1.0, "max_new_tokens": 40}
+    first = named_pair().generate(IDS, **options)
+    assert len(remembered(FILE)) == 2  # of one row, and of four
+    monkeypatch.setattr("foretoken.speculator.probe", None)
+    monkeypatch.setattr("foretoken.speculator.probe_shared", None)
+    again = named_pair().generate(IDS, **options)
+    assert [c.tokens for c in again] == [c.tokens for c in first]
+    assert [[s.gamma for s in c.steps] for c in again] == [
+        [s.gamma for s in c.steps] for c in first
+    ]
+
+
+def test_costs_of_models_without_a_name_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    table().generate([1, 2])
+    named_pair(draft="").generate([1, 2])
+    assert remembered(FILE) == {}
+
+
+def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
+    free = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
+    asked = []
+    for law in (P, lambda text: [0.0] * (V - 1) + [1.0]):
+        spec = Speculator(TableModel(P, V), LMDrafter(TableModel(law, V), V))
+        spec._costs["sampled", 1] = free
+        (done,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
+        asked.append([step.gamma for step in done.steps])
+    right, wrong = asked
+    assert max(right) >= 10 > 3 >= max(wrong[10:])
 
 
 def test_automatic_gamma_with_a_draft_that_is_the_target(double):
@@ -256,7 +298,7 @@ def test_automatic_gamma_without_a_drafter_is_plain():
 def test_automatic_gamma_in_a_context_of_a_few_tokens():
     spec = table(context=7)
     assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
-    spec._costs[SamplingParams()] = Costs(alpha=1.0, c=0.0, slope=0.0)  # wants 16 guesses
+    spec._costs["greedy", 1] = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))  # guesses are free
     (done,) = spec.generate([1, 2, 3], max_new_tokens=9)
     assert len(done.tokens) == 4 and done.stats.drafted
 

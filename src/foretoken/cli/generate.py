@@ -36,7 +36,8 @@ def generate(
         str | None, typer.Option(help="Folder, hub id, lookup, ngram:FILE, uniform or none.")
     ] = None,
     gamma: Annotated[
-        int | None, typer.Option(help="Guesses per target call; 0: plain; left out: measured.")
+        int | None,
+        typer.Option(help="Guesses per target call; 0: plain; left out: chosen every step."),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
@@ -48,9 +49,15 @@ def generate(
     ] = 0,
     rule: Annotated[str, typer.Option(help="block or speculative.")] = "block",
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, float64, auto.")
+        str, typer.Option(help="float32, bfloat16, int8, float16, float64, auto.")
     ] = "float32",
+    draft_dtype: Annotated[
+        str | None, typer.Option(help="The draft's; it never changes the output's law.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    runtime: Annotated[
+        str, typer.Option(help="auto (the fastest that is exact), openvino, transformers.")
+    ] = "auto",
     show_tokens: Annotated[
         bool, typer.Option("--show-tokens", help="One line per target call.")
     ] = False,
@@ -88,7 +95,9 @@ def generate(
         target,
         draft,
         dtype=dtype,
+        draft_dtype=draft_dtype,
         device=device,
+        runtime=runtime,
         generation_config="ignore" if ignore_generation_config else None,
     )
     if spec.tokenizer is None:
@@ -103,7 +112,7 @@ def generate(
     interrupted = any(completion.finish_reason == "interrupted" for completion in done)
     comparison = _compare(spec, lines, seed, options) if compare and not interrupted else None
     if as_json:
-        print(json.dumps(_document(spec, lines, done, comparison), allow_nan=False))
+        print(json.dumps(_document(spec, lines, done, comparison, gamma), allow_nan=False))
     elif comparison:
         _report(comparison)
     if interrupted:
@@ -205,21 +214,32 @@ def _report(comparison: Any) -> None:
     console = Console(highlight=False)
     plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
     console.print(
-        f"plain {plain * 1e3:.2f} ms a token, gamma {comparison.gamma} {fast * 1e3:.2f} ms: "
+        f"plain {plain * 1e3:.2f} ms a token, {_asked(comparison)} {fast * 1e3:.2f} ms: "
         f"[bold]{comparison.speedup:.2f}x[/bold]",
         soft_wrap=True,
     )
     if comparison.alpha is not None:
+        gamma = comparison.formula_gamma
+        best = "" if comparison.gamma is not None else f" at its best gamma, {gamma}"
         console.print(
-            f"Theorem 3.8 with alpha {comparison.alpha:.2f} and c {comparison.c:.2f}: "
-            f"{comparison.paper:.2f}x; with the measured cost v({comparison.gamma + 1}) = "
+            f"Theorem 3.8 with alpha {comparison.alpha:.2f} and c {comparison.c:.2f}{best}: "
+            f"{comparison.paper:.2f}x; with the measured cost v({gamma + 1}) = "
             f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
             soft_wrap=True,
         )
 
 
+def _asked(comparison: Any) -> str:
+    fixed = comparison.gamma is not None
+    return f"gamma {comparison.gamma}" if fixed else f"gamma {comparison.mean_gamma:.1f} a step"
+
+
 def _document(
-    spec: Speculator, lines: list[prompts.Line], done: list[Completion], comparison: Any
+    spec: Speculator,
+    lines: list[prompts.Line],
+    done: list[Completion],
+    comparison: Any,
+    gamma: int | None,
 ) -> dict[str, Any]:
     completions = [
         {
@@ -228,7 +248,8 @@ def _document(
             "tokens": completion.tokens,
             "finish_reason": completion.finish_reason,
             "seed": completion.seed,
-            "gamma": max((step.gamma for step in completion.steps), default=0),
+            "gamma": gamma,
+            "gammas": [step.gamma for step in completion.steps],
             "stats": completion.stats.to_dict(),
         }
         for line, completion in zip(lines, done, strict=False)

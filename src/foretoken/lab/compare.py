@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from foretoken import theory
-from foretoken.gamma import Costs, costs
-from foretoken.request import Completion
+from foretoken.costs import of
+from foretoken.gamma import MAX_GAMMA
+from foretoken.request import Completion, StepRecord
 from foretoken.speculator import Prompt, Speculator
 
 
@@ -18,10 +19,12 @@ class Comparison:
 
     plain_seconds_per_token: float
     seconds_per_token: float
-    gamma: int
+    gamma: int | None  # None: automatic
+    mean_gamma: float  # guesses asked for in a step
+    formula_gamma: int | None  # what v, paper and predicted are for: gamma, or the best fixed one
     alpha: float | None
     c: float | None
-    v: float | None  # a target pass over gamma + 1 tokens against one over one
+    v: float | None  # a target pass over formula_gamma + 1 tokens against one over one
     paper: float | None  # Theorem 3.8 with the measured alpha and c, which takes v as 1
     predicted: float | None  # the same with the measured v, for this number of tokens
 
@@ -41,21 +44,36 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))
-    gamma = max((step.gamma for c in fast for step in c.steps), default=0)
-    known = costs(
-        [step for c in plain for step in c.steps], [step for c in fast for step in c.steps]
-    )
-    tokens = len(fast[0].tokens)
+    steps = [step for c in fast for step in c.steps]
     return Comparison(
         plain_seconds_per_token=median(map(_per_token, plain)),
         seconds_per_token=median(map(_per_token, fast)),
-        gamma=gamma,
-        alpha=known and known.alpha,
-        c=known and known.c,
-        v=known and known.v(gamma + 1),
-        paper=known and theory.walltime_factor(known.alpha, gamma, known.c),
-        predicted=known and _predict(known, gamma, tokens),
+        gamma=options.get("gamma"),
+        mean_gamma=fmean(step.gamma for step in steps),
+        **_predictions([step for c in plain for step in c.steps], steps, options, fast[0]),
     )
+
+
+def _predictions(
+    plain: list[StepRecord], steps: list[StepRecord], options: dict[str, Any], done: Completion
+) -> dict[str, Any]:
+    """What section 3 makes of the measured alpha, c and v; None where nothing was drafted."""
+    overlaps = [overlap for step in steps for overlap in step.overlaps]
+    if not overlaps:
+        return dict.fromkeys(("formula_gamma", "alpha", "c", "v", "paper", "predicted"))
+    known, alpha, tokens = of([*plain, *steps]), fmean(overlaps), len(done.tokens)
+    gamma = options.get("gamma")
+    if gamma is None:
+        limits: dict[str, Any] = {"max_gamma": MAX_GAMMA, "tokens": tokens}
+        gamma = theory.optimal_gamma(alpha, known.c, v=known.v, **limits)
+    return {
+        "formula_gamma": gamma,
+        "alpha": alpha,
+        "c": known.c,
+        "v": known.v(gamma + 1),
+        "paper": theory.walltime_factor(alpha, gamma, known.c),
+        "predicted": theory.walltime_factor(alpha, gamma, known.c, v=known.v, tokens=tokens),
+    }
 
 
 def _run(spec: Speculator, prompt: Prompt, options: dict[str, Any], **changed: Any) -> Completion:
@@ -68,7 +86,3 @@ def _run(spec: Speculator, prompt: Prompt, options: dict[str, Any], **changed: A
 def _per_token(completion: Completion) -> float:
     stats = completion.stats
     return (stats.seconds - stats.prefill_seconds) / len(completion.tokens)
-
-
-def _predict(known: Costs, gamma: int, tokens: int) -> float:
-    return theory.walltime_factor(known.alpha, gamma, known.c, v=known.v, tokens=tokens)

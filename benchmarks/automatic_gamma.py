@@ -1,0 +1,187 @@
+"""Automatic gamma against every fixed one, plain decoding and the oracle of section 3.5.
+
+Without a pair: replays of known chances at known costs, the same to the last digit everywhere. With
+--measure: a real pair and the clock, the ways taking turns, prompt by prompt.
+
+Expected: at least 0.97 of the best fixed gamma everywhere, 0.98 of plain decoding where nothing is
+kept, more than the best fixed one where the text changes; a fifth of the way to the oracle there,
+and about none where chances never change: the oracle knows outcomes, not only chances.
+
+    python benchmarks/automatic_gamma.py
+    python benchmarks/automatic_gamma.py --measure                      # the pair that ships
+    python benchmarks/automatic_gamma.py --measure --target T --draft D --dtype bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import foretoken
+import machine
+from default_pair import PROMPTS
+from foretoken import theory
+from foretoken.costs import Costs
+from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
+from foretoken.lab.replay import Oracle, Text, replay
+
+TOKENS, ROWS = 256, 100
+COSTS = {  # in passes of the target: a guess, each further token in a pass, and the second token
+    "cheap": (0.01, 0.02, 0.0),
+    "middle": (0.05, 0.04, 0.0),
+    "small models": (0.12, 0.06, 0.0),
+    "dear": (0.3, 0.08, 0.0),
+    "stock kernels": (0.03, 0.005, 0.6),
+}
+Betas = Callable[[random.Random], list[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--gammas", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5, 7, 10])
+    arguments = parser.parse_args()
+    rows = measured(arguments) if arguments.measure else replayed()
+    columns = [
+        "way",
+        "text",
+        "best fixed",
+        "automatic / best",
+        "automatic / plain",
+        "to the oracle",
+    ]
+    table = Table(*columns)
+    for row in rows:
+        gap = row["recovered"]
+        ratios = [f"{row[name]:.3f}" for name in ("against_best", "against_plain")]
+        gained = "" if gap is None else f"{gap:.0%}"
+        table.add_row(row["way"], row["text"], str(row["best"]), *ratios, gained)
+    Console().print(table)
+    name = "automatic-gamma" + ("-measured" if arguments.measure else "-replayed")
+    print(machine.save(name, {"arguments": vars(arguments), "rows": rows}))
+
+
+# Replays
+
+
+def replayed() -> list[dict[str, Any]]:
+    rows = []
+    for way, (c, slope, hump) in COSTS.items():
+        for text, betas in processes().items():
+            for greedy in (False, True):
+                label = f"{text}, T {0 if greedy else 1}"
+                decay = 0.94 if text == "decaying" else 1.0
+                texts = [_text(betas, row, greedy, decay) for row in range(ROWS)]
+                rows.append({"way": way, "text": label, **_replayed(texts, costs(c, slope, hump))})
+    return rows
+
+
+def costs(c: float, slope: float, hump: float) -> Costs:
+    """One pass takes a second."""
+    score = ((1, 1.0), (2, 1 + slope + hump), (17, 1 + 16 * slope + hump))
+    return Costs(((0, 0.0), (16, 16 * c)), score, ((1, 0.0),))
+
+
+def processes() -> dict[str, Betas]:
+    """Chances at every place of a text."""
+    still: dict[str, Betas] = {
+        f"alpha {alpha}": lambda dice, alpha=alpha: [_beta(dice, alpha) for _ in range(TOKENS + 20)]
+        for alpha in (0.0, 0.02, 0.2, 0.5, 0.8, 0.95)
+    }
+    return still | {
+        "switching": lambda dice: _spans(dice, 30, 0.9, 0.1),
+        "late": lambda dice: _spans(dice, TOKENS // 2, 0.02, 0.9),
+        "decaying": lambda dice: [_beta(dice, 0.85) for _ in range(TOKENS + 20)],
+    }
+
+
+def _spans(dice: random.Random, length: int, *alphas: float) -> list[float]:
+    return [_beta(dice, alphas[i // length % len(alphas)]) for i in range(TOKENS + 20)]
+
+
+def _beta(dice: random.Random, alpha: float) -> float:
+    """Spread over [0, 1] as the overlaps of language models are, with mean alpha."""
+    return dice.betavariate(2 * alpha, 2 - 2 * alpha) if 0 < alpha < 1 else alpha
+
+
+def _text(betas: Betas, row: int, greedy: bool, decay: float) -> Text:
+    dice = random.Random(row)
+    chances = betas(dice)
+    return Text(TOKENS, chances, [dice.random() for _ in chances], greedy, decay)
+
+
+def _replayed(texts: list[Text], known: Costs) -> dict[str, Any]:
+    fixed = [_mean(texts, known, lambda text, g=g: Fixed(g)) for g in range(MAX_GAMMA + 1)]
+    found = _mean(texts, known, lambda text: Adaptive(known))
+    ideal = _mean(texts, known, Oracle)
+    return _row(fixed, found, list(range(MAX_GAMMA + 1)), ideal)
+
+
+def _mean(texts: list[Text], known: Costs, policy: Callable[[Text], Any]) -> float:
+    return fmean(replay(policy(text), text, known)[0] for text in texts)
+
+
+def _row(fixed: list[float], found: float, gammas: list[int], ideal: float | None) -> dict:
+    best = min(fixed)
+    gap = None if ideal is None else 1 / ideal - 1 / best
+    return {
+        "best": gammas[fixed.index(best)],
+        "against_best": best / found,
+        "against_plain": fixed[gammas.index(0)] / found,
+        "recovered": (1 / found - 1 / best) / gap if gap else None,
+        "seconds": dict(zip(map(str, gammas), fixed, strict=True)) | {"automatic": found},
+        "oracle_seconds": ideal,
+    }
+
+
+# Measured
+
+
+def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Medians over prompts of medians over repeats, seconds a token without the prefill."""
+    spec = foretoken.load(arguments.target, arguments.draft, dtype=arguments.dtype)
+    return [_measured(spec, arguments, temperature) for temperature in (0.0, 1.0)]
+
+
+def _measured(spec: Any, arguments: argparse.Namespace, temperature: float) -> dict[str, Any]:
+    ways = [*arguments.gammas, None]
+    times: dict[int | None, list[float]] = {way: [] for way in ways}
+    betas: list[float] = []
+    for prompt in PROMPTS:
+        options = {"temperature": temperature, "max_new_tokens": arguments.tokens}
+        taken: dict[int | None, list[float]] = {way: [] for way in ways}
+        for repeat in range(1 + arguments.repeats):
+            for way in ways if repeat % 2 else ways[::-1]:
+                (done,) = spec.generate(prompt, gamma=way, seed=repeat, **options)
+                seconds = (done.stats.seconds - done.stats.prefill_seconds) / len(done.tokens)
+                if repeat:  # the first is a warm-up
+                    taken[way].append(seconds)
+                    betas += [beta for step in done.steps for beta in step.overlaps]
+        for way in ways:
+            times[way].append(median(taken[way]))
+    fixed, found = [fmean(times[way]) for way in arguments.gammas], fmean(times[None])
+    alpha, c = fmean(betas), _costs(spec, temperature).c
+    ideal = fixed[arguments.gammas.index(0)] / theory.oracle_factor(alpha, c)
+    row = _row(fixed, found, arguments.gammas, ideal)
+    name = f"{spec.target_name} / {spec.draft_name}"
+    return {"way": name, "text": f"T {temperature:g}, alpha {alpha:.2f}, c {c:.2f}", **row}
+
+
+def _costs(spec: Any, temperature: float) -> Costs:
+    return spec.step_costs(replace(foretoken.SamplingParams(), temperature=temperature))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What steps cost on the pair at hand: a few real ones, through the engine, at several gammas.
+
+The text that comes of it is thrown away, so guesses may be made up where the drafter has none.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from time import perf_counter
+from typing import cast
+
+from foretoken.costs import Costs, of
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import Draft, Drafter, pack
+from foretoken.draw import Draw
+from foretoken.engine import Engine
+from foretoken.request import Request, Row, StepRecord
+from foretoken.verify import block
+
+ALONE = (0, 1, 3, 7, 15)  # gammas: passes over 1, 2, 4, 8, 16 tokens
+SHARED = (0, 3)  # gammas where many rows share a pass
+SECONDS = 0.6  # after two rounds; none begins later than this
+ROUNDS = 8  # at most
+TOKENS = ROUNDS * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
+
+
+def probe(engine: Engine, request: Request, params: SamplingParams) -> Costs:
+    """Costs of steps of one row, which is not told of ends of sequence. Less is measured where the
+    request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
+    return of(_steps(engine, [request], params, ALONE), min)
+
+
+def probe_shared(
+    costs: Costs, engine: Engine, request: Request, params: SamplingParams, rows: int
+) -> Costs:
+    """`costs`, and what steps of so many rows, all like `request`, add to them."""
+    return costs.among(_steps(engine, [request] * rows, params, SHARED), rows)
+
+
+def _steps(
+    engine: Engine, requests: list[Request], params: SamplingParams, gammas: tuple[int, ...]
+) -> list[StepRecord]:
+    """The first row's: rounds over the gammas, at least two, the first of which warms up."""
+    engine.require_idle()
+    rows = [Row.of(request) for request in requests]
+    drafter = cast(Drafter, _Wordy(engine.drafter))
+    run = Engine(engine.target, drafter).run(rows, params, block, _Rounds(gammas))
+    began = perf_counter()
+    with closing(run):
+        for _ in run:
+            rounds, within = divmod(len(rows[0].records), len(gammas))
+            late = perf_counter() - began > SECONDS
+            if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
+                break
+    return rows[0].records
+
+
+class _Rounds:
+    """Every gamma in turn."""
+
+    def __init__(self, gammas: tuple[int, ...]) -> None:
+        self.gammas = gammas
+
+    def ask(self, rows: list[Row]) -> list[int]:
+        step = len(rows[0].records)
+        return [self.gammas[step % len(self.gammas)]] * len(rows)
+
+
+class _Wordy:
+    """The drafter, and some guess where it has none: the target's pass is timed at full length."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.drafter.start(rows, prompts, sources)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        draft = self.drafter.propose(list(gamma), draw)
+        told = getattr(draft.lengths, "tolist", list)()  # a drafter is anybody's code
+        short = len(told) == len(gamma) and all(n < g for n, g in zip(told, gamma, strict=True))
+        return pack([[0] * g for g in gamma]) if short else draft
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        self.drafter.commit(tokens)
+
+    def leave(self, rows: list[int]) -> None:
+        self.drafter.leave(rows)

@@ -1,0 +1,158 @@
+"""Costs: tables from step records, between and beyond their points, and their memory on disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foretoken import costs, disk
+from foretoken.costs import Costs, at, identity, keep, kind, recall
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.models.causal import CausalModel
+from foretoken.models.table import TableModel
+from foretoken.request import StepRecord
+from tiny import llama
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def record(drafted: int, draft=0.0, score=1.0, verify=0.0) -> StepRecord:
+    x = (0,) * drafted
+    return StepRecord(drafted, x, 0, (1,), (0.5,) * drafted, drafted, draft, score, verify, 1)
+
+
+KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+
+
+def test_a_table_is_straight_between_its_points_and_beyond():
+    table = ((1, 1.0), (2, 3.0), (4, 5.0))
+    assert [at(table, x) for x in (0, 1, 2, 3, 4, 6)] == [1, 1, 3, 4, 5, 7]
+    assert at(((1, 2.0), (2, 1.0)), 9) == 1  # noise: it does not fall for ever
+    assert at(((3, 7.0),), 1) == at(((3, 7.0),), 9) == 7
+
+
+def test_tables_are_typical_times_by_number_of_guesses():
+    steps = [record(0, score=s) for s in (9.0, 1.0, 2.0, 2.0, 1.0)]
+    steps += [record(4, 0.8, 3.0, 0.2), record(4, 1.6, 99.0, 0.2), record(4, 0.4, 3.0, 0.2)]
+    found = costs.of(steps)
+    assert found == Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+    assert costs.of(steps, min).score == ((1, 1.0), (5, 3.0))
+
+
+def test_seconds_of_a_step():
+    assert KNOWN.seconds(0) == 2
+    assert KNOWN.seconds(4) == pytest.approx(0.8 + 3 + 0.2)
+    assert KNOWN.seconds(2) == pytest.approx(0.4 + 2.5 + 0.1)
+    assert KNOWN.c == pytest.approx(0.2 / 2) and KNOWN.v(1) == 1 and KNOWN.v(5) == 1.6
+
+
+def test_without_guesses_c_is_0():
+    assert costs.of([record(0)]).c == 0
+
+
+def test_rows_that_share_a_pass():
+    steps = [record(0, score=4.0), record(3, 1.2, 9.0)]
+    found = KNOWN.among(steps, rows=8)
+    assert found.score == ((1, 2.0), (5, 3.0), (8, 4.0), (32, 9.0))
+    assert found.rows == ((1, 1.0), (8, pytest.approx(2.0)))
+    assert found.seconds(3, 8) == pytest.approx(1.2 + 9)
+    assert found.seconds(4, 1) == KNOWN.seconds(4)
+    alone = found.seconds(3, 4)
+    assert KNOWN.seconds(3) < alone < found.seconds(3, 8)
+
+
+def test_what_was_kept_is_recalled():
+    keep("a", KNOWN)
+    keep("b", KNOWN.among([record(0), record(3, 1.0, 2.0)], 2))
+    assert recall("a") == KNOWN and recall("b") != KNOWN and recall("c") is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        3,
+        [],
+        {"draft": 1},
+        {"draft": [[0, 0]], "score": [[1, 1]]},
+        {"draft": [[0, 0]], "score": [[1, -1.0]], "verify": [[1, 0]]},
+        {"draft": [[0, 0]], "score": [[2, 1.0], [1, 1.0]], "verify": [[1, 0]]},
+        {"draft": [[0, 0]], "score": [[1, "x"]], "verify": [[1, 0]]},
+        {"draft": [], "score": [[1, 1.0]], "verify": [[1, 0]]},
+        {"draft": [[0, 0]], "score": [[1, 1]], "verify": [[1, 0]], "more": [[1, 0]]},
+    ],
+)
+def test_a_broken_memory_is_none(broken):
+    disk.remember(costs.FILE, "a", broken)
+    assert recall("a") is None
+    keep("a", KNOWN)
+    assert recall("a") == KNOWN
+
+
+def test_a_file_that_is_no_json_is_none(cache):
+    keep("a", KNOWN)
+    (cache / "foretoken" / costs.FILE).write_text("{")
+    assert recall("a") is None
+
+
+def test_kinds_of_sampling():
+    assert kind(SamplingParams()) == kind(SamplingParams(top_k=3)) == "greedy"
+    assert kind(SamplingParams(0.7)) == kind(SamplingParams(1.0)) == "sampled"
+    for more in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert kind(SamplingParams(1.0, **more)) == "truncated"
+
+
+def named(name: str, **changes) -> CausalModel:
+    network = llama(32, **changes)
+    network.name_or_path = name
+    return CausalModel(network)
+
+
+def test_what_speed_follows_from():
+    """Shapes and precision; not the weights' values, nor where they came from."""
+    one = identity(named("one", seed=1))
+    assert one and one == identity(named("two", seed=2))
+    assert one != identity(named("one", num_hidden_layers=1))
+    half = named("one")
+    half.model.bfloat16()
+    assert one != identity(half)
+    assert identity(LMDrafter(named("one"), 32)) == one
+    json.loads(one)
+
+
+def test_what_cannot_be_told_apart_has_no_key():
+    unnamed, table = CausalModel(llama(32)), TableModel(lambda text: [0.5, 0.5], 2)
+    assert identity(unnamed) is identity(table) is identity(LMDrafter(unnamed, 32)) is None
+
+    class Mine(LookupDrafter):
+        pass
+
+    assert identity(Mine()) is None and identity(LookupDrafter())
+    assert costs.key(unnamed, LookupDrafter()) is None
+    assert costs.key(named("one"), Mine()) is None
+
+
+def test_an_identity_of_its_own_is_taken():
+    table = TableModel(lambda text: [0.5, 0.5], 2)
+    table.identity = "table"
+    assert identity(table) == identity(LMDrafter(table, 2)) == "table"
+
+
+def test_a_key_for_every_pair_and_kind():
+    target, lookup = named("one"), LookupDrafter()
+    keys = {
+        costs.key(target, lookup, "greedy", 1),
+        costs.key(target, lookup, "greedy", 2),
+        costs.key(target, lookup, "sampled", 1),
+        costs.key(target, LMDrafter(target, 32), "greedy", 1),
+        costs.key(named("one", num_hidden_layers=1), lookup, "greedy", 1),
+    }
+    assert len(keys) == 5 and None not in keys
+    assert costs.key(target, lookup, "greedy", 1) in keys

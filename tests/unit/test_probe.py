@@ -1,0 +1,70 @@
+"""The probe: real steps at several gammas, with any drafter, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.costs import Costs
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.engine import Engine
+from foretoken.errors import RefusedError
+from foretoken.gamma import Fixed
+from foretoken.keys import RowKey
+from foretoken.models.table import TableModel
+from foretoken.probe import ALONE, SHARED, TOKENS, probe, probe_shared
+from foretoken.request import Request, Row
+from foretoken.verify import speculative
+from oracle import random_model
+
+V = 6
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def engine(drafter=None, context: int | None = None) -> Engine:
+    target = TableModel(random_model(1, V), V, context=context)
+    return Engine(target, drafter or LMDrafter(TableModel(random_model(2, V), V), V))
+
+
+def request(tokens: int = TOKENS) -> Request:
+    return Request([1, 2], tokens, RowKey(0, 0))
+
+
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("drafter", [None, LookupDrafter(), NoDrafter()], ids=str)
+def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
+    e = engine(drafter)
+    found = probe(e, request(), params)
+    assert [g for g, _ in found.draft] == list(ALONE)
+    assert [n for n, _ in found.score] == [n for n, _ in found.verify] == [g + 1 for g in ALONE]
+    assert all(seconds > 0 for _, seconds in found.score)
+    assert e.target._texts == []
+
+
+def test_rows_that_share_a_pass():
+    e = engine()
+    alone = probe(e, request(), SAMPLED)
+    found = probe_shared(alone, e, request(), SAMPLED, rows=4)
+    sizes = {4 * (g + 1) for g in SHARED} | {g + 1 for g in ALONE}
+    assert [n for n, _ in found.score] == sorted(sizes)
+    assert found.rows[-1][0] == 4 and found.rows[-1][1] >= 1
+    assert e.target._texts == []
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 8, 30])
+def test_less_room_measures_less(room):
+    found = probe(engine(context=2 + room), request(room), SAMPLED)
+    assert found.seconds(0) > 0 and found.seconds(3) > 0
+    assert max(g for g, _ in found.draft) < room
+
+
+def test_an_open_stream_is_left_alone():
+    e = engine()
+    stream = e.run([Row.of(request(9))], SAMPLED, speculative, Fixed(2))
+    next(stream)
+    with pytest.raises(RefusedError, match="still open"):
+        probe(e, request(), SAMPLED)
+    stream.close()
+    assert isinstance(probe(e, request(), SAMPLED), Costs)
