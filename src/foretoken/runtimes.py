@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.packed import pack
-from foretoken.models.selfcheck import on_torch, self_check
+from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check
 from foretoken.sources import Source
 
 RUNTIMES = ("auto", "transformers", "openvino")
@@ -115,6 +115,24 @@ def _way(network: PreTrainedModel, conversion: Any) -> Any:
         except RefusedError as error:
             objections.append(str(error))
     raise RefusedError("; ".join(objections))
+
+
+def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
+    """The runtimes that may serve a model here, and in which form, the fastest first."""
+    try:
+        fast = [("openvino", way.form) for way in _library().ways(network)]
+    except RefusedError:
+        fast = []
+    return [*fast, ("transformers", ON_TORCH)]
+
+
+def openvino() -> str:
+    """Whether OpenVINO can be used, and what arithmetic it has here; or why it cannot."""
+    try:
+        conversion = _library()
+    except RefusedError as error:
+        return str(error)
+    return conversion.abilities()
 
 
 def _library() -> Any:

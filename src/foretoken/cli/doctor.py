@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import platform
-from importlib.metadata import version
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -15,60 +18,139 @@ from rich.table import Table
 
 from foretoken.cli.quiet import quiet
 
-PACKAGES = ("foretoken", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 
 
 def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="A model's folder or hub id: what it runs on, and why.")
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="List the converted models.")] = False,
+    clear_cache: Annotated[
+        bool, typer.Option("--clear-cache", help="Remove them; they are made again when needed.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="As for generate.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Versions, device, memory, and which model families can be run exactly here."""
+    """Versions, device, memory, and which models run on what here, and why."""
     quiet()
+    console = Console(highlight=False)
+    if clear_cache:
+        _clear(console, as_json=as_json)
+    elif cache:
+        _list(console, as_json=as_json)
+    elif model is not None:
+        _place(console, model, dtype, as_json=as_json)
+    else:
+        _everything(console, as_json=as_json)
+
+
+def _everything(console: Console, *, as_json: bool) -> None:
     document = {**_machine(), "families": _families()}
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
-    console = Console(highlight=False)
     console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
+    console.print(f"OpenVINO: {document['openvino']}")
     for device in document["devices"]:
         free = device["free_bytes"]
         console.print(f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free")
-    table = Table("family", "runtime", "self-check", "largest difference", "seconds")
+    table = Table("family", "runtime", "largest difference", "seconds", "why")
     for family in document["families"]:
         if family["ok"]:
             figures = f"{family['largest_difference']:.1e}", f"{family['seconds']:.1f}"
-            table.add_row(family["name"], "transformers", "[green]ok[/green]", *figures)
+            table.add_row(family["name"], family["runtime"], *figures, family["why"])
         else:
-            table.add_row(family["name"], "", f"[red]{family['reason']}[/red]")
+            table.add_row(family["name"], "[red]none[/red]", "", "", family["reason"])
     console.print(table)
+
+
+def _place(console: Console, model: str, dtype: str, *, as_json: bool) -> None:
+    from foretoken.runtimes import Wish, place
+    from foretoken.sources import source
+
+    placed = place(source(model, None, trust=False), Wish(dtype))
+    found = {"model": model, "runtime": placed.model.runtime, "why": placed.why}
+    if as_json:
+        print(json.dumps(found))
+    else:
+        console.print(f"{model} runs on {found['runtime']}: {found['why']}", soft_wrap=True)
+
+
+def _list(console: Console, *, as_json: bool) -> None:
+    from foretoken.models import store
+
+    kept = store.entries()
+    if as_json:
+        rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in kept]
+        print(json.dumps({"folder": str(store.folder()), "models": rows}))
+        return
+    table = Table("model", "weights", "MB", "made", "folder")
+    for entry in kept:
+        made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
+        size = f"{entry.bytes / 1e6:.0f}"
+        table.add_row(entry.name, entry.dtype, size, made, entry.folder.name)
+    console.print(table)
+    total = sum(entry.bytes for entry in kept) / 1e6
+    console.print(f"{total:.0f} MB in {store.folder()}", soft_wrap=True)
+
+
+def _clear(console: Console, *, as_json: bool) -> None:
+    from foretoken.models import store
+
+    count = store.clear()
+    if as_json:
+        print(json.dumps({"folder": str(store.folder()), "removed": count}))
+    else:
+        console.print(f"removed {count} models from {store.folder()}", soft_wrap=True)
 
 
 def _machine() -> dict[str, Any]:
     import torch
 
     from foretoken.memory import free_bytes
+    from foretoken.runtimes import openvino
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {
-        "versions": {"python": platform.python_version()} | {n: version(n) for n in PACKAGES},
+        "versions": {"python": platform.python_version()} | _versions(),
+        "openvino": openvino(),
         "machine": platform.platform(),
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
     }
 
 
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def _families() -> list[dict[str, Any]]:
     """The self-check of every family that is known to work, on small random models."""
-    from foretoken.errors import RefusedError
     from foretoken.models.families import families
-    from foretoken.models.selfcheck import check
 
-    found: list[dict[str, Any]] = []
-    for name, build in track(families(), "checking", console=Console(stderr=True)):
+    shown = track(families(), "checking", console=Console(stderr=True))
+    return [{"name": name, **_family(build())} for name, build in shown]
+
+
+def _family(network: Any) -> dict[str, Any]:
+    """The first runtime that passes, and why none before it."""
+    from foretoken.errors import RefusedError
+    from foretoken.models.selfcheck import check
+    from foretoken.runtimes import forms
+
+    objections: list[str] = []
+    for runtime, form in forms(network):
         try:
-            result = check(build())
+            result = check(network, form)
         except RefusedError as error:
-            found.append({"name": name, "ok": False, "reason": str(error)})
-        else:
-            passed = {"name": name, "ok": True, "reason": None}
-            found.append({**passed, "largest_difference": result.delta, "seconds": result.seconds})
-    return found
+            objections.append(str(error))
+            continue
+        why = "; ".join(objections) or "it passes"
+        found = {"ok": True, "reason": None, "runtime": runtime, "form": form.name, "why": why}
+        return found | {"largest_difference": result.delta, "seconds": result.seconds}
+    return {"ok": False, "reason": "; ".join(objections)}

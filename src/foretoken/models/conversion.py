@@ -60,6 +60,14 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
 
 
+def abilities() -> str:
+    """The arithmetic that this machine's CPU has, in words."""
+    found = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if "BF16" in found:
+        return "runs, float32 and bfloat16"
+    return "runs, float32; bfloat16 weights are computed with in float32 on this CPU"
+
+
 def settings(core: ov.Core, dtype: str) -> dict[str, Any]:
     """How to compile. Where the CPU has no bfloat16 arithmetic, bfloat16 weights are computed
     with in float32."""
@@ -103,6 +111,7 @@ class Convertible(Protocol):
     """A model that is still on disk."""
 
     name: str
+    path: str
 
     def files(self) -> list[Path] | None: ...
 
@@ -125,7 +134,8 @@ def converted(
         log.info("converting %s for OpenVINO; this is done once", source.name)
         began = time.perf_counter()
         made = _export(way, source.name, dtype, network)
-        kept = store.find(key) if store.keep(key, made, source.name, dtype) else None
+        name = source.name if files is None else str(Path(source.path).resolve())
+        kept = store.find(key) if store.keep(key, made, name, dtype) else None
         kept = kept or made  # from disk, so that torch's weights can go
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
     try:

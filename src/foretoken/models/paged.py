@@ -116,6 +116,7 @@ class PagedModel:
         self.blocks: list[list[int]] = []  # of every row
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        check_context([0] * len(prompts), prompts, self.context)
         first = len(self.lengths)
         self.lengths += [0] * len(prompts)
         self.blocks += [[] for _ in prompts]
@@ -124,6 +125,7 @@ class PagedModel:
                 self._run([(b, prompt[at : at + CHUNK])], [0])
 
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        check_context(self.lengths, blocks, self.context)
         parts = [(b, block) for b, block in enumerate(blocks) if block]
         if not parts:
             return torch.zeros(len(blocks), 0, self.vocab_size)
@@ -160,9 +162,6 @@ class PagedModel:
     def _run(self, parts: list[tuple[int, list[int]]], places: list[int]) -> Tensor:
         """Append blocks to rows; logits `[len(places), V]` at flat `places`, valid until the next
         run."""
-        check_context(
-            [self.lengths[b] for b, _ in parts], [tokens for _, tokens in parts], self.context
-        )
         past = [self.lengths[b] for b, _ in parts]
         ends = [n + len(tokens) for n, (_, tokens) in zip(past, parts, strict=True)]
         held = [

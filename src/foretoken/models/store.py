@@ -80,7 +80,8 @@ def find(key: str) -> Exported | None:
 
 
 def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
-    """Write it, whole or not at all; False where the disk has no room or cannot be written."""
+    """Write it, whole or not at all, in place of what older versions made of the same model; False
+    where the disk has no room or cannot be written."""
     facts: dict[str, Any] = {**exported.facts, "graphs": list(exported.graphs)}
     facts |= {"name": name, "dtype": dtype, "made": time.time()}
     making = None
@@ -96,6 +97,9 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
         if making:
             shutil.rmtree(making, ignore_errors=True)
         return (folder() / key / FACTS).exists()  # another process was first
+    for entry in entries():
+        if (entry.name, entry.dtype) == (name, dtype) and entry.folder.name != key:
+            shutil.rmtree(entry.folder, ignore_errors=True)
     return True
 
 

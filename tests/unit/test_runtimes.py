@@ -1,0 +1,161 @@
+"""Which runtime serves a model, why, and that conversions are made once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from foretoken import RefusedError, load, runtimes
+from foretoken.errors import InputError
+from foretoken.models import conversion, selfcheck, store
+from foretoken.models.families import build
+from foretoken.models.selfcheck import stir
+from foretoken.runtimes import Wish, place
+from foretoken.sources import source
+
+pytestmark = pytest.mark.openvino
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache for the module: what a family's check found is remembered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(selfcheck, "FOUND", {})
+        yield
+
+
+@pytest.fixture
+def converting(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "foretoken.models.conversion")
+    return caplog
+
+
+def saved(folder: Path, seed: int = 0, name: str = "Llama") -> str:
+    torch.manual_seed(seed)
+    model = build(name)
+    stir(model)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def at(path: str, **wish: object) -> runtimes.Placed:
+    return place(source(path, None, trust=False), Wish(**wish))
+
+
+def stock(path: str, prompt: list[int], n: int) -> list[int]:
+    return load(path, "none", runtime="transformers").generate(prompt, max_new_tokens=n)[0].tokens
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_a_conversion_is_made_once_and_generates_the_same(
+    tmp_path: Path, converting: pytest.LogCaptureFixture, name: str
+) -> None:
+    path = saved(tmp_path / "m", name=name)
+    first = load(path, "lookup")
+    assert "converting" in converting.text
+    converting.clear()
+    second = load(path, "lookup")
+    assert "converting" not in converting.text
+    expected = stock(path, [5, 6, 7], 20)
+    for spec in (first, second):
+        (done,) = spec.generate([5, 6, 7], max_new_tokens=20, gamma=3)
+        assert done.tokens == expected
+        assert done.stats.runtime == "openvino"
+
+
+def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m", seed=1)
+    load(path, "none")
+    file = tmp_path / "m" / "model.safetensors"
+    stamp = file.stat()
+    saved(tmp_path / "m", seed=2)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+    assert done == stock(path, [5, 6, 7], 20)
+
+
+def test_bfloat16_weights_are_rounded(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m", seed=3)
+    full, half = at(path).model, at(path, dtype="bfloat16").model
+    rounded = type(build("Llama")).from_pretrained(path, dtype=torch.bfloat16).float()
+    for model in (full, half):
+        model.start([[5, 6]])
+    ours = half.score([[7]], [1])[0, 0].clone()
+    with torch.no_grad():
+        theirs = rounded(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    assert torch.allclose(ours, theirs, atol=0.05 * float(theirs.std()))
+    assert not torch.allclose(full.score([[7]], [1])[0, 0], theirs, atol=1e-4)
+
+
+def test_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "m", seed=4)
+    placed = at(path, dtype="float64")
+    assert placed.model.runtime == "transformers" and "no float64" in placed.why
+    assert at(path, runtime="transformers").why.startswith("it was asked for")
+    with pytest.raises(RefusedError, match="no float64"):
+        at(path, dtype="float64", runtime="openvino")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    for module in [name for name in sys.modules if name.startswith("foretoken.models.conv")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("foretoken.models.conversion")
+    placed = at(path)
+    assert placed.model.runtime == "transformers" and "cannot be used" in placed.why
+    with pytest.raises(RefusedError, match="OpenVINO cannot be used"):
+        at(path, runtime="openvino")
+    with pytest.raises(RefusedError, match="OpenVINO cannot be used"):
+        at(path, dtype="int8")
+
+
+def test_a_family_that_fails_its_check_stays_on_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "m", seed=5)
+
+    def wrong(network: PreTrainedModel) -> object:
+        raise RefusedError("llama is not exact over it")
+
+    broken = [conversion.Way(name, wrong) for name in ("one", "another")]
+    monkeypatch.setattr(conversion, "ways", lambda network: broken)
+    placed = at(path)
+    assert placed.model.runtime == "transformers"
+    assert placed.why.count("llama is not exact over it") == 2
+
+
+def test_a_model_in_memory_is_used_as_it_is_unless_openvino_is_asked_for() -> None:
+    torch.manual_seed(6)
+    model = build("Llama").double()
+    assert place(model, Wish()).model.runtime == "transformers"
+    placed = place(model, Wish(runtime="openvino"))
+    assert placed.model.runtime == "openvino"
+    assert model.dtype == torch.float64  # still
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "m", seed=7)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    spec = load(path, "none")
+    assert spec.target.runtime == "openvino" and store.entries() == []
+    assert spec.generate([5, 6], max_new_tokens=8)[0].tokens == stock(path, [5, 6], 8)
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"runtime": "fast"}, "runtime is 'fast'; give one of auto"),
+        ({"dtype": "half"}, "dtype is 'half'; give one of float32"),
+    ],
+)
+def test_wishes_that_there_are_not(wish: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Wish(**wish)
