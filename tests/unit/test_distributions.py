@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from foretoken.distributions import SamplingParams, check, law, one_hot, sample
+from foretoken.distributions import SamplingParams, check, law, likeliest, one_hot, sample
 from foretoken.errors import InputError, NumericsError
 from oracle import inverse_cdf, standardize
 
@@ -167,6 +167,16 @@ def test_law_leaves_the_logits_alone():
 def test_values_that_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         SamplingParams(**changes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_likeliest_is_the_first_of_equals(dtype):
+    logits = torch.randint(0, 4, (5, 6, 300), generator=torch.manual_seed(12)).to(dtype)
+    best = likeliest(logits)
+    assert best.dtype == torch.int64
+    for row, i in zip(logits.flatten(0, 1).tolist(), best.flatten().tolist(), strict=True):
+        assert i == row.index(max(row))
+    assert likeliest(logits[0, 0]).item() == best[0, 0]
 
 
 def test_one_hot():
