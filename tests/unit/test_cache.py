@@ -10,10 +10,10 @@ import transformers
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models import cache, causal
+from foretoken.models import attention, cache, causal
 from foretoken.models.cache import RaggedCache, RaggedLayer
 from foretoken.models.causal import CausalModel
-from foretoken.models.families import build
+from foretoken.models.families import FAMILIES, build
 from foretoken.models.selfcheck import Rows, stir
 from foretoken.models.seq2seq import Seq2SeqModel
 
@@ -121,6 +121,40 @@ def test_only_needed_positions_reach_the_output_layer(name: str) -> None:
     runner.score([[1, 2, 3, 4], [5, 6]], [1, 2])  # places 3 and 0, 1
     runner.score([[1, 2, 3, 4], [5, 6, 7, 8]], [2, 2])
     assert seen == [0, 2, 2]
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers: int) -> None:
+    settings = {"num_decoder_layers": layers} if name == "T5" else {"decoder_layers": layers}
+    config, kind, shape = FAMILIES[name]
+    model = getattr(transformers, kind)(getattr(transformers, config)(**(shape | settings)))
+    rows = Rows(model.double().eval(), random.Random(2))
+    rows.start([4, 9])
+    rows.score(5)
+    rows.start([3])
+    rows.score(3)
+    assert rows.worst < 1e-6
+    assert len(rows.runner.cache.self_attention_cache.kept()) == layers
+
+
+def test_a_bias_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It and its sum with the mask are as wide as the context."""
+    made: list[Tensor] = []
+    additive = attention.additive
+    monkeypatch.setattr(
+        attention, "additive", lambda *args: made.append(args[1]) or additive(*args)
+    )
+    runner = Seq2SeqModel(network("T5"))
+    runner.start([[1, 2, 3], [4, 5]], [[3], [4, 5]])
+    runner.score([[1, 2], [5]], [1, 1])  # rows of 5 and 3
+    made.clear()
+    runner.score([[1, 2], [5, 6]], [1, 1])
+    assert len(made) == 1
+    runner.set_lengths([3, 3])
+    made.clear()
+    runner.score([[1, 2], [5, 6]], [1, 1])  # even rows
+    assert len(made) == 1
 
 
 def test_a_part_in_training_mode_is_evaluated_and_given_back() -> None:

@@ -69,7 +69,7 @@ PLANTED = {
         ).transpose(1, 2),
     ),
     "a relative bias of the longest row": (
-        "T5", attention, "shifted", lambda cache, bias, mask: attention.additive(mask, bias),
+        "T5", attention, "shifted", lambda cache, bias: bias,
     ),
     "positions of the longest row": (
         "BART", attention, "own_positions", lambda module, args, output: None,

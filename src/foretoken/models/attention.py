@@ -81,8 +81,8 @@ def ragged_sdpa(
     cache = RUNNING.get()
     if cache is not None and key is cache.view:
         if position_bias is not None:
-            if isinstance(cache.offset, Tensor):
-                attention_mask = shifted(cache, position_bias, attention_mask)
+            if attention_mask is not None or query.shape[2] == 1:
+                attention_mask = own_bias(cache, position_bias, attention_mask)
                 position_bias = None
         elif stackable(query, attention_mask):
             return shared(cache, query, key, value, attention_mask, kwargs.get("scaling")), None
@@ -91,22 +91,23 @@ def ragged_sdpa(
     )
 
 
-def shifted(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
+def own_bias(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Relative bias `[B, H, q, K]` as each row sees it, the mask in it; once for all layers."""
+    return cache.once(bias, lambda: additive(mask, shifted(cache, bias)).contiguous())
+
+
+def shifted(cache: RaggedCache, bias: Tensor) -> Tensor:
     """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
 
     It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
-    right. The mask is added.
+    right.
     """
-
-    def own() -> Tensor:
-        slots = torch.arange(bias.shape[-1], device=bias.device)
-        index = slots + (cache.longest - cache.offset)[:, None]  # pyright: ignore
-        index = index.clamp(max=bias.shape[-1] - 1)[:, None, None]
-        rows = bias.expand(len(cache.lengths), -1, -1, -1)
-        rows = rows.gather(-1, index.expand(-1, bias.shape[1], bias.shape[2], -1))
-        return additive(mask, rows)
-
-    return cache.once(bias, own)
+    if not isinstance(cache.offset, Tensor):
+        return bias
+    slots = torch.arange(bias.shape[-1], device=bias.device)
+    index = (slots + (cache.longest - cache.offset)[:, None]).clamp(max=bias.shape[-1] - 1)
+    index = index[:, None, None].expand(-1, bias.shape[1], bias.shape[2], -1)
+    return bias.expand(len(cache.lengths), -1, -1, -1).gather(-1, index)
 
 
 def stackable(query: Tensor, mask: Tensor | None) -> bool:

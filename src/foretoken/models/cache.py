@@ -201,6 +201,9 @@ def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     """An empty cache for `rows` rows of this model."""
     stock = DynamicCache(config=model.config).layers
     layers = [RaggedLayer() if type(x).__name__ in KEEPS_TOKENS else x for x in stock]
+    for name in ("num_decoder_layers", "decoder_layers"):  # the stock ones are the encoder's
+        if model.config.is_encoder_decoder and getattr(model.config, name, None):
+            layers = [RaggedLayer() for _ in range(getattr(model.config, name))]
     return RaggedCache(layers, rows, model.device)
 
 

@@ -41,7 +41,8 @@ def pack(model: PreTrainedModel) -> Packing:
     No weight is in memory twice but the one in work, and a head tied to the embeddings where it is
     at most `SPARE` of the model; else such a head stays as it is. A trial token must have the same
     logits before and after; where it has not, or the family's code reads weights by itself, all
-    layers are put back. Needs a model that nobody trains.
+    layers are put back. For a model that nobody trains, before it stands behind the Model protocol:
+    what runs it keeps hold of its layers.
     """
     reason = objection(model)
     if reason is not None:
