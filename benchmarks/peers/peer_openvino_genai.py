@@ -56,6 +56,7 @@ class Peer:
         how = genai.GenerationConfig(
             max_new_tokens=asked["max_new_tokens"], ignore_eos=True, do_sample=False
         )
+        how.set_eos_token_id(0)  # it takes none for -1, and refuses that; nothing stops there
         if asked["gamma"]:
             how.num_assistant_tokens = asked["gamma"]
         pipeline = self.assisted if asked["gamma"] else self.plain

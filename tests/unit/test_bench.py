@@ -214,6 +214,8 @@ for i, line in enumerate(sys.stdin):
         print(json.dumps({"version": "1", "precision": {"weights": asked["draft_dtype"]}}))
     elif asked["gamma"] == 9:
         print(json.dumps({"error": "nine is too many"}))
+    elif asked["gamma"] == 7:
+        print(json.dumps({"tokens": [7]}))
     elif asked["gamma"] == 8:
         sys.exit("the last word")
     else:
@@ -245,6 +247,11 @@ def test_a_peer_that_refuses(stranger: Peer):
     with pytest.raises(RefusedError, match=r"^--vs stranger: nine is too many$"):
         stranger.run(TASK, 9)
     assert stranger.run(TASK, 1).tokens == [1] * 12  # it is still there
+
+
+def test_a_peer_that_stops_early(stranger: Peer):
+    with pytest.raises(RefusedError, match="made 1 tokens, not 12"):
+        stranger.run(TASK, 7)
 
 
 def test_a_peer_that_dies(stranger: Peer):

@@ -71,6 +71,9 @@ class Peer:
             top_p=task.params.top_p,
             seed=task.seed,
         )
+        if len(found["tokens"]) != task.tokens:
+            told = f"it made {len(found['tokens'])} tokens, not {task.tokens}"
+            raise RefusedError(f"--vs {self.name}: {told}")
         return Run(**found)
 
     def close(self) -> None:
