@@ -43,3 +43,9 @@ def remember(file: str, key: str, value: Any) -> None:
     except OSError:
         if made:
             Path(made).unlink(missing_ok=True)
+
+
+def forget() -> None:
+    """Remove every file of things found out once."""
+    for file in cache_folder().glob("*.json"):
+        file.unlink(missing_ok=True)

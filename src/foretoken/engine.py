@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from time import perf_counter
+
+import torch
 
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
@@ -37,14 +40,16 @@ class Engine:
         active = list(rows)
         began = perf_counter()
         try:
-            self._start(rows, drafter)
+            with self._threads():
+                self._start(rows, drafter)
             for row in rows:
                 row.prefill_seconds = perf_counter() - began
             yield
             while active:
                 wanted = gamma.ask(active)
                 asked = [min(g, row.room - 1) for g, row in zip(wanted, active, strict=True)]
-                step(active, self.target, drafter, rule, params, asked)
+                with self._threads():
+                    step(active, self.target, drafter, rule, params, asked)
                 for row in active:
                     row.seconds = perf_counter() - began
                 self._leave([b for b, row in enumerate(active) if row.finish_reason], drafter)
@@ -70,6 +75,20 @@ class Engine:
         # Copies: a drafter may keep what it is given and add to it
         heard = sources and [list(source) for source in sources]
         drafter.start(list(range(len(rows))), [list(prompt) for prompt in prompts], heard)
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Torch on one thread where the target runs elsewhere: its threads wait by spinning, and
+        would take the cores from the target's. In between torch is the caller's."""
+        count = torch.get_num_threads()
+        if self.target.runtime != "openvino" or count == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(count)
 
     def _leave(self, gone: list[int], drafter: Drafter) -> None:
         if gone:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.engine import Engine
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed
@@ -165,3 +167,25 @@ def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
         pass
     assert len(row.new_tokens) == 7 and row.request.prompt == [1]
     assert [token for step in row.records for token in step.kept] == row.new_tokens
+
+
+def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between() -> None:
+    seen: list[int] = []
+
+    class Elsewhere(TableModel):
+        runtime = "openvino"
+
+        def score(self, blocks: list[list[int]], need: list[int]) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return super().score(blocks, need)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        row = Row.of(Request([1], 3, RowKey(0, 0)))
+        made = Engine(Elsewhere(P, V), NoDrafter())
+        for _ in made.run([row], SamplingParams(), speculative, Fixed(0)):
+            assert torch.get_num_threads() == 3
+        assert seen == [1, 1, 1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

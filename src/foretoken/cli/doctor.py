@@ -27,7 +27,8 @@ def doctor(
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="List the converted models.")] = False,
     clear_cache: Annotated[
-        bool, typer.Option("--clear-cache", help="Remove them; they are made again when needed.")
+        bool,
+        typer.Option("--clear-cache", help="Remove them, and measured costs; all is made again."),
     ] = False,
     dtype: Annotated[str, typer.Option(help="As for generate.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
@@ -96,9 +97,11 @@ def _list(console: Console, *, as_json: bool) -> None:
 
 
 def _clear(console: Console, *, as_json: bool) -> None:
+    from foretoken.disk import forget
     from foretoken.models import store
 
     count = store.clear()
+    forget()
     if as_json:
         print(json.dumps({"folder": str(store.folder()), "removed": count}))
     else:

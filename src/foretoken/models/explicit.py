@@ -42,6 +42,7 @@ class ExplicitModel:
         self.vocab_size: int = facts["vocab_size"]
         self.context: int | None = facts["context"]
         self.source_context: int | None = facts["source_context"]
+        self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.device = torch.device("cpu")
         self.encoder = None if encoder is None else Feed(encoder)
         self.decoder = Feed(decoder)
