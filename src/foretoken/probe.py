@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from time import perf_counter
-from typing import cast
+from typing import NamedTuple, cast
 
 from foretoken.costs import Costs, of
 from foretoken.distributions import SamplingParams
@@ -19,28 +19,50 @@ from foretoken.verify import block
 
 ALONE = (0, 1, 3, 7, 15)  # gammas: passes over 1, 2, 4, 8, 16 tokens
 SHARED = (0, 3)  # gammas where many rows share a pass
-SECONDS = 0.6  # after two rounds; none begins later than this
+SECONDS = 1.0  # after three rounds, the first of which warms up; none begins later than this
 ROUNDS = 8  # at most
 TOKENS = ROUNDS * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
+AGREE = 1.25  # how far two halves of the rounds may lie apart: a busy machine says little
 
 
-def probe(engine: Engine, request: Request, params: SamplingParams) -> Costs:
+class Probed(NamedTuple):
+    """Costs, and whether they are worth remembering."""
+
+    costs: Costs
+    steady: bool
+
+
+def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which is not told of ends of sequence. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
-    return of(_steps(engine, [request], params, ALONE), min)
+    steps = _steps(engine, [request], params, ALONE)
+    return Probed(of(steps, min), _steady(steps, ALONE))
 
 
 def probe_shared(
     costs: Costs, engine: Engine, request: Request, params: SamplingParams, rows: int
-) -> Costs:
+) -> Probed:
     """`costs`, and what steps of so many rows, all like `request`, add to them."""
-    return costs.among(_steps(engine, [request] * rows, params, SHARED), rows)
+    steps = _steps(engine, [request] * rows, params, SHARED)
+    return Probed(costs.among(steps, rows), _steady(steps, SHARED))
+
+
+def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
+    """Whether the odd rounds say what the even ones say, the first left out."""
+    halves: list[list[StepRecord]] = [[], []]
+    for i, step in enumerate(steps[len(gammas) :]):
+        halves[i // len(gammas) % 2].append(step)
+    if not all(halves):
+        return False
+    one, other = (of(half, min) for half in halves)
+    apart = [one.seconds(g) / other.seconds(g) for g in gammas]
+    return max(apart) <= AGREE and min(apart) >= 1 / AGREE
 
 
 def _steps(
     engine: Engine, requests: list[Request], params: SamplingParams, gammas: tuple[int, ...]
 ) -> list[StepRecord]:
-    """The first row's: rounds over the gammas, at least two, the first of which warms up."""
+    """The first row's: rounds over the gammas, at least three, the first of which warms up."""
     engine.require_idle()
     rows = [Row.of(request) for request in requests]
     drafter = cast(Drafter, _Wordy(engine.drafter))
@@ -50,7 +72,7 @@ def _steps(
         for _ in run:
             rounds, within = divmod(len(rows[0].records), len(gammas))
             late = perf_counter() - began > SECONDS
-            if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
+            if not within and (rounds >= ROUNDS or (rounds >= 3 and late)):
                 break
     return rows[0].records
 

@@ -21,7 +21,7 @@ from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Seed, as_list, check, keys_of
-from foretoken.probe import TOKENS, probe, probe_shared
+from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.verify import Rule
 
@@ -135,13 +135,13 @@ class Speculator:
             name = costs.key(self.target, self.drafter, kind, rows)
             found = costs.recall(name) if name else None
             if found is None:
-                found = self._probed(params, rows)
-                if name:
+                found, steady = self._probed(params, rows)
+                if name and steady:  # what a busy machine says is for this process only
                     costs.keep(name, found)
             self._costs[kind, rows] = found
         return self._costs[kind, rows]
 
-    def _probed(self, params: SamplingParams, rows: int) -> Costs:
+    def _probed(self, params: SamplingParams, rows: int) -> Probed:
         """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)

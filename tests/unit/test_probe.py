@@ -14,8 +14,8 @@ from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
-from foretoken.probe import ALONE, SHARED, TOKENS, probe, probe_shared
-from foretoken.request import Request, Row
+from foretoken.probe import ALONE, SHARED, TOKENS, _steady, probe, probe_shared
+from foretoken.request import Request, Row, StepRecord
 from foretoken.verify import speculative
 from oracle import random_model
 
@@ -36,7 +36,7 @@ def request(tokens: int = TOKENS) -> Request:
 @pytest.mark.parametrize("drafter", [None, LookupDrafter(), NoDrafter()], ids=str)
 def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     e = engine(drafter)
-    found = probe(e, request(), params)
+    found, _ = probe(e, request(), params)
     assert [g for g, _ in found.draft] == list(ALONE)
     assert [n for n, _ in found.score] == [n for n, _ in found.verify] == [g + 1 for g in ALONE]
     assert all(seconds > 0 for _, seconds in found.score)
@@ -45,8 +45,8 @@ def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
 
 def test_rows_that_share_a_pass():
     e = engine()
-    alone = probe(e, request(), SAMPLED)
-    found = probe_shared(alone, e, request(), SAMPLED, rows=4)
+    alone, _ = probe(e, request(), SAMPLED)
+    found, _ = probe_shared(alone, e, request(), SAMPLED, rows=4)
     sizes = {4 * (g + 1) for g in SHARED} | {g + 1 for g in ALONE}
     assert [n for n, _ in found.score] == sorted(sizes)
     assert found.rows[-1][0] == 4 and found.rows[-1][1] >= 1
@@ -55,7 +55,7 @@ def test_rows_that_share_a_pass():
 
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 30])
 def test_less_room_measures_less(room):
-    found = probe(engine(context=2 + room), request(room), SAMPLED)
+    found, _ = probe(engine(context=2 + room), request(room), SAMPLED)
     assert found.seconds(0) > 0 and found.seconds(3) > 0
     assert max(g for g, _ in found.draft) < room
 
@@ -67,4 +67,21 @@ def test_an_open_stream_is_left_alone():
     with pytest.raises(RefusedError, match="still open"):
         probe(e, request(), SAMPLED)
     stream.close()
-    assert isinstance(probe(e, request(), SAMPLED), Costs)
+    assert isinstance(probe(e, request(), SAMPLED).costs, Costs)
+
+
+def rounds(*slowness: float) -> list[StepRecord]:
+    """Rounds of two gammas, each round so many times slower than it should be."""
+    return [
+        StepRecord(g, (0,) * g, 0, (1,), (), g, 0.1 * g * slow, slow, 0.0, 1)
+        for slow in slowness
+        for g in SHARED
+    ]
+
+
+def test_what_two_halves_do_not_agree_on_is_not_steady():
+    assert _steady(rounds(9.0, 1.0, 1.1), SHARED)  # the first round warms up
+    assert not _steady(rounds(1.0, 1.0, 1.5), SHARED)
+    assert not _steady(rounds(1.0, 1.5, 1.0), SHARED)
+    assert _steady(rounds(1.0, 1.0, 1.1, 7.0, 7.0), SHARED)  # each half had a quiet round
+    assert not _steady(rounds(1.0, 1.0), SHARED)  # nothing to compare

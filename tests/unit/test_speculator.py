@@ -249,6 +249,7 @@ def named_pair(target="a", draft="b") -> Speculator:
 def test_costs_are_kept_and_the_next_process_measures_nothing(tmp_path, monkeypatch):
     """And then the text is the same: it follows from frozen costs and the row's own past."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)  # this machine may be busy
     options = {"temperature": 1.0, "max_new_tokens": 40}
     first = named_pair().generate(IDS, **options)
     assert len(remembered(FILE)) == 2  # of one row, and of four
@@ -263,8 +264,16 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(tmp_path, monkeypa
 
 def test_costs_of_models_without_a_name_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)
     table().generate([1, 2])
     named_pair(draft="").generate([1, 2])
+    assert remembered(FILE) == {}
+
+
+def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("foretoken.probe.AGREE", 0.0)
+    named_pair().generate([1, 2])
     assert remembered(FILE) == {}
 
 
