@@ -84,7 +84,7 @@ def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
 def probe(model: PreTrainedModel) -> tuple[Pairs, Pairs]:
     """Example keys and values of every layer, for two rows: of the past and of the source."""
     ids = torch.ones(2, 5, dtype=torch.long)
-    own = DynamicCache(config=model.config)
+    own = DynamicCache()  # by the config T5 would get as many layers as its encoder has
     if not model.config.is_encoder_decoder:
         model(input_ids=ids, past_key_values=own, use_cache=True)
         return pairs(own), []
