@@ -67,7 +67,7 @@ def llama(width: int, layers: int, vocab: int, context: int) -> LlamaConfig:
         intermediate_size=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads // 2 if heads % 2 == 0 and heads // 2 >= HEADS else heads,
+        num_key_value_heads=heads if heads % 2 else max(HEADS, heads // 2),
         head_dim=HEAD,
         vocab_size=vocab,
         max_position_embeddings=context,
@@ -107,7 +107,9 @@ def shape(family: Family, params: float, vocab: int) -> tuple[int, int]:
     for width in range(HEADS * HEAD, 8192, HEAD):
         layers = round((params - family.tables * vocab * width) / (family.layer * width**2))
         if layers >= 1:
-            found.append((abs(math.log(width / layers / family.aspect)), width, layers))
+            odd = width // HEAD % 2  # heads, which then share no keys
+            off = abs(math.log(width / layers / family.aspect)) + odd / 2
+            found.append((off, width, layers))
     if not found:
         raise SystemExit(f"{params / 1e6:g}M parameters do not hold a vocabulary of {vocab}")
     return min(found)[1:]
