@@ -1,9 +1,10 @@
 """A peer's half of the conversation with `foretoken bench`: JSON lines in, JSON lines out.
 
 First line in: what to load ({target, draft, dtype, draft_dtype, threads, python}); answered by what
-was loaded. Every further line: {prompt, max_new_tokens, gamma, temperature, seed}, answered by
-{tokens, first_tokens, first_seconds, seconds}. What cannot be done is answered by {error}. What
-libraries print goes to standard error. Needs nothing but Python: every peer's venv can import it.
+was loaded, {version, precision} and maybe a {note}. Every further line: {prompt, max_new_tokens,
+gamma, temperature, top_k, top_p, seed}, answered by {tokens, first_tokens, first_seconds, seconds}.
+What cannot be done is answered by {error}. What libraries print goes to standard error. Needs
+nothing but Python: every peer's venv can import it.
 """
 
 from __future__ import annotations

@@ -126,7 +126,11 @@ def load(asked: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(asked)
     dtype = asked["dtype"]
     kinds = {"weights": dtype, "cache": CACHES[dtype][0], "activations": dtype}
-    return {"version": llama.__version__, "precision": kinds}, peer.generate
+    return {
+        "version": llama.__version__,
+        "precision": kinds,
+        "note": "its kernels, our loop",
+    }, peer.generate
 
 
 if __name__ == "__main__":

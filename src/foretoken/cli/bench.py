@@ -251,6 +251,7 @@ def _document(
         "precision": {bench.OWN: _precision(spec, asked["dtype"])}
         | {peer.name: peer.about["precision"] for peer in peers},
         "versions": {peer.name: peer.about["version"] for peer in peers},
+        "notes": {peer.name: peer.about["note"] for peer in peers if "note" in peer.about},
         "figures": rows,
         "best_gamma": fixed[1],
         "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,

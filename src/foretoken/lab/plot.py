@@ -49,6 +49,7 @@ def _times(axes: Axes, table: list[Figures]) -> None:
         if one.gamma is None:
             height, told = one.seconds_per_token.median * 1e3, f"{OWN}, automatic"
             axes.axhline(height, color="C0", linestyle="--", label=told)
+    axes.set_xticks(sorted({one.gamma for one in table if one.gamma is not None}))
     axes.set_xlabel("gamma, guesses per target call (0: plain decoding)")
     axes.set_ylabel("ms per token")
     axes.set_ylim(bottom=0)

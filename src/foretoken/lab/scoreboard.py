@@ -27,7 +27,7 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
     for name, kinds in document["precision"].items():
         told = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
         version = document["versions"].get(name, document["machine"]["versions"].get(name))
-        console.print(f"{name} {version}: {told}", soft_wrap=True)
+        console.print(f"{name} {version}{_note(document, name)}: {told}", soft_wrap=True)
     console.print(_speed(table))
     console.print(_time(table))
     best = document["best_gamma"]
@@ -38,7 +38,7 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
         automatic = duel["automatic"]
         told = "" if automatic is None else f", automatic {automatic:.2f}x"
         console.print(
-            f"against {duel['name']}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against "
+            f"against {duel['name']}{_note(document, duel['name'])}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against "
             f"its gamma {duel['peer_gamma']} [bold]{duel['best']:.2f}x[/bold]{told}",
             soft_wrap=True,
         )
@@ -86,6 +86,11 @@ def _table(*heads: str) -> Table:
     for head in heads:
         shown.add_column(head, justify="right" if head else "left", no_wrap=True)
     return shown
+
+
+def _note(document: dict[str, Any], name: str) -> str:
+    note = document["notes"].get(name)
+    return f" ({note})" if note else ""
 
 
 def _same(found: Agreement | None) -> str:
