@@ -37,8 +37,9 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
     for duel in document["duels"]:
         automatic = duel["automatic"]
         told = "" if automatic is None else f", automatic {automatic:.2f}x"
+        rival = duel["name"] + _note(document, duel["name"])
         console.print(
-            f"against {duel['name']}{_note(document, duel['name'])}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against "
+            f"against {rival}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against "
             f"its gamma {duel['peer_gamma']} [bold]{duel['best']:.2f}x[/bold]{told}",
             soft_wrap=True,
         )
