@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError, one_line
 from foretoken.models import store
 from foretoken.models.base import Model
+from foretoken.models.eight_bits import eight_bits
 from foretoken.models.explicit import ExplicitModel
 from foretoken.models.export_explicit import export_explicit
 from foretoken.models.export_paged import export_paged
@@ -31,19 +32,10 @@ from foretoken.models.exported import Exported
 from foretoken.models.paged import PagedModel, paged
 from foretoken.models.selfcheck import Form
 
+MAKERS = ("export*.py", "tracing.py", "eight_bits.py")  # what a graph's making depends on
 DTYPES = ("float32", "bfloat16", "int8")
 
 log = logging.getLogger(__name__)
-
-
-def eight_bits(graph: ov.Model) -> ov.Model:
-    """Weights as eight-bit integers with a scale per output: another model, the user's choice."""
-    try:
-        import nncf  # pyright: ignore[reportMissingImports] - an extra
-    except ImportError:
-        raise RefusedError("dtype='int8' needs nncf: pip install 'foretoken[int8]'") from None
-    nncf.set_log_level(logging.ERROR)
-    return nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_ASYM)
 
 
 def compiled(exported: Exported, dtype: str = "float32") -> Model:
@@ -166,7 +158,8 @@ def identity(network: PreTrainedModel, *choices: str) -> str:
 
 def fingerprint(content: str, *choices: str) -> str:
     """What a conversion depends on: the model, our code and the libraries'."""
-    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("export*.py"))]
+    makers = sorted(file for kind in MAKERS for file in Path(__file__).parent.glob(kind))
+    code = [file.read_text() for file in makers]
     versions = [torch.__version__, transformers.__version__, version("openvino")]
     parts = json.dumps([content, choices, code, versions])
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
