@@ -1,9 +1,15 @@
 """Shared by all tests: no network, one thread a worker, no time limit on hypothesis examples."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Nothing that is found out here is kept for the user's own runs, nor taken from them
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="foretoken-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import pytest
 import torch

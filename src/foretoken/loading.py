@@ -17,7 +17,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import read_ends
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model
+from foretoken.models.causal import output_rows
 from foretoken.runtimes import Wish, place
 from foretoken.sources import Source, source
 from foretoken.sources import tokenizer as words_of
@@ -61,18 +61,18 @@ def load(
         draft = _asset("draft") if draft is None else draft
     draft = "lookup" if draft is None else draft
     read = _read(target, revision, trust_remote_code)
-    ends = read_ends(
-        read.empty if isinstance(read, Source) else read, refuse=generation_config is None
-    )
+    structure = _structure(read)
+    ends = read_ends(structure, refuse=generation_config is None)
     words = (
         words_of(target, revision, trust_remote_code)
         if tokenizer is None
         else words_of(tokenizer, revision, trust_remote_code, wanted=True)
     )
-    model = place(read, wish).model
+    # What does not fit is said before anything large is loaded or converted
+    drafter = _drafter(draft, structure, words, draft_wish, draft_revision, trust_remote_code)
     return Speculator(
-        target=model,
-        drafter=_drafter(draft, model, words, draft_wish, draft_revision, trust_remote_code),
+        target=place(read, wish).model,
+        drafter=drafter,
         tokenizer=words,
         ends=ends,
         target_name=_name(target),
@@ -86,6 +86,10 @@ def _read(
     return given if isinstance(given, PreTrainedModel) else source(given, revision, trust)
 
 
+def _structure(read: Source | PreTrainedModel) -> PreTrainedModel:
+    return read.empty if isinstance(read, Source) else read
+
+
 def _asset(name: str) -> Path:
     """A folder of the default pair."""
     folder = Path(str(files("foretoken") / "assets" / name))
@@ -96,7 +100,7 @@ def _asset(name: str) -> Path:
 
 def _drafter(
     draft: str | Path | PreTrainedModel | Drafter,
-    target: Model,
+    target: PreTrainedModel,
     words: PreTrainedTokenizerBase | None,
     wish: Wish,
     revision: str | None,
@@ -111,7 +115,7 @@ def _drafter(
     if draft == "lookup":
         return LookupDrafter()
     if draft == "uniform":
-        return UniformDrafter(target.vocab_size)
+        return UniformDrafter(output_rows(target))
     if isinstance(draft, str) and draft.startswith("heads:"):
         raise RefusedError(
             f"draft={draft!r}: heads are not built yet; give a model or 'ngram:FILE'"
@@ -119,18 +123,18 @@ def _drafter(
     if isinstance(draft, str) and draft.startswith("ngram:"):
         mark = fingerprint(words.get_vocab()) if words else None
         table = NGram.load(
-            draft.removeprefix("ngram:"), vocab_size=target.vocab_size, fingerprint=mark
+            draft.removeprefix("ngram:"), vocab_size=output_rows(target), fingerprint=mark
         )
         return NGramDrafter(table)
-    model = place(_read(draft, revision, trust), wish).model
-    if model.encoder_decoder and not target.encoder_decoder:
+    read = _read(draft, revision, trust)
+    network, V = _structure(read), output_rows(target)
+    if network.config.is_encoder_decoder and not target.config.is_encoder_decoder:
         raise RefusedError(
             f"{_name(draft)} is an encoder-decoder: it cannot draft for a causal target"
         )
-    require_same_words(
-        _name(draft), model.vocab_size, words_of(draft, revision, trust), target.vocab_size, words
-    )
-    return LMDrafter(model, target.vocab_size)
+    spoken = words_of(draft, revision, trust)
+    require_same_words(_name(draft), output_rows(network), spoken, V, words)
+    return LMDrafter(place(read, wish).model, V)
 
 
 def _name(source: object) -> str:

@@ -33,7 +33,7 @@ def request(tokens: int = TOKENS) -> Request:
 
 
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
-@pytest.mark.parametrize("drafter", [None, LookupDrafter(), NoDrafter()], ids=str)
+@pytest.mark.parametrize("drafter", [None, LookupDrafter(), NoDrafter()], ids=["model", "lookup", "none"])
 def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     e = engine(drafter)
     found, _ = probe(e, request(), params)

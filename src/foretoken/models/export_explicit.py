@@ -7,12 +7,10 @@ and its caller owns the cache. It does not know how graphs are compiled, kept on
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import openvino as ov
 import torch
-from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -24,6 +22,7 @@ from foretoken.models.causal import limit, output_rows
 from foretoken.models.export_block import Block, Fresh, Pairs, within
 from foretoken.models.exported import Exported
 from foretoken.models.seq2seq import encoder_limit
+from foretoken.models.tracing import traced
 
 
 def export_explicit(model: PreTrainedModel) -> Exported:
@@ -46,13 +45,13 @@ def export_explicit(model: PreTrainedModel) -> Exported:
     if cross:
         feed["sources"] = two
         inputs = {"ids": feed["ids"], "sources": two}
-        graphs["encoder"] = traced(EncoderGraph(model), inputs, ["cross_keys", "cross_values"])
+        graphs["encoder"] = recorded(EncoderGraph(model), inputs, ["cross_keys", "cross_values"])
     feed |= {f"keys.{i}": k for i, (k, _) in enumerate(past)}
     feed |= {f"values.{i}": v for i, (_, v) in enumerate(past)}
     feed |= {f"cross_keys.{i}": k for i, (k, _) in enumerate(cross)}
     feed |= {f"cross_values.{i}": v for i, (_, v) in enumerate(cross)}
     outputs = ["logits", "hidden", "new_keys", "new_values"]
-    graphs["decoder"] = traced(DecoderGraph(model, list(feed)), feed, outputs)
+    graphs["decoder"] = recorded(DecoderGraph(model, list(feed)), feed, outputs)
     return Exported(graphs, facts(model, len(past)))
 
 
@@ -87,13 +86,10 @@ def pairs(cache: Any) -> Pairs:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def traced(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
+def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
     """The graph over inputs like `feed`, all sizes free but heads and their width."""
-    modules, example = list(graph.modules()), tuple(feed.values())
-    with evaluating(modules), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer asks about sizes that were meant to be fixed
-        once = {"check_trace": False}  # its check is another three forwards
-        made = ov.convert_model(TorchScriptPythonDecoder(graph, None, example, trace_kwargs=once))
+    with evaluating(list(graph.modules())):
+        made = traced(graph, tuple(feed.values()))
     for port, (name, x) in zip(made.inputs, feed.items(), strict=True):
         free = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
         port.get_node().set_partial_shape(ov.PartialShape(free))
