@@ -133,4 +133,4 @@ def test_hidden_states_are_there_beside_the_logits(
     logits = model.score([[6, 7, 8]], [2])
     hidden = torch.from_numpy(model.request.get_tensor("hidden").data.copy())
     with torch.no_grad():
-        assert same(network.lm_head(hidden)[0], logits[0])
+        assert same(network.lm_head(hidden)[0, :2], logits[0])

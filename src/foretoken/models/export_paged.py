@@ -58,6 +58,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
         "form": "paged",
         "vocab_size": output_rows(model),
         "context": limit(model.config.get_text_config(decoder=True)),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
     }
     return Exported({"decoder": graph}, facts)

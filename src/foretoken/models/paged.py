@@ -9,6 +9,7 @@ its graph came from.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from foretoken.models.causal import check_context, check_lengths, staying
 
 CHUNK = 512  # tokens in one pass of a prefill: bounds its memory
 FIRST = 16  # blocks to begin with; the pool then grows by half
+SLACK = 4.5e6  # parameters a layer that one more token may cost, against a pass of another size
 
 
 def paged(graph: ov.Model, windows: list[int]) -> ov.Model:
@@ -113,6 +115,7 @@ class PagedModel:
         self.kinds = {p.get_any_name(): p.get_element_type().to_dtype() for p in others}
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
+        self.slack = int(SLACK * len(facts["windows"]) / facts["parameters"])
         self.lengths: list[int] = []
         self.blocks: list[list[int]] = []  # of every row
 
@@ -130,7 +133,7 @@ class PagedModel:
         parts = [(b, block) for b, block in enumerate(blocks) if block]
         if not parts:
             return torch.zeros(len(blocks), 0, self.vocab_size)
-        ends = np.cumsum([len(block) for _, block in parts])
+        ends = accumulate(len(block) for _, block in parts)
         wanted = [need[b] for b, _ in parts]
         places = [i for end, n in zip(ends, wanted, strict=True) for i in range(end - n, end)]
         flat = self._run(parts, places or [0])
@@ -164,23 +167,35 @@ class PagedModel:
         """Append blocks to rows; logits `[len(places), V]` at flat `places`, valid until the next
         run."""
         past = [self.lengths[b] for b, _ in parts]
-        ends = [n + len(tokens) for n, (_, tokens) in zip(past, parts, strict=True)]
+        for start, (b, tokens) in zip(past, parts, strict=True):
+            self.lengths[b] = start + len(tokens)
+        ids = [list(tokens) for _, tokens in parts]
+        ids[-1] += [0] * self._padding(sum(map(len, ids)), past[-1] + len(ids[-1]))
+        sizes = [len(tokens) for tokens in ids]
+        ends = [start + size for start, size in zip(past, sizes, strict=True)]
         held = [
             self._room(b, start, end) for (b, _), start, end in zip(parts, past, ends, strict=True)
         ]
-        self._put("input_ids", [token for _, tokens in parts for token in tokens])
-        self._put("position_ids", [i for a, z in zip(past, ends, strict=True) for i in range(a, z)])
-        self._put("needed", places)
+        self._put("input_ids", list(chain.from_iterable(ids)))
+        self._put("position_ids", list(chain.from_iterable(map(range, past, ends))))
+        again = self.bound.get("needed", 0) - len(places)
+        self._put("needed", places + places[-1:] * (again if 0 < again <= self.slack else 0))
         self._put("past_lens", past)
-        self._put("subsequence_begins", begins([len(tokens) for _, tokens in parts]))
-        self._put("block_indices_begins", begins([len(blocks) for blocks in held]))
-        self._put("block_indices", [block for blocks in held for block in blocks])
+        self._put("subsequence_begins", [0, *accumulate(sizes)])
+        self._put("block_indices_begins", [0, *accumulate(map(len, held))])
+        self._put("block_indices", list(chain.from_iterable(held)))
         self._put("max_context_len", [max(ends)])
-        self.request.infer()
-        for (b, _), end in zip(parts, ends, strict=True):
-            self.lengths[b] = end
+        self.request.infer(share_outputs=True)
         logits = self.request.get_output_tensor(0).data
-        return torch.from_numpy(logits).view(len(places), -1)
+        return torch.from_numpy(logits).view(-1, self.vocab_size)[: len(places)]
+
+    def _padding(self, tokens: int, end: int) -> int:
+        """Tokens to add behind the last row, where the next ones will be written: a pass of the
+        same size as the one before is quicker, for OpenVINO lays out every layer anew for another.
+        """
+        missing = self.bound.get("input_ids", 0) - tokens
+        fits = self.context is None or end + missing <= self.context
+        return missing if 0 < missing <= self.slack and fits else 0
 
     def _room(self, b: int, start: int, end: int) -> list[int]:
         """The blocks of row b's first `end` tokens; those from `start` on are its own."""
@@ -205,7 +220,3 @@ class PagedModel:
         if self.bound.get(name) != size:
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
-
-
-def begins(sizes: list[int]) -> list[int]:
-    return np.cumsum([0, *sizes]).tolist()
