@@ -17,11 +17,12 @@ from foretoken.engine import Engine
 from foretoken.request import Request, Row, StepRecord
 from foretoken.verify import block
 
-ALONE = (0, 1, 3, 7, 15)  # gammas: passes over 1, 2, 4, 8, 16 tokens
+ALONE = (0, 1, 3, 5, 7, 11, 15)  # gammas: passes over 1 to 16 tokens; kernels go by steps
 SHARED = (0, 3)  # gammas where many rows share a pass
-SECONDS = 1.0  # after three rounds, the first of which warms up; none begins later than this
-ROUNDS = 8  # at most
-TOKENS = ROUNDS * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
+TWICE = 2  # steps of each gamma at a time: a pass of another size than the last is slower
+SECONDS = 1.0  # after two rounds none begins later than this
+ROUNDS = 5  # at most
+TOKENS = ROUNDS * TWICE * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
 AGREE = 1.25  # how far two halves of the rounds may lie apart: a busy machine says little
 
 
@@ -48,10 +49,10 @@ def probe_shared(
 
 
 def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
-    """Whether the odd rounds say what the even ones say, the first left out."""
+    """Whether the odd rounds say what the even ones say."""
     halves: list[list[StepRecord]] = [[], []]
-    for i, step in enumerate(steps[len(gammas) :]):
-        halves[i // len(gammas) % 2].append(step)
+    for i, step in enumerate(steps):
+        halves[i // (TWICE * len(gammas)) % 2].append(step)
     if not all(halves):
         return False
     one, other = (of(half, min) for half in halves)
@@ -62,7 +63,7 @@ def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
 def _steps(
     engine: Engine, requests: list[Request], params: SamplingParams, gammas: tuple[int, ...]
 ) -> list[StepRecord]:
-    """The first row's: rounds over the gammas, at least three, the first of which warms up."""
+    """The first row's: rounds over the gammas, at least two."""
     engine.require_idle()
     rows = [Row.of(request) for request in requests]
     drafter = cast(Drafter, _Wordy(engine.drafter))
@@ -70,22 +71,22 @@ def _steps(
     began = perf_counter()
     with closing(run):
         for _ in run:
-            rounds, within = divmod(len(rows[0].records), len(gammas))
+            rounds, within = divmod(len(rows[0].records), TWICE * len(gammas))
             late = perf_counter() - began > SECONDS
-            if not within and (rounds >= ROUNDS or (rounds >= 3 and late)):
+            if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
                 break
     return rows[0].records
 
 
 class _Rounds:
-    """Every gamma in turn."""
+    """Every gamma in turn, some steps of each."""
 
     def __init__(self, gammas: tuple[int, ...]) -> None:
         self.gammas = gammas
 
     def ask(self, rows: list[Row]) -> list[int]:
         step = len(rows[0].records)
-        return [self.gammas[step % len(self.gammas)]] * len(rows)
+        return [self.gammas[step // TWICE % len(self.gammas)]] * len(rows)
 
 
 class _Wordy:

@@ -24,6 +24,7 @@ from foretoken.models.causal import check_context, check_lengths, staying
 
 CHUNK = 512  # tokens in one pass of a prefill: bounds its memory
 FIRST = 16  # blocks to begin with; the pool then grows by half
+MOST = 16  # tokens added to a pass
 SLACK = 4.5e6  # parameters a layer that one more token may cost, against a pass of another size
 
 
@@ -115,7 +116,7 @@ class PagedModel:
         self.kinds = {p.get_any_name(): p.get_element_type().to_dtype() for p in others}
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
-        self.slack = int(SLACK * len(facts["windows"]) / facts["parameters"])
+        self.slack = min(MOST, int(SLACK * len(facts["windows"]) / facts["parameters"]))
         self.lengths: list[int] = []
         self.blocks: list[list[int]] = []  # of every row
 
