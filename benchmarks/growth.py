@@ -1,0 +1,92 @@
+"""What a step costs as the work grows: context, vocabulary, rows, parameters. Random models, so
+times only.
+
+Expected: draft, verify and rest do not grow with the context; verify grows with the vocabulary in
+proportion; the target's pass grows with parameters in proportion (bytes over bandwidth) and with
+the context by its keys and values.
+
+    python benchmarks/growth.py --folder DIR     # makes the models in DIR, some GB, once
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from foretoken import Speculator, load
+from machine import save
+
+GAMMA, STEPS, PARTS = 4, 9, ("draft", "score", "verify", "rest")
+PAIRS = Path(__file__).parent / "pairs.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--largest", default="1B", help="the largest model")
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def note(what: str, value: Any, spec: Speculator, **options: Any) -> None:
+        for temperature in (0.0, 1.0):
+            found = step_parts(spec, temperature=temperature, **options)
+            rows.append({"what": what, "value": value, "temperature": temperature, **found})
+            print(rows[-1], file=sys.stderr, flush=True)
+
+    small = pair(given.folder, "30M", 32000)
+    for context in (64, 256, 1024, 2048, 4096):
+        note("context", context, small, context=context - STEPS * (GAMMA + 1) - 1)
+    for count in (1, 2, 4, 8, 16):
+        note("rows", count, small, context=64, count=count)
+    for vocabulary in (4096, 32000, 128000, 256000):
+        note("vocabulary", vocabulary, pair(given.folder, "100M", vocabulary), context=64)
+    for size in ("10M", "100M", "400M", given.largest):
+        note("parameters", size, pair(given.folder, size, 32000), context=64)
+    print(save("growth", {"gamma": GAMMA, "steps": STEPS, "rows": rows}), file=sys.stderr)
+    show(rows)
+
+
+def pair(folder: Path, params: str, vocabulary: int) -> Speculator:
+    out = folder / f"{params}-{vocabulary}"
+    if not (out / "target" / "config.json").exists():
+        sizes = ["--params", params, "--vocab", str(vocabulary), "--context", "4096"]
+        subprocess.run([sys.executable, PAIRS, "random", out, *sizes], check=True)
+    return load(str(out / "target"), str(out / "draft"))
+
+
+def step_parts(
+    spec: Speculator, *, context: int, count: int = 1, temperature: float
+) -> dict[str, float]:
+    """Milliseconds of a step's parts, medians over steps, all rows at about `context` tokens."""
+    prompt = [1 + i % 1000 for i in range(max(8, context))]
+    most = STEPS * (GAMMA + 1)
+    options: dict[str, Any] = {"max_new_tokens": most, "gamma": GAMMA, "temperature": temperature}
+    for _ in range(2):  # the first warms up
+        done = spec.generate([prompt] * count, **options)
+    out = done[0]
+    full = [step for step in out.steps[1:] if step.drafted == GAMMA]
+    parts = {
+        name: 1e3 * median(getattr(step, f"{name}_seconds") for step in full) for name in PARTS[:-1]
+    }
+    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in out.steps)
+    rest = (out.stats.seconds - out.stats.prefill_seconds - spent) / len(out.steps)
+    return parts | {"rest": 1e3 * rest}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table("", "", "T", *(f"{name} ms" for name in PARTS))
+    for row in rows:
+        figures = (f"{row[name]:.2f}" for name in PARTS)
+        table.add_row(row["what"], str(row["value"]), f"{row['temperature']:g}", *figures)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
