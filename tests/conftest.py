@@ -9,7 +9,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Nothing that is found out here is kept for the user's own runs, nor taken from them
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="foretoken-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from hypothesis import settings
 from foretoken import runtimes
 from foretoken.errors import RefusedError
 
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 settings.register_profile("foretoken", deadline=None)  # two busy cores make times meaningless
 settings.load_profile("foretoken")

@@ -64,7 +64,8 @@ def read_ends(network: PreTrainedModel, *, refuse: bool) -> Ends:
 
     Raises InputError for ids that are none.
     """
-    settings = getattr(network, "generation_config", None) or GenerationConfig.from_model_config(network.config)
+    own = getattr(network, "generation_config", None)
+    settings = own or GenerationConfig.from_model_config(network.config)
     if refuse:
         _refuse(settings)
     start = None

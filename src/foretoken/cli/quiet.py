@@ -1,5 +1,5 @@
-"""What a command says beside its result: transformers' own bars and reports are off, for an error is
-one line, and ours; a conversion, which takes a while, is announced on standard error."""
+"""What a command says beside its result: transformers' own bars and reports are off, for an error
+is one line, and ours; a conversion, which takes a while, is announced on standard error."""
 
 from __future__ import annotations
 
