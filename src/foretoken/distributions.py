@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Integral, Real
 from typing import cast
 
@@ -95,17 +96,43 @@ def sample(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
     """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
     `[B]`. `cdf` is the laws' `running_sum`, most of the cost, where it is at hand.
 
-    An id of zero mass is never returned, whatever the rounding: its CDF equals its predecessor's,
-    and what is looked for stays below the total. Raises NumericsError for a row that is no law.
+    An id of zero mass is never returned, whatever the rounding. Raises NumericsError for a row
+    that is no law.
     """
+    ids, masses = locate(laws, uniforms, cdf)
+    require_mass(_floats(masses))
+    return ids
+
+
+def locate(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`sample`, but nothing is read: ids, and the mass of every row for `require_mass`, `[B]`
+    each. For a row that is no law some id comes back."""
     cdf = running_sum(laws) if cdf is None else cdf
-    total = cdf[:, -1:]
-    if not all(0 < mass < math.inf for mass in _floats(total)):
+    total = cdf[:, -1:].clone()  # who keeps it does not keep the whole
+    wanted = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
+    found = torch.searchsorted(cdf, wanted, right=True)
+    # On a CPU the sum runs from left to right: an id of zero mass has its predecessor's CDF, and
+    # what is looked for stays below the total. Elsewhere it is added up in any order.
+    found = found.clamp_(max=laws.shape[-1] - 1) if cdf.is_cpu else possible(laws, found)
+    return found.squeeze(-1), total.squeeze(-1)
+
+
+def possible(laws: Tensor, found: Tensor) -> Tensor:
+    """For each id of `found [B, 1]` the last id up to it that has mass in `laws [B, V]`, else the
+    first that has."""
+    V = laws.shape[-1]
+    ids = torch.arange(V, device=laws.device)
+    key = torch.where(ids <= found, ids, -1 - ids)  # the greatest is the one wanted
+    best = torch.where(laws > 0, key, -V).amax(-1, keepdim=True)
+    return torch.where(best < 0, -1 - best, best)
+
+
+def require_mass(masses: list[float]) -> None:
+    """Raise NumericsError where a row that was drawn from is no law."""
+    if not all(0 < mass < math.inf for mass in masses):
         raise NumericsError(
             "a law to draw from has no mass or holds NaN; look at the logits or the q"
         )
-    wanted = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cdf, wanted, right=True).squeeze(-1)
 
 
 def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
@@ -114,12 +141,18 @@ def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> N
     Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in
     the text.
     """
-    tops = _floats(logits.amax(-1))  # NaN and +inf win a maximum, and all of -inf is one
-    if all(map(math.isfinite, tops)):
+    require_finite(cast(list[list[float]], logits.amax(-1).tolist()), whose, starts, counts)
+
+
+def require_finite(
+    tops: list[list[float]], whose: str, starts: list[int], counts: list[int]
+) -> None:
+    """The same from each position's largest logit: NaN and +inf win a maximum, and all of -inf is
+    one."""
+    if all(map(math.isfinite, chain.from_iterable(tops))):
         return
     for b, count in enumerate(counts):
-        for i in range(count):
-            top = float(logits[b, i].amax())
+        for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
                 what = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
                 raise NumericsError(
@@ -144,10 +177,17 @@ def _top_p(scores: Tensor, top_p: float) -> Tensor:
     edge = ordered.gather(-1, count)  # the least that stays
     drop = _below(scores, edge)
     tied = count - torch.searchsorted(ordered, edge)  # of the edge's equals, that do not
+    if not scores.is_cpu:  # where a look at `tied` would be a wait
+        return _without(scores, drop | _first(scores == edge, tied))
     for at in map(tuple, cast(list[list[int]], tied.nonzero()[:, :-1].tolist())):
         equals = (scores[at] == edge[at]).nonzero()[:, 0]
         drop[at][equals[: tied[at]]] = True
     return _without(scores, drop)
+
+
+def _first(mask: Tensor, count: Tensor) -> Tensor:
+    """The first `count [..., 1]` that are true, of `mask [..., V]`."""
+    return mask & (mask.cumsum(-1) <= count)
 
 
 def _min_p(scores: Tensor, min_p: float) -> Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, sample
+from foretoken.distributions import SamplingParams, locate
 from foretoken.keys import Purpose, RowKey, uniform
+from foretoken.transfer import sent
 from foretoken.verify import Outcome
 
 
@@ -19,28 +20,47 @@ class Draw:
 
     Drafters are handed it and call `draw(law, i)`. `params` is how the target's logits are
     standardized; a drafter that standardizes its own likewise is the usual choice, but any law is
-    allowed.
+    allowed. Whether a law was one is found out by `require_mass(masses)`, once per step: nothing
+    here waits for a device.
     """
 
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
+        self.masses: list[Tensor] = []  # [B] of every law that was drawn from
+        self._ahead: Tensor | None = None  # [guesses + 2, B]
+
+    def ahead(self, guesses: int, device: torch.device) -> None:
+        """Send the step's numbers to a device in one copy, for as many guesses."""
+        names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
+        names += [(i, Purpose.DRAFT) for i in range(guesses)]
+        self._ahead = sent(torch.stack([self._numbers(*name) for name in names]), device)
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         """Guess i (from 0) of every row, `[B]`, from `law [B, V]`.
 
         A drafter that has kept its law's `running_sum` gives it as `cdf`: that is quicker.
         """
-        return sample(law, self._uniforms(i, Purpose.DRAFT), cdf)
+        return self._drawn(law, i, Purpose.DRAFT, cdf)
 
     def kept(self, outcome: Outcome) -> Tensor:
         """How many guesses every row keeps, `[B]`."""
-        return outcome.n(self._uniforms(0, Purpose.ACCEPT).to(outcome.survival.device))
+        return outcome.n(self._uniforms(0, Purpose.ACCEPT, outcome.survival.device))
 
     def next_token(self, law: Tensor) -> Tensor:
         """The target's own token of every row, `[B]`, from `law [B, V]`."""
-        return sample(law, self._uniforms(0, Purpose.NEXT))
+        return self._drawn(law, 0, Purpose.NEXT)
 
-    def _uniforms(self, offset: int, purpose: Purpose) -> Tensor:
+    def _drawn(self, law: Tensor, i: int, purpose: Purpose, cdf: Tensor | None = None) -> Tensor:
+        ids, mass = locate(law, self._uniforms(i, purpose, law.device), cdf)
+        self.masses.append(mass)
+        return ids
+
+    def _uniforms(self, offset: int, purpose: Purpose, device: torch.device) -> Tensor:
+        if self._ahead is None or self._ahead.device != device:
+            return sent(self._numbers(offset, purpose), device)
+        return self._ahead[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
+
+    def _numbers(self, offset: int, purpose: Purpose) -> Tensor:
         names = zip(self.keys, self.lengths, strict=True)
         numbers = [uniform(key, length, offset, purpose) for key, length in names]
         return torch.tensor(numbers, dtype=torch.float64)

@@ -15,13 +15,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, check, law, likeliest
-from foretoken.drafters.base import Draft, Drafter, pack
+from foretoken.distributions import SamplingParams, law, likeliest, require_finite, require_mass
+from foretoken.drafters.base import Draft, Drafter
 from foretoken.draw import Draw
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model
+from foretoken.models.base import Blocks, Model
 from foretoken.request import Row, StepRecord
-from foretoken.verify import Rule, greedy, overlap, overlap_greedy
+from foretoken.transfer import read, sent
+from foretoken.verify import Rule, greedy, live, overlap, overlap_greedy
 
 
 @torch.inference_mode()
@@ -36,28 +37,35 @@ def step(
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1).
 
-    Each row gets a StepRecord. Raises NumericsError where the target's logits are none; the rows
-    are then as they were.
+    Each row gets a StepRecord. On a device the host waits once, for n and what comes with it; its
+    times then say when work was handed over. Raises NumericsError where logits are none, and
+    RefusedError for a draft that is none; the rows are then as they were.
     """
     times = [perf_counter()]
     lengths = [len(row.tokens) for row in rows]
     draw = Draw([row.request.key for row in rows], lengths, params)
+    if target.takes_tensors and not params.greedy:
+        draw.ahead(max(gamma), target.device)
 
     # Sample gamma guesses x_1, .., x_gamma from M_q autoregressively
     draft = drafter.propose(list(gamma), draw)
-    guesses = _guesses(draft, gamma, target.vocab_size)
+    counts = _counts(draft, gamma, target.vocab_size)
+    said, x = _guesses(draft, counts, target)
     times.append(perf_counter())
 
     # Run M_p in parallel: the last token, not yet in the cache, and the guesses behind it
-    blocks = [[row.tokens[-1], *x] for row, x in zip(rows, guesses, strict=True)]
-    need = [len(block) for block in blocks]
-    logits = target.score(blocks, need)
-    check(logits, "target", lengths, need)
+    need = [1 + count for count in counts]
+    logits = target.score(_blocks(rows, x, counts, target), need)
+    tops = logits.amax(-1)
     _force(logits, rows)
     times.append(perf_counter())
 
     # Determine the number n of accepted guesses, and the token t that follows them
-    n, t, beta = _verify(logits, guesses, draft.q, rule, params, draw)
+    n, t, beta = _verify(logits, x, counts, draft.q, rule, params, draw)
+    doubts = tops[:, :0] if draft.tops is None else draft.tops
+    n, t, said, beta, *numbers = read(n, t, said, beta, tops, doubts, *draw.masses)
+    _require_laws(numbers, lengths, counts)
+    guesses, beta = _judged(said, beta, counts, target.vocab_size)
 
     # Return prefix + [x_1, .., x_n, t]
     kept = [row.commit([*guesses[b][: n[b]], t[b]]) for b, row in enumerate(rows)]
@@ -84,60 +92,85 @@ def step(
 
 def _verify(
     logits: Tensor,
-    guesses: list[list[int]],
+    x: Tensor,
+    counts: list[int],
     q: Tensor | None,
     rule: Rule,
     params: SamplingParams,
     draw: Draw,
-) -> tuple[list[int], list[int], list[list[float]]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """n and t of every row, and beta at every guess; at temperature 0 without a softmax."""
-    draft = pack(guesses)  # without what the drafter padded with
-    x, lengths = draft.tokens.to(logits.device), draft.lengths.to(logits.device)
-    q = None if q is None else q[:, : x.shape[1]].to(logits.device)
+    lengths = sent(torch.tensor(counts), logits.device)
+    q = None if q is None else sent(q[:, : x.shape[1]], logits.device)
     if params.greedy:
         best = likeliest(logits)  # [B, G+1]
         n = greedy(best, x, lengths)
-        t = best.gather(1, n[:, None]).squeeze(1)
-        beta = overlap_greedy(best, q, x)
-    else:
-        p = law(logits, params)  # [B, G+1, V]
-        outcome = rule(p, q, x, lengths)
-        n = draw.kept(outcome)
-        t = draw.next_token(outcome.next_law(n))
-        beta = overlap(p, q, x)
-    # One read, for a device makes its host wait at each; ids are exact in float64
-    read = _list(torch.cat([n[:, None].double(), t[:, None].double(), beta], 1))
-    betas = [row[2 : 2 + len(x)] for row, x in zip(read, guesses, strict=True)]
-    if any(map(math.isnan, chain.from_iterable(betas))):
-        raise RefusedError(
-            "the drafter's q holds NaN; it must be the law its guesses were drawn from"
-        )
-    return [int(row[0]) for row in read], [int(row[1]) for row in read], betas
+        return n, best.gather(1, n[:, None]).squeeze(1), overlap_greedy(best, q, x)
+    p = law(logits, params)  # [B, G+1, V]
+    outcome = rule(p, q, x, lengths)
+    n = draw.kept(outcome)
+    return n, draw.next_token(outcome.next_law(n)), overlap(p, q, x)
 
 
-def _guesses(draft: Draft, gamma: list[int], V: int) -> list[list[int]]:
-    """The draft as lists, after a look at what a drafter could get wrong."""
+def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
+    """How many guesses each row has, after a look at the shapes that a drafter could get wrong."""
     for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
         kind = getattr(value, "dtype", None)  # a drafter is anybody's code
         if kind not in (torch.int64, torch.int32) or value.ndim != axes:
             raise RefusedError(f"the drafter's {name} must be an integer tensor with {axes} axes")
     G = draft.tokens.shape[1]
-    lengths: list[int] = _list(draft.lengths)
-    if not len(lengths) == len(draft.tokens) == len(gamma) or any(
-        not 0 <= a <= min(b, G) for a, b in zip(lengths, gamma, strict=False)
+    counts: list[int] = _list(draft.lengths)
+    if not len(counts) == len(draft.tokens) == len(gamma) or any(
+        not 0 <= a <= min(b, G) for a, b in zip(counts, gamma, strict=False)
     ):
         raise RefusedError(
-            f"the drafter proposed {lengths} guesses where at most {gamma} were asked"
+            f"the drafter proposed {counts} guesses where at most {gamma} were asked"
         )
     shape = (len(gamma), G, V)
     if draft.q is not None and tuple(draft.q.shape) != shape:
         raise RefusedError(f"the drafter's q has shape {tuple(draft.q.shape)}; it must be {shape}")
-    tokens: list[list[int]] = _list(draft.tokens)
-    guesses = [x[:length] for x, length in zip(tokens, lengths, strict=True)]
+    return counts
+
+
+def _guesses(draft: Draft, counts: list[int], target: Model) -> tuple[Tensor, Tensor]:
+    """The guesses `[B, max(counts)]`, as the drafter gave them and as ids that the target has: on
+    its device, and without what the drafter padded with."""
+    most = max(counts)
+    said = sent(draft.tokens[:, :most], target.device).long()
+    if min(counts) < most:
+        said = torch.where(live(said, sent(draft.lengths, target.device)), said, 0)
+    return said, said.clamp(0, target.vocab_size - 1)
+
+
+def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Model) -> Blocks:
+    last = [row.tokens[-1] for row in rows]
+    if target.takes_tensors:
+        return torch.cat([sent(torch.tensor(last), target.device)[:, None], x], 1)
+    ids: list[list[int]] = _list(x)
+    return [[token, *row[:n]] for token, row, n in zip(last, ids, counts, strict=True)]
+
+
+def _require_laws(numbers: list[list[Any]], lengths: list[int], counts: list[int]) -> None:
+    tops, doubts, *masses = numbers
+    require_finite(tops, "target", lengths, [1 + count for count in counts])
+    require_finite(doubts, "draft", lengths, counts)
+    require_mass(list(chain.from_iterable(masses)))
+
+
+def _judged(
+    said: list[list[int]], beta: list[list[float]], counts: list[int], V: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The guesses and their betas, after a look at the numbers that a drafter could get wrong."""
+    guesses = [x[:count] for x, count in zip(said, counts, strict=True)]
     for b, x in enumerate(guesses):
         if x and not 0 <= min(x) <= max(x) < V:
             raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
-    return guesses
+    betas = [row[:count] for row, count in zip(beta, counts, strict=True)]
+    if any(map(math.isnan, chain.from_iterable(betas))):
+        raise RefusedError(
+            "the drafter's q holds NaN; it must be the law its guesses were drawn from"
+        )
+    return guesses, betas
 
 
 def _force(logits: Tensor, rows: list[Row]) -> None:

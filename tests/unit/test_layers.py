@@ -10,7 +10,7 @@ SOURCE = Path(foretoken.__file__).parent
 # A module may import from its own line and the lines above it.
 LAYERS = [
     ["errors"],
-    ["disk", "distributions", "keys", "theory", "memory", "text", "ends"],
+    ["disk", "distributions", "keys", "transfer", "theory", "memory", "text", "ends"],
     ["verify"],
     ["draw", "options"],
     ["models.base", "drafters.base", "request"],

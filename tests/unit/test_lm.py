@@ -14,6 +14,7 @@ from foretoken.gamma import Fixed
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
+from foretoken.step import step
 from foretoken.verify import speculative
 from oracle import random_model
 
@@ -143,10 +144,13 @@ def test_a_larger_vocabulary_is_cut_to_the_targets(params):
 
 def test_a_law_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
+    target, row = TableModel(P, V), Row.of(Request([0], 9, RowKey(0, 0)))
+    target.start([[]])
     with pytest.raises(
         NumericsError, match="the draft's logits hold nothing but -inf at position 1"
     ):
-        drafter.propose([1], Spy(1, SAMPLED))
+        step([row], target, drafter, speculative, SAMPLED, [2])
+    assert row.tokens == [0]
 
 
 def test_a_smaller_vocabulary_never_guesses_the_rest():

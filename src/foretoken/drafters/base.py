@@ -24,10 +24,11 @@ class Draft:
     wrong.
     """
 
-    tokens: Tensor  # [B, G], padded on the right
-    lengths: Tensor  # [B], at most the gamma asked for
+    tokens: Tensor  # [B, G], padded on the right; may stay on a device
+    lengths: Tensor  # [B], at most the gamma asked for; the host knows them
     q: Tensor | None = None  # [B, G, V], V the target's
     calls: int = 0  # runs of an approximation model that it took
+    tops: Tensor | None = None  # [B, G], the largest logit at each guess: no law where not finite
 
 
 class Drafter(Protocol):

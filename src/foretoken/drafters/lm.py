@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.distributions import check, law, likeliest
+from foretoken.distributions import law, likeliest
 from foretoken.drafters.base import Draft, pack
 from foretoken.draw import Draw
-from foretoken.models.base import Model
+from foretoken.models.base import Blocks, Model
 
 
 class LMDrafter:
@@ -53,37 +53,53 @@ class LMDrafter:
             0 if no else self._room(t) for t, no in zip(self._texts, self._silent, strict=True)
         ]
         budget = [max(0, min(g, room)) for g, room in zip(gamma, rooms, strict=True)]
-        guesses: list[list[int]] = [[] for _ in budget]
+        feed: Blocks = [
+            text[cached:] if g else []
+            for text, cached, g in zip(self._texts, self._cached, budget, strict=True)
+        ]
+        ids: list[Tensor] = []
         laws: list[Tensor] = []
-        feed = [t[c:] for t, c in zip(self._texts, self._cached, strict=True)]
+        tops: list[Tensor] = []
         for i in range(max(budget, default=0)):
-            active = [g > i for g in budget]
-            blocks = [block if on else [] for block, on in zip(feed, active, strict=True)]
-            ids, q = self._guess(blocks, active, draw, i)
-            if q is not None:
-                laws.append(q)
-            for b, on in enumerate(active):
-                if on:
-                    self._cached[b] += len(blocks[b])
-                    guesses[b].append(ids[b])
-            feed = [[token] for token in ids]
-        return pack(guesses, torch.stack(laws, 1) if laws else None, calls=max(budget, default=0))
+            need = [int(g > i) for g in budget]
+            logits = self.model.score(feed, need)[:, 0, : self.vocab_size]  # no other id is drawn
+            tops.append(logits.amax(-1))
+            ids.append(self._guess(logits, draw, i, laws))
+            feed = self._next(ids[-1], [g > i + 1 for g in budget])
+        for b, g in enumerate(budget):
+            self._cached[b] = len(self._texts[b]) + g - 1 if g else self._cached[b]
+        return self._drafted(ids, laws, tops, budget)
 
-    def _guess(
-        self, blocks: list[list[int]], active: list[bool], draw: Draw, i: int
-    ) -> tuple[list[int], Tensor | None]:
-        """Guess i of every row and the law it was drawn from, `[B, V]`; None where it was the
-        argmax."""
-        need = [int(on) for on in active]
-        logits = self.model.score(blocks, need)[..., : self.vocab_size]  # no other id is drawn
-        check(logits, "draft", [len(t) + i for t in self._texts], need)
-        logits = logits[:, 0]
+    def _guess(self, logits: Tensor, draw: Draw, i: int, laws: list[Tensor]) -> Tensor:
+        """Guess i of every row, `[B]`; unless it is the argmax, `laws` gains what it was drawn
+        from, `[B, V]`."""
         if draw.params.greedy:
-            return likeliest(logits).tolist(), None
+            return likeliest(logits)
         q = law(logits, draw.params)
         if q.shape[-1] < self.vocab_size:
             q = functional.pad(q, (0, self.vocab_size - q.shape[-1]))
-        return draw(q, i).tolist(), q
+        laws.append(q)
+        return draw(q, i)
+
+    def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
+        """One more token for every row that goes on; where it can, it stays on its device."""
+        if self.model.takes_tensors:
+            return ids[:, None]
+        drawn: list[int] = ids.tolist()
+        return [[token] if on else [] for token, on in zip(drawn, active, strict=True)]
+
+    def _drafted(
+        self, ids: list[Tensor], laws: list[Tensor], tops: list[Tensor], budget: list[int]
+    ) -> Draft:
+        if not ids:
+            return pack([[] for _ in budget])
+        return Draft(
+            tokens=torch.stack(ids, 1),
+            lengths=torch.tensor(budget),
+            q=torch.stack(laws, 1) if laws else None,
+            calls=len(ids),
+            tops=torch.stack(tops, 1),
+        )
 
     def commit(self, tokens: list[list[int]]) -> None:
         for b, kept in enumerate(tokens):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, check, law, one_hot
+from foretoken.distributions import SamplingParams, check, law, one_hot, require_finite
 from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
 from foretoken.models.base import Model
@@ -67,6 +67,8 @@ def _overlap(
     """One position: p `[V]` against the law of one guess."""
     draft = drafter.propose([1], Draw([request.key], [len(request.prompt) + at], params))
     drafter.commit([[new[at]]])
+    if draft.tops is not None:
+        require_finite(draft.tops.tolist(), "draft", [len(request.prompt) + at], [1])
     if not int(draft.lengths[0]):
         return None
     q = None if draft.q is None else draft.q[:, :1].to(p.device)

@@ -12,6 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+Blocks = list[list[int]] | Tensor
+
+
+def counts_of(blocks: Blocks, need: list[int]) -> list[int]:
+    """How many tokens each row gains."""
+    return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
+
 
 class Model(Protocol):
     """The same for a target and for a draft."""
@@ -22,6 +29,7 @@ class Model(Protocol):
     source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
     runtime: str  # what it runs on, for reports
     device: torch.device
+    takes_tensors: bool  # blocks may come as a tensor: the host need not know their tokens
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is
@@ -31,11 +39,15 @@ class Model(Protocol):
         """
         ...
 
-    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         """Append block b to row b, for all rows, in one run; a block may be empty.
 
+        As a tensor `[B, W]` on the model's device, padded on the right with any ids, the blocks
+        are its rows' first need[b] tokens: all are needed.
+
         Returns logits `[B, max(need), V]`: in row b the first need[b] positions are those of the
-        last need[b] tokens of its block, what follows is finite padding.
+        last need[b] tokens of its block, what follows is finite padding. They hold until the next
+        run.
         """
         ...
 

@@ -19,6 +19,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
+from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
 BUCKET = 64  # slots; capacity grows by half and up to a multiple of this
@@ -78,7 +79,7 @@ class RaggedCache(DynamicCache):
             new = torch.arange(self.longest, end, device=self.device)
             self.slots = new.expand(len(self.lengths), -1)
         else:
-            self.offset = torch.tensor(self.lengths, device=self.device)
+            self.offset = sent(torch.tensor(self.lengths), self.device)
             self.slots = self.offset[:, None] + torch.arange(width, device=self.device)
             self.row = torch.arange(len(self.lengths), device=self.device)[:, None]
 
@@ -168,7 +169,7 @@ class CrossCache(EncoderDecoderCache):
         if min(self.sources) == max(self.sources):
             return None
         device = self.self_attention_cache.device
-        lengths = torch.tensor(self.sources, device=device)
+        lengths = sent(torch.tensor(self.sources), device)
         return (torch.arange(max(self.sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:

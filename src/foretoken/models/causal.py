@@ -10,12 +10,15 @@ import inspect
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.attention import Forward
+from foretoken.models.base import Blocks, counts_of
 from foretoken.models.cache import RaggedCache, admit, ragged_cache
 from foretoken.models.head import Needed
+from foretoken.transfer import sent
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
@@ -39,6 +42,7 @@ class CausalModel:
             )
         self.model = model
         self.device = model.device
+        self.takes_tensors = self.device.type != "cpu"
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.vocab_size = output_rows(model)
         self.running = Forward(model)
@@ -46,16 +50,22 @@ class CausalModel:
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        fresh = ragged_cache(self.model, len(prompts))
-        for at in range(0, max(map(len, prompts), default=0), CHUNK):
-            self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
+        fresh = self.read(prompts)
         if self.cache.lengths:
             self.cache.join(fresh)
         else:
             self.cache = fresh
 
     @torch.inference_mode()
-    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+    def read(self, prompts: list[list[int]]) -> RaggedCache:
+        """A cache of its own with all of `prompts`."""
+        fresh = ragged_cache(self.model, len(prompts))
+        for at in range(0, max(map(len, prompts), default=0), CHUNK):
+            self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
+        return fresh
+
+    @torch.inference_mode()
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         return self._run(self.cache, blocks, need)
 
     def set_lengths(self, lengths: list[int]) -> None:
@@ -72,13 +82,13 @@ class CausalModel:
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.cache.lengths), rows))
 
-    def _run(self, cache: RaggedCache, blocks: list[list[int]], need: list[int]) -> Tensor:
-        ids = padded(blocks, self.device)
+    def _run(self, cache: RaggedCache, blocks: Blocks, need: list[int]) -> Tensor:
+        ids, counts = padded(blocks, self.device), counts_of(blocks, need)
         if not ids.shape[1]:
             return nothing(self.model, len(blocks))
-        check_context(cache.lengths, blocks, self.context)
+        check_room(cache.lengths, counts, self.context)
         cache.prepare(ids.shape[1])
-        needed = Needed(blocks, need, self.device)
+        needed = Needed(counts, need, self.device)
         positions = cache.slots
         if self.context is not None and cache.longest + cache.width > self.context:
             positions = positions.clamp(max=self.context - 1)  # padding only
@@ -90,7 +100,7 @@ class CausalModel:
                 use_cache=True,
                 return_dict=True,
             ).logits
-        cache.advance([len(block) for block in blocks])
+        cache.advance(counts)
         return needed.logits(logits)
 
 
@@ -131,19 +141,28 @@ def check_lengths(old: list[int], new: list[int]) -> None:
 
 
 def check_context(lengths: list[int], blocks: list[list[int]], context: int | None) -> None:
-    if len(lengths) != len(blocks):
-        raise InputError(f"{len(blocks)} blocks for {len(lengths)} rows: give one per row")
+    check_room(lengths, [len(block) for block in blocks], context)
+
+
+def check_room(lengths: list[int], counts: list[int], context: int | None) -> None:
+    if len(lengths) != len(counts):
+        raise InputError(f"{len(counts)} blocks for {len(lengths)} rows: give one per row")
     if context is None:
         return
-    for b, (n, block) in enumerate(zip(lengths, blocks, strict=True)):
-        if n + len(block) > context and block:
+    for b, (n, count) in enumerate(zip(lengths, counts, strict=True)):
+        if n + count > context and count:
             raise InputError(
-                f"row {b} would hold {n + len(block)} tokens, the model {context}: shorten it"
+                f"row {b} would hold {n + count} tokens, the model {context}: shorten it"
             )
 
 
-def padded(blocks: list[list[int]], device: torch.device) -> Tensor:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at."""
-    width = max(map(len, blocks), default=0)
+def padded(blocks: Blocks, device: torch.device, width: int = 0) -> Tensor:
+    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at.
+
+    A width of at least the longest is found where none is given.
+    """
+    if isinstance(blocks, Tensor):
+        return functional.pad(blocks, (0, width - blocks.shape[1])) if width else blocks
+    width = max(width, max(map(len, blocks), default=0))
     rows = [b + [0] * (width - len(b)) for b in blocks]
-    return torch.tensor(rows, dtype=torch.long, device=device)
+    return sent(torch.tensor(rows, dtype=torch.long), device)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foretoken.models.base import Blocks
 from foretoken.models.causal import CHUNK, check_context, check_lengths, staying
 from foretoken.models.seq2seq import check_sources
 
@@ -34,6 +35,7 @@ class ExplicitModel:
     """
 
     runtime = "openvino"
+    takes_tensors = False
 
     def __init__(
         self, encoder: ov.CompiledModel | None, decoder: ov.CompiledModel, facts: dict[str, Any]
@@ -64,7 +66,8 @@ class ExplicitModel:
             self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
         self.rows = fresh if self.rows is None else self.rows.joined(fresh)
 
-    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
         if self.rows is None or not any(blocks):
             check_context(self.lengths, blocks, self.context)
             return torch.zeros(len(blocks), 0, self.vocab_size)

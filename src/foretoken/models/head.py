@@ -11,23 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foretoken.transfer import sent
+
 
 class Needed:
-    """The last need[b] tokens of block b, of blocks padded on the right to one width."""
+    """The last need[b] of counts[b] tokens, of blocks padded on the right to one width."""
 
-    def __init__(self, blocks: list[list[int]], need: list[int], device: torch.device) -> None:
-        assert all(n <= len(x) for n, x in zip(need, blocks, strict=True)), "more than a block has"
+    def __init__(self, counts: list[int], need: list[int], device: torch.device) -> None:
+        assert all(n <= x for n, x in zip(need, counts, strict=True)), "more than a block has"
         self.most = max(need)
-        starts = [len(x) - n if n else None for n, x in zip(need, blocks, strict=True)]
+        starts = [x - n if n else None for n, x in zip(need, counts, strict=True)]
         firsts = {start for start in starts if start is not None} or {0}
         self.first = firsts.pop()
         self.even = not firsts
         self.cut = False  # whether a head has seen these positions only
         if not self.even:
-            last = max(map(len, blocks)) - 1
+            last = max(counts) - 1
             places = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
-            self.rows = torch.arange(len(blocks), device=device)[:, None]
-            self.places = torch.tensor(places, device=device)
+            self.rows = torch.arange(len(counts), device=device)[:, None]
+            self.places = sent(torch.tensor(places), device)
 
     def of(self, x: Tensor) -> Tensor:
         """`[B, width, n]` -> `[B, max(need), n]`; behind a row's own stand other positions."""

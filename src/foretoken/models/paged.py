@@ -20,6 +20,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
+from foretoken.models.base import Blocks
 from foretoken.models.causal import check_context, check_lengths, staying
 
 CHUNK = 512  # tokens in one pass of a prefill: bounds its memory
@@ -102,6 +103,7 @@ class PagedModel:
     encoder_decoder = False
     source_context: int | None = None
     runtime = "openvino"
+    takes_tensors = False
     device = torch.device("cpu")
 
     def __init__(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> None:
@@ -129,7 +131,8 @@ class PagedModel:
             for at in range(0, len(prompt), CHUNK):
                 self._run([(b, prompt[at : at + CHUNK])], [0])
 
-    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
         check_context(self.lengths, blocks, self.context)
         parts = [(b, block) for b, block in enumerate(blocks) if block]
         if not parts:

@@ -15,11 +15,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.attention import Forward, evaluating
+from foretoken.models.base import Blocks, counts_of
 from foretoken.models.cache import CrossCache, admit, ragged_cache
 from foretoken.models.causal import (
     CHUNK,
-    check_context,
     check_lengths,
+    check_room,
     limit,
     nothing,
     output_rows,
@@ -45,6 +46,7 @@ class Seq2SeqModel:
         accepted = inspect.signature(model.forward).parameters
         self.model = model
         self.device = model.device
+        self.takes_tensors = self.device.type != "cpu"
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.source_context: int | None = encoder_limit(model)
         self.vocab_size = output_rows(model)
@@ -80,8 +82,8 @@ class Seq2SeqModel:
             self.cache.join(fresh)
 
     @torch.inference_mode()
-    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
-        if self.cache is None or not any(blocks):
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        if self.cache is None or not any(counts_of(blocks, need)):
             return nothing(self.model, len(blocks))
         return self._run(self.cache, blocks, need, self._seen(self.cache))
 
@@ -105,13 +107,12 @@ class Seq2SeqModel:
         shape = len(cache.sources), max(cache.sources), 1
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)
 
-    def _run(
-        self, cache: CrossCache, blocks: list[list[int]], need: list[int], states: Tensor
-    ) -> Tensor:
+    def _run(self, cache: CrossCache, blocks: Blocks, need: list[int], states: Tensor) -> Tensor:
         ragged, ids = cache.self_attention_cache, padded(blocks, self.device)
-        check_context(ragged.lengths, blocks, self.context)
+        counts = counts_of(blocks, need)
+        check_room(ragged.lengths, counts, self.context)
         ragged.prepare(ids.shape[1])
-        needed = Needed(blocks, need, self.device)
+        needed = Needed(counts, need, self.device)
         extra = {"decoder_position_ids": ragged.slots} if self.takes_positions else {}
         with self.running(ragged, needed):
             logits = self.model(
@@ -123,7 +124,7 @@ class Seq2SeqModel:
                 return_dict=True,
                 **extra,
             ).logits
-        ragged.advance([len(block) for block in blocks])
+        ragged.advance(counts)
         return needed.logits(logits)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foretoken.models.base import Blocks
+
 Law = Callable[[tuple[int, ...]], Sequence[float]]  # text so far -> probability of each next token
 
 
@@ -18,6 +20,7 @@ class TableModel:
     """
 
     runtime = "table"
+    takes_tensors = False
     source_context: int | None = None
     device = torch.device("cpu")
 
@@ -43,7 +46,8 @@ class TableModel:
         self._texts += [list(prompt) for prompt in prompts]
         self._sources += [list(s) for s in sources] if sources else [[] for _ in prompts]
 
-    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
         logits = torch.zeros(len(blocks), max(need), self.vocab_size, dtype=torch.float64)
         for b, (block, wanted) in enumerate(zip(blocks, need, strict=True)):
             self._texts[b] += block

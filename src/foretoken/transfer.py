@@ -1,0 +1,40 @@
+"""Between the host and a device: numbers go there without a wait, and come back in one read.
+
+A host that reads from a device waits for all that was handed to it, so a step reads once. On a
+CPU nothing here costs more than what it replaces. Knows no models and no laws.
+"""
+# torch leaves the types of to() and tolist() open
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`; the host goes on at once."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def read(*parts: Tensor) -> list[list[Any]]:
+    """What `part.tolist()` is of each, `[B]` or `[B, n]`, by one read. From a device they come as
+    float64, in which ids are exact."""
+    if all(part.is_cpu for part in parts):
+        return [cast(list[Any], part.tolist()) for part in parts]
+    device = next(part.device for part in parts if not part.is_cpu)
+    columns = [part if part.ndim == 2 else part[:, None] for part in parts]
+    whole = torch.cat([sent(column, device).double() for column in columns], 1)
+    rows = cast(list[list[float]], whole.tolist())
+    found: list[list[Any]] = []
+    at = 0
+    for part, column in zip(parts, columns, strict=True):
+        kind = float if part.is_floating_point() else int
+        cut = [list(map(kind, row[at : at + column.shape[1]])) for row in rows]
+        found.append(cut if part.ndim == 2 else [number for (number,) in cut])
+        at += column.shape[1]
+    return found
