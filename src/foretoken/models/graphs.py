@@ -1,0 +1,195 @@
+"""A decoder-only transformers model as passes of fixed shapes: on CUDA recorded as graphs, and
+replayed.
+
+Rows, widths and slots come in buckets, so that a few passes serve all; a prompt is read without
+them. A CPU runs the very same passes, unrecorded: there it is for tests. It does not know how
+tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError, one_line
+from foretoken.models.attention import Forward
+from foretoken.models.base import Blocks, counts_of
+from foretoken.models.cache import ragged_cache
+from foretoken.models.causal import CausalModel, check_lengths, check_room, nothing, padded, staying
+from foretoken.models.fixed import FixedCache, Recordable, bucket, power, wide
+from foretoken.models.head import Needed
+from foretoken.transfer import sent
+
+WIDEST = 33  # tokens of a block that is worth a recording; a row that catches up may bring more
+
+
+class GraphModel:
+    """Model protocol over `model`, whose weights it shares and which stays stock between calls.
+
+    A pass of B rows, W tokens and S slots runs over the first rows and slots of the same buffers,
+    so that rows may leave, and texts be short, without another recording; only growth makes all
+    anew. Raises RefusedError for what cannot be run in fixed shapes.
+    """
+
+    encoder_decoder = False
+    source_context: int | None = None
+    runtime = "graphs"
+    takes_tensors = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if model.config.is_encoder_decoder:
+            raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
+        self.eager = CausalModel(model)
+        self.model, self.device = model, self.eager.device
+        self.context, self.vocab_size = self.eager.context, self.eager.vocab_size
+        self.running = Forward(model)
+        self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
+        self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
+        self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.at: Tensor | None = None  # the rows' lengths on the device, where they are known
+
+    @torch.inference_mode()
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        self._moved(self.cache.join(self.eager.read(prompts)))
+
+    @torch.inference_mode()
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        counts = counts_of(blocks, need)
+        check_room(self.cache.lengths, counts, self.context)
+        B, most = len(counts), max(counts, default=0)
+        if not most:
+            return nothing(self.model, B)
+        ids = padded(blocks, self.device)[:, :most]
+        width = wide(most)
+        end = bucket(max(self.cache.lengths) + width)
+        if self.cache.hold(B, end):
+            self.passes.clear()
+        logits = self._pass(power(B), width, end)(ids, self._lengths())
+        self._advance(counts)
+        return Needed(counts, need, self.device).of(logits[:B])
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.cache.lengths, lengths)
+        if lengths != self.cache.lengths:
+            self.cache.lengths, self.at = list(lengths), None
+
+    @torch.inference_mode()
+    def permute(self, rows: list[int]) -> None:
+        self._moved(self.cache.select(rows))
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.cache.lengths), rows))
+
+    def _moved(self, moved: bool) -> None:
+        """Rows have changed, and with `moved` the tensors that the passes write to."""
+        self.at = None
+        if moved:
+            self.passes.clear()
+
+    def _lengths(self) -> Tensor:
+        if self.at is None:
+            self.at = sent(torch.tensor(self.cache.lengths), self.device)
+        return self.at
+
+    def _advance(self, counts: list[int]) -> None:
+        """Even rows are counted on the device, where nothing need be sent."""
+        self.cache.advance(counts)
+        even = min(counts) == max(counts) and self.at is not None
+        self.at = self.at + counts[0] if even else None
+
+    def _pass(self, rows: int, width: int, end: int) -> Pass:
+        if (rows, width, end) not in self.passes:
+
+            def forward(ids: Tensor, lengths: Tensor) -> Tensor:
+                return self._forward(ids, lengths, end)
+
+            self.passes[rows, width, end] = Pass(forward, rows, width, self.device, self.pool)
+        return self.passes[rows, width, end]
+
+    def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Tensor:
+        """Logits `[rows, width, V]` of tokens behind so many; no shape depends on a number."""
+        self.cache.lay_out(lengths, ids.shape[1], end)
+        positions = self.cache.slots
+        if self.context is not None:
+            positions = positions.clamp(max=self.context - 1)  # padding only
+        with self.running(self.cache):
+            logits = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+            ).logits
+        self.cache.advance([0] * len(self.cache.lengths))
+        return logits
+
+
+class Pass:
+    """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths.
+
+    Its first run is looked at by `Recordable`. On CUDA it is then recorded, and from then on
+    replayed: what it returned is overwritten by the next run.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor, Tensor], Tensor],
+        rows: int,
+        width: int,
+        device: torch.device,
+        pool: Any,
+    ) -> None:
+        self.forward, self.pool = forward, pool
+        self.ids = torch.zeros(rows, width, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.tried = False
+        self.graph: Any = None
+        self.logits = torch.empty(0)
+
+    def __call__(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Rows and columns that are not given keep what they had: padding, which must be ids."""
+        self.ids[: ids.shape[0], : ids.shape[1]] = ids
+        self.lengths[: len(lengths)] = lengths
+        if not self.tried:
+            self.tried = True
+            with Recordable():
+                logits = self.forward(self.ids, self.lengths)
+            if self.pool is None or self.ids.shape[1] > WIDEST:
+                return logits
+            self._record()
+        if self.graph is None:
+            return self.forward(self.ids, self.lengths)
+        self.graph.replay()
+        return self.logits
+
+    def _record(self) -> None:
+        """The first runs on a side stream settle what libraries choose; each writes the same keys
+        and values to the same slots."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.forward(self.ids, self.lengths)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.logits = self.forward(self.ids, self.lengths)
+        self.graph = graph
+
+
+def rehearsed(model: GraphModel) -> GraphModel:
+    """The same model, after a short pass has been recorded; RefusedError where it cannot be."""
+    try:
+        model.start([[0]])
+        for blocks in ([[0]], [[0, 0]]):
+            model.score(blocks, [1])
+        model.leave([0])
+    except RefusedError:
+        raise
+    except Exception as error:  # what a recording raises is of many kinds
+        raise RefusedError(f"it cannot be recorded as a graph: {one_line(error)}") from error
+    return model
