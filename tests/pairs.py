@@ -79,12 +79,15 @@ def scores(model: PreTrainedModel, text: list[int], source: list[int] | None = N
 
 
 def speculator(
-    model: PreTrainedModel, draft: PreTrainedModel | Drafter | str, eos: int | None = None
+    model: PreTrainedModel,
+    draft: PreTrainedModel | Drafter | str,
+    eos: int | None = None,
+    runtime: str = "auto",
 ) -> Speculator:
     """`load` as users call it, the model's own end of sequence being `eos`."""
     model.generation_config.eos_token_id = eos
     try:
-        return load(model, draft)
+        return load(model, draft, runtime=runtime)
     finally:
         model.generation_config.eos_token_id = None  # others share the model
 

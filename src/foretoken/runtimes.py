@@ -1,7 +1,7 @@
 """What a model runs on: the fastest runtime that serves it exactly, and why it is that one.
 
-OpenVINO on a CPU, for what passes the self-check in that form; else transformers on torch. It does
-not know prompts, drafts or tokenizers.
+OpenVINO on a CPU, graphs of fixed shapes on CUDA, for what passes the self-check in that form; else
+transformers on torch. It does not know prompts, drafts or tokenizers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.models.base import Model
+from foretoken.models.graphs import GraphModel, rehearsed
 from foretoken.models.packed import pack
 from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check
 from foretoken.sources import Source
 
-RUNTIMES = ("auto", "transformers", "openvino")
+RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
+
+ON_GRAPHS = Form("fixed shapes", GraphModel, str)
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +46,6 @@ class Wish:
     runtime: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.runtime == "graphs":
-            raise RefusedError("runtime='graphs' is not built yet; give 'auto'")
         for name, value, known in (
             ("runtime", self.runtime, RUNTIMES),
             ("dtype", self.dtype, DTYPES),
@@ -56,19 +57,24 @@ class Wish:
 def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     """The model behind the Model protocol, once its family has passed the self-check.
 
-    One in memory is used as it is, on torch, unless OpenVINO is asked for by name: it then gets a
-    copy. Raises RefusedError for what cannot be honoured.
+    One in memory is used as it is, where it is, unless OpenVINO is asked for by name: it then gets
+    a copy. Raises RefusedError for what cannot be honoured.
     """
-    if isinstance(source, PreTrainedModel) and wish.runtime == "auto":
+    here = isinstance(source, PreTrainedModel)
+    device = source.device if isinstance(source, PreTrainedModel) else wish.device
+    if here and wish.runtime == "auto" and device.type != "cuda":
         self_check(source)
         return Placed(on_torch(source), "it was in memory")
-    dtype = wish.dtype if isinstance(source, PreTrainedModel) else stated(wish.dtype, source)
+    dtype = wish.dtype if here else stated(wish.dtype, source)
     reason = "it was asked for"
-    if wish.runtime != "transformers":
+    fast = "graphs" if device.type == "cuda" and dtype != "int8" else "openvino"
+    fast = fast if wish.runtime == "auto" else wish.runtime
+    if fast != "transformers":
         try:
-            return Placed(_openvino(source, dtype, wish.device), "it passed the self-check")
+            run = _graphs if fast == "graphs" else _openvino
+            return Placed(run(source, dtype, device), "it passed the self-check")
         except RefusedError as error:
-            if wish.runtime == "openvino" or dtype == "int8":
+            if wish.runtime == fast or dtype == "int8":
                 raise
             reason = str(error)
             log.info("%s stays on torch: %s", _name(source), reason)
@@ -90,6 +96,16 @@ def stated(dtype: str, source: Source) -> str:
         return dtype
     own = source.empty.config.dtype
     return str(own).removeprefix("torch.") if isinstance(own, torch.dtype) else "float32"
+
+
+def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+    if dtype == "int8":
+        raise RefusedError("graphs have no int8; give runtime='openvino', or another dtype")
+    if isinstance(source, PreTrainedModel):
+        self_check(source, ON_GRAPHS)
+        return rehearsed(GraphModel(source))
+    self_check(source.empty, ON_GRAPHS)
+    return rehearsed(GraphModel(source.network(getattr(torch, dtype), device)))
 
 
 def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
@@ -119,6 +135,8 @@ def _way(network: PreTrainedModel, conversion: Any) -> Any:
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     """The runtimes that may serve a model here, and in which form, the fastest first."""
+    if torch.cuda.is_available():
+        return [("graphs", ON_GRAPHS), ("transformers", ON_TORCH)]
     try:
         fast = [("openvino", way.form) for way in _library().ways(network)]
     except RefusedError:

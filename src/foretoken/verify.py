@@ -48,7 +48,8 @@ class Outcome:
         rows = torch.arange(len(n), device=n.device)
         p = self.p[rows, n]
         rejected = n < self.lengths
-        if p.is_cpu and not bool(rejected.any()):  # a device would make its host wait for it
+        # a device would make its host wait for a look at `rejected`
+        if not self.x.shape[1] or (p.is_cpu and not bool(rejected.any())):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
         left = p * self.scale[rows, n, None].to(p.dtype)

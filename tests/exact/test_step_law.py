@@ -12,6 +12,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from exact.guessers import Certain, Guesser, Wide
 from exact.worlds import Case, Table, bias, law_of, standardized
@@ -63,6 +64,29 @@ def drafters(V: int) -> dict:
 def test_two_steps_leave_the_law_as_it_is(kind, rule, monkeypatch):
     p = target()
     case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA)
+    assert bias(case, p, monkeypatch) < 1e-12
+
+
+class Tensors(Table):
+    """Takes blocks as tensors, as models on a device do: a row's are its first need[b] ids."""
+
+    takes_tensors = True
+
+    def score(self, blocks, need):
+        if isinstance(blocks, Tensor):
+            blocks = [row[:n] for row, n in zip(blocks.tolist(), need, strict=True)]
+        return super().score(blocks, need)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["lm", "lm-short-context", "lookup", "wide-padding"])
+def test_guesses_that_stay_in_tensors(kind, rule, monkeypatch):
+    """No list of a row's guesses before the verdict; rows past their draft's end are padding."""
+    p, q = target(), other()
+    context = 2 if kind == "lm-short-context" else None
+    tensors = {"lm": lambda: LMDrafter(Tensors(q, V, context=context), V)}
+    drafter = tensors.get(kind.removesuffix("-short-context"), drafters(V)[kind])
+    case = Case(lambda: Tensors(p, V), drafter, RULES[rule], GAMMA)
     assert bias(case, p, monkeypatch) < 1e-12
 
 

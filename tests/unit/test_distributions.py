@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -15,7 +16,16 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from foretoken.distributions import SamplingParams, check, law, likeliest, one_hot, sample
+from foretoken.distributions import (
+    SamplingParams,
+    check,
+    law,
+    likeliest,
+    locate,
+    one_hot,
+    possible,
+    sample,
+)
 from foretoken.errors import InputError, NumericsError
 from oracle import inverse_cdf, standardize
 
@@ -246,3 +256,80 @@ def test_what_is_no_law_is_not_drawn_from(row):
     laws = torch.tensor([[0.5, 0.5], row])
     with pytest.raises(NumericsError, match="no mass or holds NaN"):
         sample(laws, torch.tensor([0.3, 0.3], dtype=torch.float64))
+
+
+class Elsewhere(TorchFunctionMode):
+    """No tensor is on a CPU, as far as the code can tell."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.is_cpu.__get__:
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+def test_a_law_is_the_same_on_a_device(params):
+    """Where the host may look at nothing; ties at every cut."""
+    logits = torch.randint(12, (4, 3, 60), generator=torch.manual_seed(2)).double() / 3
+    here = law(logits, params)
+    with Elsewhere():
+        there = law(logits, params)
+    assert torch.equal(here, there)
+
+
+def scattered(seed: int, B: int = 64, V: int = 500) -> torch.Tensor:
+    """Laws with most ids of no mass, some at both ends."""
+    dice = torch.Generator().manual_seed(seed)
+    laws = torch.rand(B, V, generator=dice, dtype=torch.float64)
+    laws *= torch.rand(B, V, generator=dice) < 0.1
+    laws[:, :5] = laws[:, -5:] = 0
+    return laws / laws.sum(-1, keepdim=True)
+
+
+def reordered(laws: torch.Tensor, seed: int) -> torch.Tensor:
+    """A running sum that was added up in another order at every place, as a parallel scan may."""
+    dice = torch.Generator().manual_seed(seed)
+    sums = laws.cumsum(-1)
+    return sums + 4e-16 * (torch.rand(sums.shape, generator=dice, dtype=torch.float64) - 0.5)
+
+
+def test_no_id_without_mass_whatever_the_order_of_the_sum():
+    """A zero's sum may differ from its neighbour's by rounding; the numbers lie on the edges."""
+    careless = 0
+    for seed in range(20):
+        laws = scattered(seed)
+        cdf = reordered(laws, seed)
+        edge = torch.randint(laws.shape[1], (len(laws), 1), generator=torch.manual_seed(seed))
+        u = (cdf.gather(1, edge) / cdf[:, -1:]).squeeze(1).clamp(0, 1 - 2**-53)
+        with Elsewhere():
+            ids, _ = locate(laws, u, cdf)
+        assert (laws.gather(1, ids[:, None]) > 0).all()
+        found = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
+        careless += int((laws.gather(1, found) == 0).sum())
+    assert careless > 100  # the plain search does return such ids
+
+
+def test_a_device_draws_what_the_cpu_draws():
+    laws = scattered(7)
+    u = torch.rand(len(laws), generator=torch.manual_seed(3), dtype=torch.float64)
+    with Elsewhere():
+        ids, masses = locate(laws, u)
+    assert torch.equal(ids, sample(laws, u))
+    assert torch.allclose(masses, torch.ones(len(laws)).double())
+
+
+def test_the_nearest_possible_id():
+    laws = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    found = [int(possible(laws, torch.tensor([[j]]))) for j in range(6)]
+    assert found == [1, 1, 1, 3, 3, 3]
+    assert 0 <= int(possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
+
+
+def test_a_row_that_is_no_law_gives_some_id():
+    """It is found out later, from its mass."""
+    laws = torch.tensor([[math.nan, 1.0], [0.0, 0.0], [0.25, 0.75]])
+    for place in (Elsewhere(), torch.inference_mode()):
+        with place:
+            ids, masses = locate(laws, torch.full((3,), 0.5).double())
+        assert ((ids >= 0) & (ids < 2)).all()
+        assert [0 < mass < math.inf for mass in masses.tolist()] == [False, False, True]

@@ -442,7 +442,6 @@ def test_generation_config_is_a_word(pair):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runtime": "graphs"}, "runtime='graphs' is not built yet"),
         ({"exact_shapes": True}, "exact_shapes=True is not built yet"),
     ],
 )

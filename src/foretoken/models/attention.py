@@ -24,6 +24,9 @@ from foretoken.models.cache import RaggedCache
 from foretoken.models.head import Needed
 
 SWITCH = "_attn_implementation_internal"  # where a config holds the name of its attention
+PAD = (
+    "pad_token_id"  # without one no model looks for padding, which would make a device's host wait
+)
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
 
 RUNNING: ContextVar[RaggedCache | None] = ContextVar("foretoken_running", default=None)
@@ -169,7 +172,8 @@ class Forward:
     @contextmanager
     def __call__(self, cache: RaggedCache, needed: Needed | None = None) -> Iterator[None]:
         """Over `cache`, and with the output layer at the positions that are `needed` only."""
-        stock = [config[SWITCH] for config in self.configs]
+        ours = {SWITCH: self.name, PAD: None}
+        stock = [{key: config[key] for key in ours if key in config} for config in self.configs]
         hooks = []
         if self.positions is not None:
             hooks.append(self.positions.register_forward_hook(own_positions))
@@ -177,13 +181,13 @@ class Forward:
             hooks.append(self.head.register_forward_pre_hook(needed.enter))
         token = RUNNING.set(cache)
         try:
-            for config in self.configs:
-                config[SWITCH] = self.name
+            for config, its in zip(self.configs, stock, strict=True):
+                config.update({key: ours[key] for key in its})
             with evaluating(self.modules):
                 yield
         finally:
-            for config, name in zip(self.configs, stock, strict=True):
-                config[SWITCH] = name
+            for config, its in zip(self.configs, stock, strict=True):
+                config.update(its)
             RUNNING.reset(token)
             for hook in hooks:
                 hook.remove()

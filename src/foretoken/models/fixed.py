@@ -27,15 +27,19 @@ class FixedCache(RaggedCache):
         self.rows = 0
         self.end = 0  # slots that the running forward sees
 
-    def hold(self, rows: int, slots: int) -> bool:
-        """Make room, in powers of two; whether tensors had to move for it."""
+    @property
+    def room(self) -> tuple[int, int]:
+        """Rows and slots; where it changes, tensors have moved."""
+        return self.rows, self.capacity
+
+    def hold(self, rows: int, slots: int) -> None:
+        """Make room, in powers of two."""
         room = max(self.rows, power(rows)), max(self.capacity, bucket(slots))
-        if room == (self.rows, self.capacity):
-            return False
+        if room == self.room:
+            return
         self.rows, self.capacity = room
         for layer in self._filled():
             layer.fit(layer.keys, layer.values, self.rows, self.capacity)
-        return True
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
         """Where a block's tokens go: behind `offset [B]`. For any content of it, the same work."""
@@ -43,25 +47,24 @@ class FixedCache(RaggedCache):
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.slots = offset[:, None] + torch.arange(width, device=self.device)
 
-    def join(self, other: RaggedCache) -> bool:
-        """The rows of `other` join behind these; whether tensors had to move for it."""
+    def join(self, other: RaggedCache) -> None:
+        """The rows of `other` join behind these."""
         first, longest = len(self.lengths), max(other.lengths, default=0)
         if not first:  # what NaN a row may have left would survive its mask
             for layer in self._filled():
                 layer.keys.zero_()
                 layer.values.zero_()
-        moved = self.hold(first + len(other.lengths), longest)
+        self.hold(first + len(other.lengths), longest)
         for mine, theirs in zip(self.kept(), other.kept(), strict=True):
             if theirs.is_initialized:
                 keys, values = theirs.keys[:, :, :longest], theirs.values[:, :, :longest]
                 mine.fit(keys, values, self.rows, self.capacity)
                 mine.place(first, keys, values)
         self.lengths = self.lengths + other.lengths
-        return moved
 
-    def select(self, rows: list[int]) -> bool:
-        """Row b becomes what row rows[b] was; whether tensors had to move for it."""
-        moved = self.hold(len(rows), 0)
+    def select(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was."""
+        self.hold(len(rows), 0)
         changed = [(b, row) for b, row in enumerate(rows) if b != row]
         if changed:
             to, source = sent(torch.tensor(changed), self.device).unbind(1)
@@ -69,7 +72,6 @@ class FixedCache(RaggedCache):
                 layer.keys[to] = layer.keys[source]
                 layer.values[to] = layer.values[source]
         self.lengths = [self.lengths[b] for b in rows]
-        return moved
 
     def _filled(self) -> list[RaggedLayer]:
         return [layer for layer in self.kept() if layer.is_initialized]
@@ -101,6 +103,10 @@ class Recordable(TorchDispatchMode):
 
     BARRED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
+    def __init__(self, whose: str) -> None:
+        super().__init__()
+        self.whose = whose
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -111,8 +117,13 @@ class Recordable(TorchDispatchMode):
         else:
             barred = any(tag in func.tags for tag in self.BARRED)
         if barred:
-            raise RefusedError(f"its work depends on what it computes ({name})")
-        return func(*args, **(kwargs or {}))
+            raise RefusedError(
+                f"{self.whose} cannot be run in fixed shapes: its work depends on what it computes "
+                f"({name}); give runtime='transformers'"
+            )
+        with self:  # what an operation is made of is looked at as well
+            found = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
 
 
 def power(n: int) -> int:

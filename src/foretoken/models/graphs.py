@@ -49,12 +49,14 @@ class GraphModel:
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
         self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
-        self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.room = self.cache.room  # that they were made for
+        self.pool: Any = None
         self.at: Tensor | None = None  # the rows' lengths on the device, where they are known
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        self._moved(self.cache.join(self.eager.read(prompts)))
+        self.cache.join(self.eager.read(prompts))
+        self.at = None
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -66,8 +68,7 @@ class GraphModel:
         ids = padded(blocks, self.device)[:, :most]
         width = wide(most)
         end = bucket(max(self.cache.lengths) + width)
-        if self.cache.hold(B, end):
-            self.passes.clear()
+        self.cache.hold(B, end)
         logits = self._pass(power(B), width, end)(ids, self._lengths())
         self._advance(counts)
         return Needed(counts, need, self.device).of(logits[:B])
@@ -79,16 +80,11 @@ class GraphModel:
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        self._moved(self.cache.select(rows))
+        self.cache.select(rows)
+        self.at = None
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.cache.lengths), rows))
-
-    def _moved(self, moved: bool) -> None:
-        """Rows have changed, and with `moved` the tensors that the passes write to."""
-        self.at = None
-        if moved:
-            self.passes.clear()
 
     def _lengths(self) -> Tensor:
         if self.at is None:
@@ -98,16 +94,22 @@ class GraphModel:
     def _advance(self, counts: list[int]) -> None:
         """Even rows are counted on the device, where nothing need be sent."""
         self.cache.advance(counts)
-        even = min(counts) == max(counts) and self.at is not None
-        self.at = self.at + counts[0] if even else None
+        even = min(counts) == max(counts)
+        self.at = self.at + counts[0] if even and self.at is not None else None
 
     def _pass(self, rows: int, width: int, end: int) -> Pass:
+        if self.room != self.cache.room:  # what was recorded writes where the cache was
+            self.passes.clear()
+            self.room = self.cache.room
+            self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         if (rows, width, end) not in self.passes:
 
             def forward(ids: Tensor, lengths: Tensor) -> Tensor:
                 return self._forward(ids, lengths, end)
 
-            self.passes[rows, width, end] = Pass(forward, rows, width, self.device, self.pool)
+            guard = Recordable(type(self.model).__name__)
+            shape = rows, width
+            self.passes[rows, width, end] = Pass(forward, guard, shape, self.device, self.pool)
         return self.passes[rows, width, end]
 
     def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Tensor:
@@ -131,22 +133,22 @@ class GraphModel:
 class Pass:
     """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths.
 
-    Its first run is looked at by `Recordable`. On CUDA it is then recorded, and from then on
+    Its first run is looked at by `guard`. On CUDA it is then recorded, and from then on
     replayed: what it returned is overwritten by the next run.
     """
 
     def __init__(
         self,
         forward: Callable[[Tensor, Tensor], Tensor],
-        rows: int,
-        width: int,
+        guard: Recordable,
+        shape: tuple[int, int],
         device: torch.device,
         pool: Any,
     ) -> None:
         self.forward, self.pool = forward, pool
-        self.ids = torch.zeros(rows, width, dtype=torch.long, device=device)
-        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.tried = False
+        self.ids = torch.zeros(shape, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=device)
+        self.guard: Recordable | None = guard
         self.graph: Any = None
         self.logits = torch.empty(0)
 
@@ -154,10 +156,10 @@ class Pass:
         """Rows and columns that are not given keep what they had: padding, which must be ids."""
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
-        if not self.tried:
-            self.tried = True
-            with Recordable():
+        if self.guard is not None:
+            with self.guard:
                 logits = self.forward(self.ids, self.lengths)
+            self.guard = None
             if self.pool is None or self.ids.shape[1] > WIDEST:
                 return logits
             self._record()

@@ -1,0 +1,159 @@
+"""A step reads from a device once: counted on a CPU that is taken for one.
+
+What comes of a model's weights, was made with a device or sent there is a device's; all else is
+the host's. Each read of the first kind makes the host wait, and the two must not meet in an
+operation. Where there is a GPU, the real thing is asked too.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import pairs
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.keys import RowKey
+from foretoken.models.causal import CausalModel
+from foretoken.models.graphs import GraphModel
+from foretoken.request import Request, Row
+from foretoken.step import step
+from foretoken.verify import RULES
+
+READS = {"tolist", "item", "cpu", "numpy", "nonzero", "equal", "is_nonzero", "masked_select"}
+READS |= {"__bool__", "__int__", "__float__", "__index__", "__contains__", "unique", "argwhere"}
+MEETS = {"__get__", "to", "pad", "type_as"}  # of several places, and no arithmetic
+CASES = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.0),
+    "top-k": SamplingParams(temperature=0.8, top_k=5),
+    "top-p": SamplingParams(temperature=0.8, top_p=0.9, min_p=0.01),
+}
+
+
+class Pretend(TorchFunctionMode):
+    """Marks a device's tensors, counts the reads, and refuses a meeting with the host's."""
+
+    def __init__(self, *networks: torch.nn.Module) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+        for network in networks:
+            for weight in (*network.parameters(), *network.buffers()):
+                weight.there = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        there = [hasattr(x, "there") for x in tensors]
+        if func == torch.Tensor.is_cpu.__get__:
+            return not there[0]
+        if any(there) and name in READS:
+            self.reads.append(name)
+        if any(there) and name not in MEETS:
+            host = [x for x, mark in zip(tensors, there, strict=True) if not mark and x.ndim]
+            assert not host, f"{name} of a device's tensor and the host's {host}"
+        result = func(*args, **kwargs)
+        moved = name == "to" and any(isinstance(x, torch.device) for x in tree_leaves(args))
+        made = kwargs.get("device") is not None
+        if name == "tensor" and made:
+            self.reads.append("tensor(device=)")  # a copy that is waited for
+        if any(there) or moved or made:
+            return tree_map(lambda x: self.marked(x, tensors), result)
+        return result
+
+    def marked(self, x: Any, given: list[torch.Tensor]) -> Any:
+        if isinstance(x, torch.Tensor):
+            if not hasattr(x, "there") and any(x is one for one in given):
+                x = x.detach()  # the host's own stays the host's
+            x.there = True
+        return x
+
+
+def reads(
+    params: SamplingParams, rule: str, gammas: list[list[int]], drafter: Any, target: Any
+) -> list[list[str]]:
+    """Of every step, over ragged rows."""
+    rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
+    networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
+    found = []
+    with Pretend(*networks) as pretend:
+        target.start([row.tokens[:-1] for row in rows])
+        drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
+        for gamma in gammas:
+            pretend.reads = []
+            step(rows, target, drafter, RULES[rule], params, gamma)
+            found.append(pretend.reads)
+    return found
+
+
+def networks() -> tuple[Any, Any]:
+    """Their own copies: marks stay on them."""
+    target = pairs.target("Llama")
+    return copy.deepcopy(target), pairs.relative(target)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_reads_once(case: str, rule: str) -> None:
+    big, small = networks()
+    drafter = LMDrafter(GraphModel(small), pairs.V)
+    gammas = [[4, 4, 4], [3, 0, 1], [0, 0, 0], [4, 4, 4]]
+    found = reads(CASES[case], rule, gammas, drafter, GraphModel(big))
+    assert found == [["tolist"]] * len(gammas)
+
+
+def test_without_graphs_too() -> None:
+    """The ragged cache, as on a device without them."""
+    big, small = networks()
+    models = [CausalModel(network) for network in (big, small)]
+    for model in models:
+        model.takes_tensors = True
+    drafter = LMDrafter(models[1], pairs.V)
+    found = reads(CASES["sampled"], "block", [[4, 4, 4], [2, 0, 1]], drafter, models[0])
+    assert found == [["tolist"]] * 2
+
+
+def test_guesses_that_are_made_on_the_host() -> None:
+    found = reads(
+        CASES["sampled"], "block", [[4] * 3] * 2, LookupDrafter(), GraphModel(networks()[0])
+    )
+    assert found == [["tolist"]] * 2
+
+
+class Reader(LMDrafter):
+    """Wants to know every guess."""
+
+    def _next(self, ids, active):
+        return [[token] if on else [] for token, on in zip(ids.tolist(), active, strict=True)]
+
+
+def test_a_read_per_guess_is_seen() -> None:
+    big, small = networks()
+    drafter = Reader(GraphModel(small), pairs.V)
+    (found,) = reads(CASES["greedy"], "block", [[4] * 3], drafter, GraphModel(big))
+    assert len(found) == 5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("case", CASES)
+def test_the_host_waits_once_on_a_gpu(case: str) -> None:
+    big, small = (network.float().cuda() for network in networks())
+    target, drafter = GraphModel(big), LMDrafter(GraphModel(small), pairs.V)
+    rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
+    target.start([row.tokens[:-1] for row in rows])
+    drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
+    for _ in range(6):  # all is recorded
+        step(rows, target, drafter, RULES["block"], CASES[case], [4, 4, 4])
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchroniz") as waits:
+            step(rows, target, drafter, RULES["block"], CASES[case], [4, 4, 4])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 1
