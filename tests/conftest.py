@@ -23,6 +23,14 @@ settings.register_profile("foretoken", deadline=None)  # two busy cores make tim
 settings.load_profile("foretoken")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """OpenVINO runs on the CPU only."""
+    for item in items:
+        if "openvino" in item.keywords:
+            item.add_marker("cpu_only")
+
+
 @pytest.fixture(autouse=True)
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models run on torch here, as where OpenVINO is missing: a conversion takes a second. Tests

@@ -6,6 +6,7 @@ The text is transformers' own or, where float32 casts tip a near-tie, that of fu
 from __future__ import annotations
 
 import copy
+import os
 from functools import cache
 from itertools import count
 
@@ -17,6 +18,7 @@ from foretoken import Completion, Drafter, Speculator, load
 from foretoken.models.families import build
 from foretoken.models.selfcheck import stir
 
+DEVICE = os.environ.get("FORETOKEN_TEST_DEVICE", "cpu")  # "cuda": what is drawn here runs there
 V = 64  # of all families
 WINDOW = 8  # of those that have one
 SINGLE = {"Mixtral"}  # its experts' grouped product knows no float64
@@ -50,7 +52,7 @@ def random(name: str, seed: int) -> PreTrainedModel:
                 if weight.ndim > 1 and weight is not head.weight and weight is not words:
                     weight *= 1 if name in POST_NORM else 2
     model.generation_config.eos_token_id = None
-    return model.requires_grad_(False)
+    return model.requires_grad_(False).to(DEVICE)
 
 
 def varied(model: PreTrainedModel) -> bool:
@@ -64,18 +66,18 @@ def relative(model: PreTrainedModel, noise: float = 0.03, seed: int = 0) -> PreT
     with torch.no_grad():
         for weight in model.parameters():
             off = torch.randn(weight.shape, generator=random, dtype=weight.dtype)
-            weight += noise * weight.std(correction=0) * off
+            weight += noise * weight.std(correction=0) * off.to(weight.device)
     return model
 
 
 def scores(model: PreTrainedModel, text: list[int], source: list[int] | None = None) -> Tensor:
     """Logits after every token of the text, `[len(text), V]`: one forward, no cache."""
-    ids = torch.tensor([text])
+    ids = torch.tensor([text], device=model.device)
     with torch.no_grad():
         if source is None:
-            return model(input_ids=ids, use_cache=False).logits[0]
-        read = torch.tensor([source])
-        return model(input_ids=read, decoder_input_ids=ids, use_cache=False).logits[0]
+            return model(input_ids=ids, use_cache=False).logits[0].cpu()
+        read = torch.tensor([source], device=model.device)
+        return model(input_ids=read, decoder_input_ids=ids, use_cache=False).logits[0].cpu()
 
 
 def speculator(
@@ -99,7 +101,7 @@ def stock(model: PreTrainedModel, prompt: list[int], limit: int, eos: int | None
 
 @cache
 def _stock(model: PreTrainedModel, prompt: tuple[int, ...], limit: int, eos: int | None):
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     ends = {"eos_token_id": eos, "pad_token_id": 0, "max_new_tokens": limit}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **ends)
     return out[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()

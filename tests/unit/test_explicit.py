@@ -24,6 +24,8 @@ from foretoken.models.selfcheck import Rows, deviation, stir
 from foretoken.models.seq2seq import Seq2SeqModel
 from pairs import PROMPTS, assert_greedy, relative, target
 
+pytestmark = pytest.mark.cpu_only
+
 HEARING = [name for name, (_, kind, _) in FAMILIES.items() if kind.startswith(("T5", "MT5"))]
 HEARING += ["BART", "Marian"]
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}

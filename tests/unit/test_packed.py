@@ -212,6 +212,8 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 import tiny
 from foretoken.models import packed
+
+pytestmark = pytest.mark.cpu_only
 def held(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))

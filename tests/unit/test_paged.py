@@ -14,6 +14,8 @@ from foretoken.models.families import build
 from foretoken.models.paged import CHUNK, PagedModel
 from foretoken.models.selfcheck import small_copy, stir
 
+pytestmark = pytest.mark.cpu_only
+
 
 @pytest.fixture(scope="module")
 def network() -> PreTrainedModel:

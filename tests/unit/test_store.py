@@ -15,6 +15,8 @@ from openvino import opset13 as ops
 from foretoken.models import store
 from foretoken.models.exported import Exported
 
+pytestmark = pytest.mark.cpu_only
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

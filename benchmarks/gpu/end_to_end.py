@@ -1,0 +1,190 @@
+"""Tokens a second on a GPU, on a synthetic pair, against transformers; and one step looked at.
+
+The pair is built here: two random networks that share a core (benchmarks/networks.py), so the
+figures are those of its size and of the alpha that it turns out to have. The formula is Theorem
+3.8 with that alpha, and with passes timed by the GPU's clock.
+
+    python benchmarks/gpu/end_to_end.py --params 1B --draft-params 60M --eps 0.1
+    python benchmarks/gpu/end_to_end.py --params 8B --batches 1 16
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+import gpu
+import torch
+from networks import FAMILIES, network, shape
+from rich.console import Console
+from rich.table import Table
+
+import foretoken
+from foretoken import theory
+from foretoken.models.base import Model
+
+TARGET_EPS = 0.003
+GAMMAS = (0, 2, 4, 8)  # passes over 1, 3, 5 and 9 tokens: none is padded
+PROMPT = 32
+
+
+def main() -> None:
+    parser = gpu.parser(__doc__)
+    parser.add_argument("--params", default="1B")
+    parser.add_argument("--draft-params", default="60M")
+    parser.add_argument("--eps", type=float, default=0.1, help="of the draft: more, less alpha")
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    arguments = parser.parse_args()
+    gpu.need()
+    target = _network(arguments, arguments.params, TARGET_EPS, 0)
+    draft = _network(arguments, arguments.draft_params, arguments.eps, 1)
+    table = Table("batch", "T", "way", "tokens/s", "over plain", "formula", "alpha", "waits a step")
+    rows: list[dict[str, Any]] = []
+    for batch in arguments.batches:
+        for temperature in (0.0, 1.0):
+            rows += _rows(arguments, target, draft, batch, temperature)
+    for row in rows:
+        names = ("batch", "temperature", "way", "speed", "speedup", "formula", "alpha", "waits")
+        table.add_row(*(_shown(row.get(name)) for name in names))
+    Console().print(table)
+    gpu.save("gpu-end-to-end", arguments.out, {"rows": rows} | vars(arguments))
+
+
+def _network(arguments: Any, params: str, eps: float, seed: int) -> Any:
+    family, dtype = FAMILIES["llama"], getattr(torch, arguments.dtype)
+    config = family.config(*shape(family, gpu.count(params), arguments.vocab), arguments.vocab, 4096)
+    return network(family, dtype, 0, config, 100 + seed, eps).to(gpu.DEVICE, dtype)
+
+
+def _rows(
+    arguments: Any, target: Any, draft: Any, batch: int, temperature: float
+) -> list[dict[str, Any]]:
+    dice = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(3, arguments.vocab, (batch, PROMPT), generator=dice).tolist()
+    spec = foretoken.load(target, draft, device=gpu.DEVICE)
+    how = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}
+    facts = {"batch": batch, "temperature": temperature}
+    rows: list[dict[str, Any]] = []
+    for gamma in (*GAMMAS, None):
+        spec.generate(prompts, gamma=gamma, **how)  # all is recorded
+        texts: list[Any] = []
+
+        def ours(gamma: int | None = gamma, texts: list[Any] = texts) -> None:
+            texts[:] = spec.generate(prompts, gamma=gamma, **how)
+
+        speed = batch * arguments.tokens / _seconds(ours, arguments.repeats)
+        overlaps = [o for text in texts for step in text.steps for o in step.overlaps]
+        alpha = fmean(overlaps) if overlaps else None
+        row = facts | {"way": f"gamma {'auto' if gamma is None else gamma}", "speed": speed}
+        row |= {"runtime": texts[0].stats.runtime, "alpha": alpha}
+        row["speedup"] = speed / rows[0]["speed"] if rows else 1.0
+        if gamma:
+            row["formula"] = _formula(spec, alpha or 0.0, gamma, batch)
+        if gamma is not None:
+            row["waits"] = _waits(spec, prompts, gamma, how)
+        rows.append(row)
+    for name, run in _peers(target, draft, prompts, arguments, temperature).items():
+        rows.append(facts | {"way": name} | _peer(run, batch * arguments.tokens, arguments.repeats))
+    return rows
+
+
+def _seconds(run: Callable[[], object], repeats: int) -> float:
+    """The median of the host's clock, prefill included, until the GPU is idle again."""
+    times: list[float] = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append(perf_counter() - began)
+    return median(times)
+
+
+@torch.inference_mode()
+def _formula(spec: Any, alpha: float, gamma: int, batch: int) -> float:
+    """Theorem 3.8 with v: what the passes' times allow at that alpha."""
+    one, block = (_pass(spec.target, n, batch) for n in (1, gamma + 1))
+    guess = _pass(spec.drafter.model, 1, batch)
+    return theory.walltime_factor(alpha, gamma, guess / one, v=lambda n: block / one)
+
+
+def _pass(model: Model, n: int, batch: int) -> float:
+    block = torch.ones(batch, n, dtype=torch.long, device=gpu.DEVICE)
+    model.start([[1] * PROMPT] * batch)
+    try:
+
+        def run() -> None:
+            model.score(block, [n] * batch)
+            model.set_lengths([PROMPT] * batch)
+
+        return gpu.seconds(run)
+    finally:
+        model.leave(list(range(batch)))
+
+
+def _waits(spec: Any, prompts: list[list[int]], gamma: int, how: dict[str, Any]) -> float:
+    """How often the host waits for the GPU, a step; the prefill's count as well, so 1 and a bit."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            texts = spec.generate(prompts, gamma=gamma, **how)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = sum("synchroniz" in str(one.message) for one in seen)
+    return waits / max(len(text.steps) for text in texts)
+
+
+def _peers(
+    target: Any, draft: Any, prompts: list[list[int]], arguments: Any, temperature: float
+) -> dict[str, Callable[[], object]]:
+    """transformers' generate over a dynamic and a compiled static cache, and assisted."""
+    ids = torch.tensor(prompts, device=gpu.DEVICE)
+    how: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": arguments.tokens}
+    how |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    how |= {"top_k": 0, "temperature": 1.0} if temperature else {}
+    peers: dict[str, Callable[[], object]] = {
+        "transformers": lambda: target.generate(ids, **how),
+        "transformers static": lambda: target.generate(ids, cache_implementation="static", **how),
+    }
+    if len(prompts) == 1:  # it serves no more
+        for gamma in GAMMAS[1:]:
+            peers[f"transformers assisted {gamma}"] = _assisted(target, draft, ids, gamma, how)
+    return peers
+
+
+def _assisted(
+    target: Any, draft: Any, ids: torch.Tensor, gamma: int, how: dict[str, Any]
+) -> Callable[[], object]:
+    def run() -> object:
+        settings = draft.generation_config
+        settings.num_assistant_tokens = gamma
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+        return target.generate(ids, assistant_model=draft, **how)
+
+    return run
+
+
+def _peer(run: Callable[[], object], tokens: int, repeats: int) -> dict[str, Any]:
+    try:
+        for _ in range(2):
+            run()
+        return {"speed": tokens / _seconds(run, repeats)}
+    except Exception as error:  # another's fault is no reason to lose our figures
+        return {"speed": None, "error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Milliseconds of a forward on a GPU against the floor of reading its weights once.
+
+Random Llamas of any size, n new tokens behind a context, in three ways: eager over the ragged
+cache, as a recorded graph, and transformers' own model compiled by torch over its static cache.
+
+    python benchmarks/gpu/passes.py             # 1B, 3B, 8B; drafts of 6M to 500M
+    python benchmarks/gpu/passes.py --sizes 6M 1B --ways eager graphs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gpu
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import StaticCache
+
+from foretoken.models.causal import CausalModel
+from foretoken.models.graphs import GraphModel
+
+NEW = (1, 2, 4, 8, 16)
+SIZES = ("6M", "60M", "500M", "1B", "3B", "8B")
+
+
+def main() -> None:
+    parser = gpu.parser(__doc__)
+    parser.add_argument("--sizes", nargs="+", default=SIZES)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--context", type=int, default=256)
+    arguments = parser.parse_args()
+    gpu.need()
+    speed = gpu.bandwidth()
+    table = Table("model", "way", *(f"n={n}" for n in NEW), "floor", "n=1 over floor")
+    rows: list[dict[str, Any]] = []
+    for size in arguments.sizes:
+        model = gpu.random_llama(size, arguments.vocab, getattr(torch, arguments.dtype))
+        floor = gpu.weight_bytes(model) / speed
+        for way in arguments.ways:
+            times = {n: _timed(way, model, n, arguments.context) for n in NEW}
+            rows.append({"size": size, "way": way, "floor": floor, "seconds": times})
+            shown = [f"{1e3 * times[n]:.3f}" for n in NEW]
+            table.add_row(size, way, *shown, f"{1e3 * floor:.3f}", f"{times[1] / floor:.2f}")
+        del model
+        torch.cuda.empty_cache()
+    Console().print(table, "milliseconds; floor: weights read once at", f"{speed / 1e9:.0f} GB/s")
+    gpu.save("gpu-passes", arguments.out, {"bandwidth": speed, "rows": rows} | vars(arguments))
+
+
+@torch.inference_mode()
+def _timed(way: str, model: Any, n: int, context: int) -> float:
+    return gpu.seconds(WAYS[way](model, n, context))
+
+
+def _over(kind: type[CausalModel] | type[GraphModel]) -> Callable[..., Callable[[], object]]:
+    def ready(model: Any, n: int, context: int) -> Callable[[], object]:
+        runner, block = kind(model), torch.ones(1, n, dtype=torch.long, device=gpu.DEVICE)
+        runner.start([[1] * context])
+
+        def run() -> object:
+            logits = runner.score(block, [n])
+            runner.set_lengths([context])
+            return logits
+
+        return run
+
+    return ready
+
+
+def _compiled(model: Any, n: int, context: int) -> Callable[[], object]:
+    torch.compiler.reset()
+    cache = StaticCache(config=model.config, max_cache_len=context + 64)
+    forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
+    prompt = torch.ones(1, context, dtype=torch.long, device=gpu.DEVICE)
+    model(input_ids=prompt, past_key_values=cache)
+    block = torch.ones(1, n, dtype=torch.long, device=gpu.DEVICE)
+    places = torch.arange(context, context + n, device=gpu.DEVICE)[None]
+
+    def run() -> object:
+        for layer in cache.layers:  # back to where it was
+            getattr(layer, "cumulative_length", torch.zeros(1)).fill_(context)
+        return forward(input_ids=block, position_ids=places, past_key_values=cache)
+
+    return run
+
+
+WAYS = {"eager": _over(CausalModel), "graphs": _over(GraphModel), "compiled": _compiled}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Does it run on a GPU? The tests that mean something there, and greedy identity in two precisions.
+
+    python benchmarks/gpu/suite.py
+    python benchmarks/gpu/suite.py --only-identity --params 1B
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import foretoken
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44, 31, 2, 18, 50, 41], [*range(100, 160)]]
+
+
+def main() -> None:
+    parser = gpu.parser(__doc__)
+    parser.add_argument("--only-identity", action="store_true")
+    parser.add_argument("--params", default="100M", help="of the random model")
+    parser.add_argument("--tokens", type=int, default=128)
+    arguments = parser.parse_args()
+    gpu.need()
+    tests = None if arguments.only_identity else _tests()
+    rows = [
+        _identity(arguments, dtype, runtime)
+        for dtype in (torch.float32, torch.bfloat16)
+        for runtime in ("graphs", "transformers")
+    ]
+    table = Table("dtype", "runtime", "gamma", "texts that equal plain decoding", "transformers'")
+    for row in rows:
+        for gamma, (plain, stock) in row["equal"].items():
+            of = f" of {len(PROMPTS)}"
+            table.add_row(row["dtype"], row["runtime"], str(gamma), f"{plain}{of}", f"{stock}{of}")
+    if tests is not None:
+        print(tests["last"])
+    Console().print(table, "in bfloat16 a near-tie may fall to either side: see the first column")
+    gpu.save("gpu-suite", arguments.out, {"tests": tests, "identity": rows})
+
+
+def _tests() -> dict[str, Any]:
+    """Those not marked cpu_only; models that they draw lie on the GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not cpu_only and not prove"]
+    there = os.environ | {"FORETOKEN_TEST_DEVICE": "cuda"}
+    done = subprocess.run(command, cwd=ROOT, env=there, capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines()
+    print("\n".join(lines[-60:]))
+    return {"exit": done.returncode, "last": lines[-1] if lines else done.stderr[-300:]}
+
+
+def _identity(arguments: Any, dtype: torch.dtype, runtime: str) -> dict[str, Any]:
+    """How many texts equal our own plain decoding's, and transformers' own."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    target = gpu.random_llama(arguments.params, 32000, dtype)
+    stock = [_stock(target, prompt, arguments.tokens) for prompt in PROMPTS]
+    plain: list[list[int]] = []
+    equal: dict[int, tuple[int, int]] = {}
+    for gamma in (0, 1, 4, 7):
+        spec = foretoken.load(target, target, runtime=runtime, device=gpu.DEVICE)
+        done = spec.generate(PROMPTS, max_new_tokens=arguments.tokens, gamma=gamma)
+        assert done[0].stats.runtime == runtime
+        texts = [text.tokens for text in done]
+        plain = plain or texts
+        equal[gamma] = _same(texts, plain), _same(texts, stock)
+    return {"dtype": str(dtype).removeprefix("torch."), "runtime": runtime, "equal": equal}
+
+
+def _same(ours: list[list[int]], theirs: list[list[int]]) -> int:
+    return sum(a == b for a, b in zip(ours, theirs, strict=True))
+
+
+def _stock(model: Any, prompt: list[int], tokens: int) -> list[int]:
+    ids = torch.tensor([prompt], device=model.device)
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+if __name__ == "__main__":
+    main()
