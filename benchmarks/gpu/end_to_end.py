@@ -16,15 +16,15 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
-import gpu
 import torch
-from networks import FAMILIES, network, shape
 from rich.console import Console
 from rich.table import Table
 
 import foretoken
+import gpu
 from foretoken import theory
 from foretoken.models.base import Model
+from networks import FAMILIES, network, shape
 
 TARGET_EPS = 0.003
 GAMMAS = (0, 2, 4, 8)  # passes over 1, 3, 5 and 9 tokens: none is padded
@@ -59,7 +59,9 @@ def main() -> None:
 
 def _network(arguments: Any, params: str, eps: float, seed: int) -> Any:
     family, dtype = FAMILIES["llama"], getattr(torch, arguments.dtype)
-    config = family.config(*shape(family, gpu.count(params), arguments.vocab), arguments.vocab, 4096)
+    config = family.config(
+        *shape(family, gpu.count(params), arguments.vocab), arguments.vocab, 4096
+    )
     return network(family, dtype, 0, config, 100 + seed, eps).to(gpu.DEVICE, dtype)
 
 

@@ -15,8 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import machine  # noqa: E402
-from networks import FAMILIES, shape  # noqa: E402
+import machine
+from networks import FAMILIES, shape
 
 DEVICE = "cuda"
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9}
@@ -38,7 +38,11 @@ def need() -> None:
 
 def describe() -> dict[str, Any]:
     facts = torch.cuda.get_device_properties(0)
-    gpu = {"name": facts.name, "memory": facts.total_memory, "multiprocessors": facts.multi_processor_count}
+    gpu = {
+        "name": facts.name,
+        "memory": facts.total_memory,
+        "multiprocessors": facts.multi_processor_count,
+    }
     return machine.describe() | {"gpu": gpu | {"cuda": torch.version.cuda}}
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gpu
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import StaticCache
 
+import gpu
 from foretoken.models.causal import CausalModel
 from foretoken.models.graphs import GraphModel
 

@@ -1,7 +1,7 @@
 """Does it run on a GPU? The tests that mean something there, and greedy identity in two precisions.
 
-    python benchmarks/gpu/suite.py
-    python benchmarks/gpu/suite.py --only-identity --params 1B
+python benchmarks/gpu/suite.py
+python benchmarks/gpu/suite.py --only-identity --params 1B
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gpu
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import foretoken
+import gpu
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44, 31, 2, 18, 50, 41], [*range(100, 160)]]

@@ -72,10 +72,11 @@ def imitator(name: str) -> PreTrainedModel:
     """A Llama that has learned source and greedy text of two prompts: it drafts for a T5."""
     model = pairs.random("Llama", 5).requires_grad_(True)
     start = target(name).generation_config.decoder_start_token_id
-    texts = [torch.tensor([[*p, start, *stock(target(name), p, LIMIT)]]) for p in PROMPTS[:2]]
+    texts = [[*p, start, *stock(target(name), p, LIMIT)] for p in PROMPTS[:2]]
     steps = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(12):
-        for text in texts:
+        for text in torch.tensor(texts[:1]), torch.tensor(texts[1:]):
+            text = text.to(model.device)
             loss = model(input_ids=text, labels=text, use_cache=False).loss
             steps.zero_grad()
             loss.backward()

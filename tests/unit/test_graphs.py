@@ -45,7 +45,7 @@ def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
     for runner in (fixed, ragged):
         runner.start(PROMPTS)
     for need in ([1, 1, 1], [3, 0, 5], [4, 4, 4], [1, 1, 1], [1, 2, 1]):
-        ids = torch.randint(pairs.V, (3, max(need) + 1), generator=dice)
+        ids = torch.randint(pairs.V, (3, max(need) + 1), generator=dice).to(pairs.DEVICE)
         blocks = [row[:n] for row, n in zip(ids.tolist(), need, strict=True)]
         ours, theirs = fixed.score(ids, need), ragged.score(blocks, need)
         for b, n in enumerate(need):
@@ -61,7 +61,8 @@ def test_a_tensor_on_the_ragged_cache() -> None:
     one, other = CausalModel(model), CausalModel(model)
     for runner in (one, other):
         runner.start(PROMPTS)
-    ours = one.score(torch.tensor([[5, 6], [7, 60], [8, 9]]), [2, 1, 2])
+    ids = torch.tensor([[5, 6], [7, 60], [8, 9]], device=pairs.DEVICE)
+    ours = one.score(ids, [2, 1, 2])
     theirs = other.score([[5, 6], [7], [8, 9]], [2, 1, 2])
     assert torch.allclose(
         ours[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]], theirs[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]]

@@ -21,6 +21,7 @@ from foretoken.models.families import FAMILIES, build
 from foretoken.models.packed import PackedLinear, Packing, pack, trial
 from foretoken.models.selfcheck import stir
 
+pytestmark = pytest.mark.cpu_only
 HERE = build("Llama")  # what this machine can do
 needs_onednn = pytest.mark.skipif(packed.objection(HERE) is not None, reason="no oneDNN here")
 needs_bfloat16 = pytest.mark.skipif(
@@ -212,8 +213,6 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 import tiny
 from foretoken.models import packed
-
-pytestmark = pytest.mark.cpu_only
 def held(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))

@@ -98,6 +98,7 @@ def networks() -> tuple[Any, Any]:
     return copy.deepcopy(target), pairs.relative(target)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_reads_once(case: str, rule: str) -> None:
@@ -108,6 +109,7 @@ def test_a_step_reads_once(case: str, rule: str) -> None:
     assert found == [["tolist"]] * len(gammas)
 
 
+@pytest.mark.cpu_only
 def test_without_graphs_too() -> None:
     """The ragged cache, as on a device without them."""
     big, small = networks()
@@ -119,6 +121,7 @@ def test_without_graphs_too() -> None:
     assert found == [["tolist"]] * 2
 
 
+@pytest.mark.cpu_only
 def test_guesses_that_are_made_on_the_host() -> None:
     found = reads(
         CASES["sampled"], "block", [[4] * 3] * 2, LookupDrafter(), GraphModel(networks()[0])
@@ -133,6 +136,7 @@ class Reader(LMDrafter):
         return [[token] if on else [] for token, on in zip(ids.tolist(), active, strict=True)]
 
 
+@pytest.mark.cpu_only
 def test_a_read_per_guess_is_seen() -> None:
     big, small = networks()
     drafter = Reader(GraphModel(small), pairs.V)

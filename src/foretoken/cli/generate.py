@@ -56,7 +56,7 @@ def generate(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     runtime: Annotated[
-        str, typer.Option(help="auto (the fastest that is exact), openvino, transformers.")
+        str, typer.Option(help="auto (the fastest that is exact), openvino, graphs, transformers.")
     ] = "auto",
     show_tokens: Annotated[
         bool, typer.Option("--show-tokens", help="One line per target call.")

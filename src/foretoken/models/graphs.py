@@ -171,16 +171,20 @@ class Pass:
     def _record(self) -> None:
         """The first runs on a side stream settle what libraries choose; each writes the same keys
         and values to the same slots."""
+        with torch.cuda.device(self.ids.device):
+            self._settle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                self.logits = self.forward(self.ids, self.lengths)
+            self.graph = graph
+
+    def _settle(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
                 self.forward(self.ids, self.lengths)
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self.logits = self.forward(self.ids, self.lengths)
-        self.graph = graph
 
 
 def rehearsed(model: GraphModel) -> GraphModel:

@@ -175,12 +175,13 @@ class Rows:
 
     @torch.inference_mode()
     def alone(self, b: int, n: int) -> Tensor:
-        ids: Any = {"input_ids": torch.tensor([self.texts[b]])}
+        text = torch.tensor([self.texts[b]], device=self.model.device)
+        ids: Any = {"input_ids": text}
         if self.runner.encoder_decoder:
-            ids = {"input_ids": torch.tensor([self.sources[b]])}
-            ids["decoder_input_ids"] = torch.tensor([self.texts[b]])
+            source = torch.tensor([self.sources[b]], device=self.model.device)
+            ids = {"input_ids": source, "decoder_input_ids": text}
         if not n:
-            return torch.empty(0)
+            return torch.empty(0, device=self.model.device)
         return self.model(**ids, use_cache=False, return_dict=True).logits[0, -n:]
 
     def permute(self, rows: list[int]) -> None:
