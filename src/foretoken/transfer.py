@@ -16,7 +16,9 @@ from torch import Tensor
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`; the host goes on at once."""
-    if tensor.device.type == "cpu" and device.type == "cuda":
+    if tensor.device == device:
+        return tensor
+    if tensor.is_cpu and device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 

@@ -262,7 +262,6 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--rule", "none"], "rule is 'none'"),
-        (["--runtime", "graphs"], "runtime='graphs' is not built yet"),
         (["--dtype", "float31"], "dtype is 'float31'"),
         (["--device", "quantum"], "device 'quantum' cannot be used"),
     ],

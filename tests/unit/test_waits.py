@@ -53,6 +53,8 @@ class Pretend(TorchFunctionMode):
         there = [hasattr(x, "there") for x in tensors]
         if func == torch.Tensor.is_cpu.__get__:
             return not there[0]
+        if func == torch.Tensor.device.__get__ and not there[0]:
+            return torch.device("cpu", 1)  # elsewhere than what is marked
         if any(there) and name in READS:
             self.reads.append(name)
         if any(there) and name not in MEETS:
