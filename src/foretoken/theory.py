@@ -68,7 +68,8 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     alpha, gamma = _probability("alpha", alpha), _count("gamma", gamma)
     if alpha in (0, 1):
         return gamma * alpha + 1.0
-    return -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
+    tokens = -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
+    return min(gamma + 1.0, max(1.0, tokens))  # but for rounding it never leaves this range
 
 
 def expected_runs(alpha: float, gamma: int, tokens: int) -> float:

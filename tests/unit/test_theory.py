@@ -321,3 +321,7 @@ def test_refuses(call, says: str):
         call()
     assert says in str(error.value)
     assert "; give " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_run_never_gives_less_than_one_token_by_rounding() -> None:
+    assert expected_tokens(0.3315186905833665, 0) == 1.0
