@@ -70,6 +70,13 @@ def load(
     )
     # What does not fit is said before anything large is loaded or converted
     drafter = _drafter(draft, structure, words, draft_wish, draft_revision, trust_remote_code)
+    if draft_dtype is not None and (
+        isinstance(draft, PreTrainedModel) or not isinstance(drafter, LMDrafter)
+    ):
+        raise InputError(
+            f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
+            "leave it out"
+        )
     return Speculator(
         target=place(read, wish).model,
         drafter=drafter,

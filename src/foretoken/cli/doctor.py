@@ -86,12 +86,10 @@ def _list(console: Console, *, as_json: bool) -> None:
         rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in kept]
         print(json.dumps({"folder": str(store.folder()), "models": rows}))
         return
-    table = Table("model", "weights", "MB", "made", "folder")
     for entry in kept:
         made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
-        size = f"{entry.bytes / 1e6:.0f}"
-        table.add_row(entry.name, entry.dtype, size, made, entry.folder.name)
-    console.print(table)
+        line = f"{made}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
+        console.print(line, soft_wrap=True)
     total = sum(entry.bytes for entry in kept) / 1e6
     console.print(f"{total:.0f} MB in {store.folder()}", soft_wrap=True)
 
@@ -105,7 +103,9 @@ def _clear(console: Console, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"folder": str(store.folder()), "removed": count}))
     else:
-        console.print(f"removed {count} models from {store.folder()}", soft_wrap=True)
+        console.print(
+            f"removed {count} models from {store.folder()}, and measured costs", soft_wrap=True
+        )
 
 
 def _machine() -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _family(network: Any) -> dict[str, Any]:
         except RefusedError as error:
             objections.append(str(error))
             continue
-        why = "; ".join(objections) or "it passes"
+        why = "; ".join([form.name, *(f"not otherwise: {text}" for text in objections)])
         found = {"ok": True, "reason": None, "runtime": runtime, "form": form.name, "why": why}
         return found | {"largest_difference": result.delta, "seconds": result.seconds}
     return {"ok": False, "reason": "; ".join(objections)}

@@ -49,7 +49,10 @@ def generate(
     ] = 0,
     rule: Annotated[str, typer.Option(help="block or speculative.")] = "block",
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, int8, float16, float64, auto.")
+        str,
+        typer.Option(
+            help="float32, bfloat16, float16, float64, auto; int8: rounded weights, another model."
+        ),
     ] = "float32",
     draft_dtype: Annotated[
         str | None, typer.Option(help="The draft's; it never changes the output's law.")

@@ -98,6 +98,11 @@ def _gains(survival: list[float]) -> np.ndarray:
     return -np.diff([*survival, 0.0])
 
 
+def _rising(seconds: list[float]) -> tuple[float, ...]:
+    """A pass over more tokens never takes less: where the clock says so, the machine was busy."""
+    return tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist())
+
+
 def _costs(found: Measurement) -> Costs:
     alpha = found.alpha.value
     return Costs(
@@ -105,7 +110,7 @@ def _costs(found: Measurement) -> Costs:
         kept=tuple(p.kept / p.asked if p.asked else alpha for p in found.positions),
         offered=tuple(p.offered for p in found.positions),
         guess=found.draft_seconds.median if found.draft_seconds else 0.0,
-        passes=tuple(p.median for p in found.passes),
+        passes=_rising([p.median for p in found.passes]),
         plain=found.plain_overhead.median,
         loop=found.loop_overhead.median,
     )

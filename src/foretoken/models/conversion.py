@@ -123,13 +123,15 @@ def converted(
     key = fingerprint(content, way.name, dtype)
     kept = store.find(key)
     if kept is None:
-        log.info("converting %s for OpenVINO; this is done once", source.name)
+        log.info("converting %s for OpenVINO", source.name)
         began = time.perf_counter()
         made = _export(way, source.name, dtype, network)
         name = source.name if files is None else str(Path(source.path).resolve())
         kept = store.find(key) if store.keep(key, made, name, dtype) else None
         kept = kept or made  # from disk, so that torch's weights can go
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
+        if kept is made:
+            log.warning("it could not be kept in %s and is made again each time", store.folder())
     try:
         return compiled(kept, dtype)
     except RuntimeError as error:  # the library's
