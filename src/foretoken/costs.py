@@ -59,7 +59,7 @@ class Costs:
 
     def among(self, steps: list[StepRecord], rows: int) -> Costs:
         """These costs, with what steps of `rows` equal rows add to them."""
-        shared = of(steps, min, rows)
+        shared = of(steps, rows)
         most, seconds = shared.draft[-1]
         alone = at(self.draft, most)
         ratio = max(1.0, seconds / alone) if most and alone > 0 else 1.0
@@ -71,22 +71,15 @@ class Costs:
         )
 
 
-def of(
-    steps: list[StepRecord],
-    typical: Callable[[list[float]], float] = median,
-    rows: int = 1,
-) -> Costs:
-    """Costs from one row's steps, of which there must be some, in a batch of `rows` like it.
-
-    `typical` makes one time of many: the least of a few is the one that nothing has disturbed.
-    """
+def of(steps: list[StepRecord], rows: int = 1) -> Costs:
+    """Costs from one row's steps, of which there must be some, in a batch of `rows` like it."""
     groups: dict[int, list[StepRecord]] = {}
     for step in steps:
         groups.setdefault(step.drafted, []).append(step)
 
     def table(name: str, size: Callable[[int], int]) -> Table:
         return tuple(
-            (size(n), typical([getattr(step, name) for step in groups[n]])) for n in sorted(groups)
+            (size(n), median([getattr(step, name) for step in groups[n]])) for n in sorted(groups)
         )
 
     return Costs(

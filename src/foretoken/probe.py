@@ -37,7 +37,7 @@ def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which is not told of ends of sequence. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
     steps = _steps(engine, [request], params, ALONE)
-    return Probed(of(steps, min), _steady(steps, ALONE))
+    return Probed(of(steps), _steady(steps, ALONE))
 
 
 def probe_shared(
@@ -52,10 +52,10 @@ def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
     """Whether the odd rounds say what the even ones say."""
     halves: list[list[StepRecord]] = [[], []]
     for i, step in enumerate(steps):
-        halves[i // (TWICE * len(gammas)) % 2].append(step)
+        halves[i // len(gammas) % 2].append(step)
     if not all(halves):
         return False
-    one, other = (of(half, min) for half in halves)
+    one, other = (of(half) for half in halves)
     apart = [one.seconds(g) / other.seconds(g) for g in gammas]
     return max(apart) <= AGREE and min(apart) >= 1 / AGREE
 
@@ -63,7 +63,7 @@ def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
 def _steps(
     engine: Engine, requests: list[Request], params: SamplingParams, gammas: tuple[int, ...]
 ) -> list[StepRecord]:
-    """The first row's: rounds over the gammas, at least two."""
+    """The first row's: rounds over the gammas, at least two; of each gamma the last step."""
     engine.require_idle()
     rows = [Row.of(request) for request in requests]
     drafter = cast(Drafter, _Wordy(engine.drafter))
@@ -75,7 +75,8 @@ def _steps(
             late = perf_counter() - began > SECONDS
             if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
                 break
-    return rows[0].records
+    records = rows[0].records
+    return records[TWICE - 1 :: TWICE] or records
 
 
 class _Rounds:

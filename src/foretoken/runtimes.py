@@ -114,7 +114,11 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
     way = _way(source.empty if isinstance(source, Source) else source, conversion)
     if isinstance(source, PreTrainedModel):
-        return way.run(copy.deepcopy(source).float().cpu())
+        try:
+            return way.run(copy.deepcopy(source).float().cpu())
+        except Exception as error:  # whatever a stranger's forward raises
+            name = type(source).__name__
+            raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32

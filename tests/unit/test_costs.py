@@ -43,7 +43,6 @@ def test_tables_are_typical_times_by_number_of_guesses():
     steps += [record(4, 0.8, 3.0, 0.2), record(4, 1.6, 99.0, 0.2), record(4, 0.4, 3.0, 0.2)]
     found = costs.of(steps)
     assert found == Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
-    assert costs.of(steps, min).score == ((1, 1.0), (5, 3.0))
 
 
 def test_seconds_of_a_step():

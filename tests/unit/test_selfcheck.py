@@ -10,7 +10,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+)
 
 from foretoken.errors import RefusedError
 from foretoken.models import attention, selfcheck
@@ -221,3 +226,22 @@ def test_the_small_copy_is_far_from_flat() -> None:
         rows.start([5])
         rows.score(3)
         assert rows.spread > 0.3
+
+
+@pytest.mark.parametrize("form", ["torch", "openvino"])
+def test_what_changes_with_length_is_met(form: str) -> None:
+    """Llama 4 scales queries beyond `floor_scale` tokens, by the longest row of a batch."""
+    from foretoken.models import conversion
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": 64}
+    config = Llama4TextConfig(
+        num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], **sizes, **heads, **experts
+    )
+    assert config.floor_scale > 1000
+    model = Llama4ForCausalLM(config)
+    forms = [selfcheck.ON_TORCH] if form == "torch" else [conversion.EXPLICIT.form]
+    for one in forms:
+        with pytest.raises(RefusedError, match="llama4"):
+            check(model, one)

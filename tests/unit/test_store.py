@@ -110,3 +110,18 @@ def test_a_digest_is_of_names_and_contents(folder: Path) -> None:
     assert store.digest([one, two]) == first
     two.rename(folder / "three")
     assert store.digest([one, folder / "three"]) != first
+
+
+def test_bytes_that_changed_are_seen(folder: Path) -> None:
+    """Also where the file is as long as before."""
+    store.keep("k", exported(2.0), "m", "float32")
+    weights = store.folder() / "k" / "decoder.bin"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert store.find("k") is None
+
+
+def test_facts_that_changed_are_seen() -> None:
+    store.keep("k", exported(2.0), "m", "float32")
+    facts = store.folder() / "k" / store.FACTS
+    facts.write_text(facts.read_text().replace('"form": "paged"', '"form": "other"'))
+    assert store.entries() == [] and store.find("k") is None

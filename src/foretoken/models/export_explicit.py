@@ -16,6 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from foretoken.errors import RefusedError
 from foretoken.models.attention import Forward, evaluating
 from foretoken.models.cache import admit
 from foretoken.models.causal import limit, output_rows
@@ -38,6 +39,8 @@ def export_explicit(model: PreTrainedModel) -> Exported:
     Raises RefusedError for a model whose rows cannot be rolled back one by one.
     """
     admit(model)
+    if getattr(model.config, "attention_type", "") == "block_sparse":
+        raise RefusedError(f"{type(model).__name__} changes its attention with the source's length")
     past, cross = probe(model)
     two = torch.ones(2, dtype=torch.long)
     feed = {"ids": two[:, None].repeat(1, 3), "lengths": two, "keep": torch.arange(4)}

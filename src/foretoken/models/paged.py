@@ -26,7 +26,7 @@ from foretoken.models.causal import check_context, check_lengths, staying
 CHUNK = 512  # tokens in one pass of a prefill: bounds its memory
 FIRST = 16  # blocks to begin with; the pool then grows by half
 MOST = 16  # tokens added to a pass
-SLACK = 4.5e6  # parameters a layer that one more token may cost, against a pass of another size
+SLACK = 1.2e7  # parameters a layer whose products for one token cost as much as a new layout
 
 
 def paged(graph: ov.Model, windows: list[int]) -> ov.Model:
@@ -119,6 +119,7 @@ class PagedModel:
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
         self.slack = min(MOST, int(SLACK * len(facts["windows"]) / facts["parameters"]))
+        self.added = 0  # tokens, since a pass of this size was needed
         self.lengths: list[int] = []
         self.blocks: list[list[int]] = []  # of every row
 
@@ -180,10 +181,11 @@ class PagedModel:
         held = [
             self._room(b, start, end) for (b, _), start, end in zip(parts, past, ends, strict=True)
         ]
+        same = sum(sizes) == self.bound.get("input_ids")
+        again = max(0, self.bound.get("needed", 0) - len(places)) if same else 0
         self._put("input_ids", list(chain.from_iterable(ids)))
         self._put("position_ids", list(chain.from_iterable(map(range, past, ends))))
-        again = self.bound.get("needed", 0) - len(places)
-        self._put("needed", places + places[-1:] * (again if 0 < again <= self.slack else 0))
+        self._put("needed", places + places[-1:] * again)
         self._put("past_lens", past)
         self._put("subsequence_begins", [0, *accumulate(sizes)])
         self._put("block_indices_begins", [0, *accumulate(map(len, held))])
@@ -196,10 +198,16 @@ class PagedModel:
     def _padding(self, tokens: int, end: int) -> int:
         """Tokens to add behind the last row, where the next ones will be written: a pass of the
         same size as the one before is quicker, for OpenVINO lays out every layer anew for another.
+
+        Until so many were added as another layout costs: then the smaller size is the new one.
         """
         missing = self.bound.get("input_ids", 0) - tokens
         fits = self.context is None or end + missing <= self.context
-        return missing if 0 < missing <= self.slack and fits else 0
+        self.added = self.added + missing if missing > 0 else 0
+        if self.added <= self.slack and fits:
+            return max(0, missing)
+        self.added = 0
+        return 0
 
     def _room(self, b: int, start: int, end: int) -> list[int]:
         """The blocks of row b's first `end` tokens; those from `start` on are its own."""

@@ -226,6 +226,8 @@ def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
 def shrink(part: PreTrainedConfig, narrow: bool) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
+    # Where a model does otherwise beyond some length, the check is to come there
+    settings |= {"floor_scale": WINDOW, "keep_window_size": WINDOW}
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
     settings["max_position_embeddings"] = max(CONTEXT, causal.limit(part) or 0)

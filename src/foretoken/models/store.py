@@ -70,13 +70,31 @@ def find(key: str) -> Exported | None:
     """What was kept under `key`; its weights are read from disk as they are needed."""
     place = folder() / key
     try:
-        facts = json.loads((place / FACTS).read_text())
+        facts = _facts(place)
+        if facts["content"] != digest(_parts(place)):
+            raise ValueError("its files are not those that were written")
         core = ov.Core()
         graphs = {name: core.read_model(place / f"{name}.xml") for name in facts["graphs"]}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         shutil.rmtree(place, ignore_errors=True)  # damaged, or never there
         return None
     return Exported(graphs, facts)
+
+
+def _parts(place: Path) -> list[Path]:
+    return [file for file in place.iterdir() if file.name != FACTS]
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    """What is known of a kept model; ValueError where the file is not as it was written."""
+    found = json.loads((place / FACTS).read_text())
+    if found["seal"] != _seal(found["facts"]):
+        raise ValueError("its facts are not those that were written")
+    return found["facts"]
+
+
+def _seal(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
@@ -91,7 +109,8 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
         making = Path(tempfile.mkdtemp(prefix=MAKING, dir=folder()))
         for part, graph in exported.graphs.items():
             ov.save_model(graph, making / f"{part}.xml", compress_to_fp16=False)
-        (making / FACTS).write_text(json.dumps(facts))
+        facts["content"] = digest(_parts(making))
+        (making / FACTS).write_text(json.dumps({"facts": facts, "seal": _seal(facts)}))
         os.replace(making, folder() / key)
     except (OSError, RuntimeError):
         if making:
@@ -114,7 +133,7 @@ def entries() -> list[Entry]:
     found: list[Entry] = []
     for file in folder().glob(f"*/{FACTS}"):
         try:
-            facts = json.loads(file.read_text())
+            facts = _facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
             found.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
         except (OSError, ValueError, KeyError, TypeError):
