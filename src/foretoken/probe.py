@@ -17,11 +17,13 @@ from foretoken.engine import Engine
 from foretoken.request import Request, Row, StepRecord
 from foretoken.verify import block
 
-ALONE = (0, 1, 3, 5, 7, 11, 15)  # gammas: passes over 1 to 16 tokens; kernels go by steps
+# Gammas, for passes over 1 to 16 tokens: what a pass costs goes by steps, as kernels take rows by
+# fours or sixes, so that it cannot be told from a few of them.
+ALONE = (*range(9), 11, 12, 15)
 SHARED = (0, 3)  # gammas where many rows share a pass
 TWICE = 2  # steps of each gamma at a time: a pass of another size than the last is slower
 SECONDS = 1.0  # after two rounds none begins later than this
-ROUNDS = 5  # at most
+ROUNDS = 3  # at most
 TOKENS = ROUNDS * TWICE * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
 AGREE = 1.25  # how far two halves of the rounds may lie apart: a busy machine says little
 

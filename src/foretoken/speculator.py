@@ -33,10 +33,10 @@ PROBE_PROMPT = "It was the first day of the"
 class Speculator:
     """A target, a drafter and, where there is one, a tokenizer."""
 
-    target: Model
-    drafter: Drafter
-    tokenizer: PreTrainedTokenizerBase | None = None
-    ends: Ends = Ends()
+    target: Model = field(repr=False)
+    drafter: Drafter = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
+    ends: Ends = field(default=Ends(), repr=False)
     target_name: str = "target"
     draft_name: str = "draft"
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)

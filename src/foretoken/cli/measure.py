@@ -124,6 +124,8 @@ def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None)
     if out is None:
         return measure(spec, texts, options, track=_bar)
     part = Part(out, options, describe(spec.target.device))
+    if part.found:
+        print(f"{len(part.found)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:
         found = measure(spec, texts, options, found=part.found, keep=part.add, track=_bar)
     except KeyboardInterrupt:

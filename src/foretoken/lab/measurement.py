@@ -158,6 +158,8 @@ def load(path: Path) -> Measurement:
     """Read `save`'s file; InputError, naming it, for any other."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}; make it with foretoken measure --out") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as a measurement: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
