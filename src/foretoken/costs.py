@@ -25,7 +25,7 @@ from foretoken import disk
 from foretoken.distributions import SamplingParams
 from foretoken.request import StepRecord
 
-FILE, FORMAT = "costs.json", 1
+FILE, FORMAT = "costs.json", 2
 PACKAGES = ("foretoken", "torch", "transformers", "openvino")
 
 Table = tuple[tuple[int, float], ...]  # ascending; between and beyond its points it is straight
@@ -33,12 +33,13 @@ Table = tuple[tuple[int, float], ...]  # ascending; between and beyond its point
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a step's three parts."""
+    """Seconds of a step's three parts, and how likely its guesses are to be kept at first."""
 
     draft: Table  # of so many guesses for one row
     score: Table  # of the target's pass over so many tokens, those of all rows
     verify: Table  # of what follows the pass, by the same tokens
     rows: Table = ((1, 1.0),)  # a draft for so many rows, against one for one row
+    prior: tuple[float, float] = (3.0, 0.8)  # alpha expected of a new row; worth so many guesses
 
     def seconds(self, gamma: int, rows: int = 1) -> float:
         """A step in which each of `rows` rows makes `gamma` guesses."""
@@ -68,6 +69,7 @@ class Costs:
             tuple(sorted((dict(self.score) | dict(shared.score)).items())),
             tuple(sorted((dict(self.verify) | dict(shared.verify)).items())),
             ((1, 1.0), (rows, ratio)),
+            self.prior,
         )
 
 
@@ -141,9 +143,12 @@ def recall(name: str) -> Costs | None:
     """What was kept under that name; None where nothing was, or it is broken."""
     found = disk.remembered(FILE).get(name)
     try:
-        tables = {field: _table(points) for field, points in cast(dict[str, Any], found).items()}
-        return Costs(**tables)
-    except (AttributeError, TypeError, ValueError):
+        parts = dict(cast(dict[str, Any], found))
+        worth, alpha = map(float, parts.pop("prior"))
+        if not (worth > 0 and 0 <= alpha <= 1):
+            return None
+        return Costs(**{name: _table(part) for name, part in parts.items()}, prior=(worth, alpha))
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 

@@ -16,7 +16,6 @@ from foretoken.request import Row, StepRecord
 
 MAX_GAMMA = 16
 MEMORY = 256  # steps looked back at: what a step costs does not grow with the text
-PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # of a guess being kept, and its worth in guesses seen
 FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
 DEPTH_WEIGHT = 10.0  # a place in the draft is like the one before it until it has shown otherwise
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
@@ -55,13 +54,16 @@ class Adaptive:
         B = len(rows)
         if B not in self._seconds:
             self._seconds[B] = [self.costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
-        return [best(row.records, row.room - 1, self._seconds[B]) for row in rows]
+        known = self._seconds[B], self.costs.prior
+        return [best(row.records, row.room - 1, *known) for row in rows]
 
 
-def best(records: list[StepRecord], most: int, seconds: list[float]) -> int:
+def best(
+    records: list[StepRecord], most: int, seconds: list[float], prior: tuple[float, float]
+) -> int:
     """The gamma in 0..most for the next step of a row; seconds[g]: a step with g guesses."""
     past = records[-MEMORY:][::-1]  # latest first
-    survival, spoken = expected(past)
+    survival, spoken = expected(past, prior)
     gamma, rate, kept = 0, 1 / seconds[0], 0.0
     for g in range(1, min(most, len(seconds) - 1) + 1):
         kept += survival[g - 1]
@@ -72,11 +74,12 @@ def best(records: list[StepRecord], most: int, seconds: list[float]) -> int:
     return gamma or _try(past, most, seconds)
 
 
-def expected(past: list[StepRecord]) -> tuple[list[float], float]:
+def expected(past: list[StepRecord], prior: tuple[float, float]) -> tuple[list[float], float]:
     """P(the first i guesses are all kept), i = 1..MAX_GAMMA, and P(the draft guesses at all).
 
     From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept; what
-    lies behind a rejection was not judged and does not count. `past`: latest first.
+    lies behind a rejection was not judged and does not count. `past`: latest first; `prior`: what
+    so many guesses before it would have shown.
     """
     hits, seen = [0.0] * MAX_GAMMA, [0.0] * MAX_GAMMA
     weight, asked, spoken = 1.0, 1.0, 1.0
@@ -90,8 +93,8 @@ def expected(past: list[StepRecord]) -> tuple[list[float], float]:
         weight *= FADE if step.drafted else PLAIN_FADE
         if weight < 0.04:
             break
-    first = PRIOR_WEIGHT * weight  # the prior is older than all that was seen
-    beta = (sum(hits) + first * PRIOR) / (sum(seen) + first)
+    first = prior[0] * weight  # the prior is older than all that was seen
+    beta = (sum(hits) + first * prior[1]) / (sum(seen) + first)
     survival: list[float] = []
     for hit, count in zip(hits, seen, strict=True):
         beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)

@@ -6,6 +6,8 @@ The text that comes of it is thrown away, so guesses may be made up where the dr
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple, cast
 
@@ -22,6 +24,7 @@ from foretoken.verify import block
 ALONE = (*range(9), 11, 12, 15)
 SHARED = (0, 3)  # gammas where many rows share a pass
 TWICE = 2  # steps of each gamma at a time: a pass of another size than the last is slower
+WORTH = 10.0  # guesses that a new row would have to show to say as much as the probe's alpha
 SECONDS = 1.0  # after two rounds none begins later than this
 ROUNDS = 3  # at most
 TOKENS = ROUNDS * TWICE * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
@@ -38,15 +41,20 @@ class Probed(NamedTuple):
 def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which is not told of ends of sequence. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
-    steps = _steps(engine, [request], params, ALONE)
-    return Probed(of(steps), _steady(steps, ALONE))
+    drafter = _Wordy(engine.drafter)
+    steps = _steps(engine, drafter, [request], params, ALONE)
+    overlaps = [overlap for step in steps for overlap in step.overlaps]
+    found = of(steps)
+    if len(overlaps) >= WORTH and not drafter.made_up:
+        found = replace(found, prior=(WORTH, fmean(overlaps)))
+    return Probed(found, _steady(steps, ALONE))
 
 
 def probe_shared(
     costs: Costs, engine: Engine, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, and what steps of so many rows, all like `request`, add to them."""
-    steps = _steps(engine, [request] * rows, params, SHARED)
+    steps = _steps(engine, _Wordy(engine.drafter), [request] * rows, params, SHARED)
     return Probed(costs.among(steps, rows), _steady(steps, SHARED))
 
 
@@ -63,13 +71,16 @@ def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
 
 
 def _steps(
-    engine: Engine, requests: list[Request], params: SamplingParams, gammas: tuple[int, ...]
+    engine: Engine,
+    drafter: _Wordy,
+    requests: list[Request],
+    params: SamplingParams,
+    gammas: tuple[int, ...],
 ) -> list[StepRecord]:
     """The first row's: rounds over the gammas, at least two; of each gamma the last step."""
     engine.require_idle()
     rows = [Row.of(request) for request in requests]
-    drafter = cast(Drafter, _Wordy(engine.drafter))
-    run = Engine(engine.target, drafter).run(rows, params, block, _Rounds(gammas))
+    run = Engine(engine.target, cast(Drafter, drafter)).run(rows, params, block, _Rounds(gammas))
     began = perf_counter()
     with closing(run):
         for _ in run:
@@ -97,6 +108,7 @@ class _Wordy:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
+        self.made_up = False
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -107,6 +119,7 @@ class _Wordy:
         draft = self.drafter.propose(list(gamma), draw)
         told = getattr(draft.lengths, "tolist", list)()  # a drafter is anybody's code
         short = len(told) == len(gamma) and all(n < g for n, g in zip(told, gamma, strict=True))
+        self.made_up |= short and any(gamma)
         return pack([[0] * g for g in gamma]) if short else draft
 
     def commit(self, tokens: list[list[int]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -14,7 +15,7 @@ from foretoken.lab.replay import Oracle, Text, replay
 from foretoken.request import Request, Row, StepRecord
 from foretoken.theory import optimal_gamma
 
-TOKENS = 256
+TOKENS, PRIOR = 256, (3.0, 0.8)
 GAMMAS = (0, 1, 2, 3, 4, 6, 10, 16)
 
 
@@ -94,12 +95,12 @@ def test_never_more_than_there_is_room_for():
 def test_what_lies_behind_a_rejection_does_not_count():
     """Censored: a draft of 8 rejected at once says of the first place what a draft of 1 says."""
     long, short = [record(8, [0.3])] * 20, [record(1, [0.3])] * 20
-    assert expected(long)[0] == expected(short)[0]
+    assert expected(long, PRIOR)[0] == expected(short, PRIOR)[0]
 
 
 def test_places_in_a_draft_are_told_apart():
     falling = [record(4, [0.9, 0.6, 0.3, 0.1])] * 60
-    survival, _ = expected(falling)
+    survival, _ = expected(falling, PRIOR)
     chances = [b / a for a, b in zip([1.0, *survival], survival, strict=False)]
     for chance, seen in zip(chances, (0.9, 0.6, 0.3, 0.1), strict=False):
         assert chance == pytest.approx(seen, abs=0.2)  # each leans on the place before it
@@ -108,7 +109,7 @@ def test_places_in_a_draft_are_told_apart():
 
 def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
     silent = [record(8, drafted=0)] * 60
-    assert expected(silent)[1] < 0.1
+    assert expected(silent, PRIOR)[1] < 0.1
     assert Adaptive(SMALL).ask([row(silent)])[0] > 0
 
 
@@ -139,7 +140,14 @@ def test_rows_that_share_a_pass_guess_less_where_tokens_cost():
 def test_clocks_have_no_say():
     slow = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 99.0, 99.0, 99.0, 1)
     quick = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 0.0, 0.0, 0.0, 1)
-    assert best([slow] * 5, 20, [1.0, 1.2, 1.4]) == best([quick] * 5, 20, [1.0, 1.2, 1.4])
+    seconds = [1.0, 1.2, 1.4]
+    assert best([slow] * 5, 20, seconds, PRIOR) == best([quick] * 5, 20, seconds, PRIOR)
+
+
+def test_a_new_row_begins_where_the_pair_was_measured():
+    known = costs(0.02, 0.02)
+    asked = [Adaptive(replace(known, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)]
+    assert asked == sorted(asked) and asked[0] <= 1 and asked[-1] >= 12
 
 
 # Replays: nothing here is left to chance, the dice are seeded

@@ -126,6 +126,7 @@ def converted(
         log.info("converting %s for OpenVINO", source.name)
         began = time.perf_counter()
         made = _export(way, source.name, dtype, network)
+        made.facts["identity"] = key  # what costs and acceptance are remembered by
         name = source.name if files is None else str(Path(source.path).resolve())
         kept = store.find(key) if store.keep(key, made, name, dtype) else None
         kept = kept or made  # from disk, so that torch's weights can go
@@ -142,7 +143,6 @@ def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedMod
     loaded = network().float()
     try:
         made = way.export(loaded)
-        made.facts["identity"] = identity(loaded, way.name, dtype)
         if dtype != "int8":
             return made
         return Exported({name: eight_bits(g) for name, g in made.graphs.items()}, made.facts)
@@ -150,12 +150,6 @@ def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedMod
         raise
     except Exception as error:  # a tracer raises anything
         raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
-
-
-def identity(network: PreTrainedModel, *choices: str) -> str:
-    """What the speed of a conversion follows from: shapes and form, not the weights' values."""
-    config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}
-    return json.dumps([type(network).__name__, config, choices], sort_keys=True, default=str)
 
 
 def fingerprint(content: str, *choices: str) -> str:
