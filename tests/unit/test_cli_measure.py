@@ -174,6 +174,6 @@ def test_mistakes_are_told_before_models_are_loaded(run, base, tmp_path):
     mistake(run("measure", *args), "is no folder")
     mistake(run("plan"), "give files of foretoken measure --out, or --prompts")
     mistake(run("plan", "a.json", "--draft", "lookup"), "not both")
-    mistake(run("plan", tmp_path / "no.json"), "no.json cannot be read")
+    mistake(run("plan", tmp_path / "no.json"), "no.json; make it with foretoken measure")
     (tmp_path / "cut.json").write_text(json.dumps(document([0.5], 0.1))[:300])
     mistake(run("plan", tmp_path / "cut.json"), "cut.json cannot be read as a measurement")

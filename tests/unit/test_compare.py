@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken import theory
+from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import MAX_GAMMA
@@ -45,7 +46,9 @@ def test_without_guesses_nothing_is_predicted():
 
 
 def test_automatic_gamma_is_told_what_the_best_fixed_one_should_gain():
-    found = compare(pair(), [1, 2], temperature=1.0, max_new_tokens=30)
+    spec = pair()
+    spec._costs["sampled", 1] = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
+    found = compare(spec, [1, 2], temperature=1.0, max_new_tokens=30)
     assert found.gamma is None and 0 <= found.formula_gamma <= MAX_GAMMA
     assert found.predicted is None or found.predicted >= 1
 

@@ -72,7 +72,7 @@ def bench(
         "seed": seed,
         "rule": rule,
         "dtype": dtype,
-        "draft_dtype": draft_dtype or dtype,
+        "draft_dtype": draft_dtype,
         "device": device,
     }
     pair = {"target": target, "draft": draft, "runtime": runtime}
@@ -172,7 +172,7 @@ def _peers(
     if draft != "none" and not isinstance(spec.drafter, LMDrafter):
         raise InputError(f"--vs needs a draft that peers can read: a model's folder, not {draft!r}")
     drafts = None if draft == "none" else spec.draft_name
-    kinds = asked["dtype"], asked["draft_dtype"]
+    kinds = asked["dtype"], asked["draft_dtype"] or asked["dtype"]
     return [stack.enter_context(Peer(name, spec.target_name, drafts, *kinds)) for name in vs]
 
 
