@@ -13,10 +13,10 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed, Gamma
+from foretoken.judge import Judge
 from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.step import step
-from foretoken.verify import Rule
 
 
 class Engine:
@@ -27,7 +27,7 @@ class Engine:
         self._busy = False
 
     def run(
-        self, rows: list[Row], params: SamplingParams, rule: Rule, gamma: Gamma
+        self, rows: list[Row], params: SamplingParams, judge: Judge, gamma: Gamma
     ) -> Generator[None]:
         """Advance fresh rows until all are finished; yields after the prefill and after every step.
 
@@ -49,7 +49,7 @@ class Engine:
                 wanted = gamma.ask(active)
                 asked = [min(g, row.room - 1) for g, row in zip(wanted, active, strict=True)]
                 with self._threads():
-                    step(active, self.target, drafter, rule, params, asked)
+                    step(active, self.target, drafter, judge, params, asked)
                 for row in active:
                     row.seconds = perf_counter() - began
                 self._leave([b for b, row in enumerate(active) if row.finish_reason], drafter)

@@ -7,7 +7,9 @@ from numbers import Integral
 from secrets import randbits
 from typing import cast
 
+from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError, RefusedError
+from foretoken.judge import Judge, choose
 from foretoken.keys import RowKey
 from foretoken.verify import RULES, Rule
 
@@ -15,8 +17,14 @@ Prompt = str | list[int]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
 
-def check(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: float) -> Rule:
-    """The rule, or an error for an option that no model could honour."""
+def check(
+    params: SamplingParams,
+    max_new_tokens: int,
+    gamma: int | None,
+    rule: str | Rule,
+    lenience: float,
+) -> Judge:
+    """Who judges the guesses, or an error for an option that no model could honour."""
     for name, value in (("max_new_tokens", max_new_tokens), ("gamma", gamma)):
         if not isinstance(value, Integral) and not (name == "gamma" and value is None):
             raise InputError(f"{name} is {value!r:.60}; give a whole number")
@@ -26,10 +34,10 @@ def check(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: fl
         raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
     if lenience != 1.0:
         raise RefusedError(f"lenience={lenience} is not built yet; leave it at 1.0 (exact)")
-    judge = RULES.get(rule) if isinstance(rule, str) else rule
-    if judge is None or not callable(judge):
+    found = RULES.get(rule) if isinstance(rule, str) else rule
+    if found is None or not callable(found):
         raise InputError(f"rule is {rule!r:.60}; give one of {', '.join(RULES)}, or a function")
-    return judge
+    return choose(found, params)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -16,6 +16,7 @@ from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.draw import Draw
 from foretoken.engine import Engine
+from foretoken.judge import choose
 from foretoken.request import Request, Row, StepRecord
 from foretoken.verify import block
 
@@ -80,7 +81,8 @@ def _steps(
     """The first row's: rounds over the gammas, at least two; of each gamma the last step."""
     engine.require_idle()
     rows = [Row.of(request) for request in requests]
-    run = Engine(engine.target, cast(Drafter, drafter)).run(rows, params, block, _Rounds(gammas))
+    engine = Engine(engine.target, cast(Drafter, drafter))
+    run = engine.run(rows, params, choose(block, params), _Rounds(gammas))
     began = perf_counter()
     with closing(run):
         for _ in run:

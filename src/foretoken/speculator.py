@@ -18,6 +18,7 @@ from foretoken.ends import Ends
 from foretoken.engine import Engine
 from foretoken.errors import InputError
 from foretoken.gamma import Adaptive, Fixed, Gamma
+from foretoken.judge import Judge
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Seed, as_list, check, keys_of
@@ -69,7 +70,7 @@ class Speculator:
         "interrupted".
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
-        judge = check(max_new_tokens, gamma, rule, lenience)
+        judge = check(params, max_new_tokens, gamma, rule, lenience)
         requests = self.requests(as_list(prompts), max_new_tokens, seed)
         if not requests:
             return []
@@ -103,7 +104,7 @@ class Speculator:
         The pieces' texts and tokens concatenate to exactly what `generate` returns.
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
-        judge = check(max_new_tokens, gamma, rule, lenience)
+        judge = check(params, max_new_tokens, gamma, rule, lenience)
         prompts = as_list(prompt)
         if len(prompts) != 1:
             remedy = "call generate for several" if prompts else "give a text or ids"
@@ -214,11 +215,11 @@ class Speculator:
         return list(prompt)
 
     def _pieces(
-        self, request: Request, params: SamplingParams, rule: Rule, gamma: Gamma
+        self, request: Request, params: SamplingParams, judge: Judge, gamma: Gamma
     ) -> Generator[Piece, None, Completion]:
         stream = text.Stream(self.tokenizer) if self.tokenizer else None
         row, sent = Row.of(request), 0
-        for _ in self._engine.run([row], params, rule, gamma):
+        for _ in self._engine.run([row], params, judge, gamma):
             tokens = row.new_tokens[sent:]
             sent += len(tokens)
             if tokens:

@@ -1,6 +1,6 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. Sees protocols only: any model, any drafter, any rule.
+Plain decoding is this step with gamma 0. Sees protocols only: any model, any drafter, any judge.
 """
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -15,14 +15,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, law, likeliest, require_finite, require_mass
+from foretoken.distributions import SamplingParams, require_finite, require_mass
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.draw import Draw
 from foretoken.errors import RefusedError
+from foretoken.judge import Judge
 from foretoken.models.base import Blocks, Model
 from foretoken.request import Row, StepRecord
 from foretoken.transfer import read, sent
-from foretoken.verify import Rule, greedy, live, overlap, overlap_greedy
+from foretoken.verify import live
 
 
 @torch.inference_mode()
@@ -30,7 +31,7 @@ def step(
     rows: list[Row],
     target: Model,
     drafter: Drafter,
-    rule: Rule,
+    judge: Judge,
     params: SamplingParams,
     gamma: list[int],
 ) -> None:
@@ -61,9 +62,11 @@ def step(
     times.append(perf_counter())
 
     # Determine the number n of accepted guesses, and the token t that follows them
-    n, t, beta = _verify(logits, x, counts, draft.q, rule, params, draw)
+    here = sent(torch.tensor(counts), logits.device)
+    q = None if draft.q is None else sent(draft.q[:, : x.shape[1]], logits.device)
+    verdict = judge(logits, x, here, q, params, draw)
     doubts = tops[:, :0] if draft.tops is None else draft.tops
-    n, t, said, beta, *numbers = read(n, t, said, beta, tops, doubts, *draw.masses)
+    n, t, beta, said, *numbers = read(*verdict, said, tops, doubts, *draw.masses)
     _require_laws(numbers, lengths, counts)
     guesses, beta = _judged(said, beta, counts, target.vocab_size)
 
@@ -88,28 +91,6 @@ def step(
             rows=len(rows),
         )
         row.records.append(record)
-
-
-def _verify(
-    logits: Tensor,
-    x: Tensor,
-    counts: list[int],
-    q: Tensor | None,
-    rule: Rule,
-    params: SamplingParams,
-    draw: Draw,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """n and t of every row, and beta at every guess; at temperature 0 without a softmax."""
-    lengths = sent(torch.tensor(counts), logits.device)
-    q = None if q is None else sent(q[:, : x.shape[1]], logits.device)
-    if params.greedy:
-        best = likeliest(logits)  # [B, G+1]
-        n = greedy(best, x, lengths)
-        return n, best.gather(1, n[:, None]).squeeze(1), overlap_greedy(best, q, x)
-    p = law(logits, params)  # [B, G+1, V]
-    outcome = rule(p, q, x, lengths)
-    n = draw.kept(outcome)
-    return n, draw.next_token(outcome.next_law(n)), overlap(p, q, x)
 
 
 def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:

@@ -20,6 +20,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
+from foretoken.judge import choose
 from foretoken.keys import Purpose, RowKey
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
@@ -128,7 +129,8 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
-    run = Engine(case.target(), case.drafter()).run(rows, case.params, case.rule, Fixed(case.gamma))
+    engine, judge = Engine(case.target(), case.drafter()), choose(case.rule, case.params)
+    run = engine.run(rows, case.params, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()

@@ -16,6 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
+from foretoken.judge import Sampled
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -39,7 +40,7 @@ def continuations(drafter, rule: Rule, gamma: int) -> Counter[tuple[int, ...]]:
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
         rows = [Row.of(Request([0], LENGTH, RowKey(batch, b))) for b in range(BATCH)]
-        for _ in engine.run(rows, params, rule, Fixed(gamma)):
+        for _ in engine.run(rows, params, Sampled(rule), Fixed(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)
     return texts
@@ -91,7 +92,7 @@ def test_rows_of_different_keys_are_independent():
     """Texts of neighbouring rows form a product law; fails by chance for one seed in a million."""
     engine = Engine(TableModel(P, V), DRAFTERS["lm"]())
     rows = [Row.of(Request([0], LENGTH, RowKey(99, b))) for b in range(2 * BATCH)]
-    for _ in engine.run(rows, SamplingParams(temperature=1.0), speculative, Fixed(2)):
+    for _ in engine.run(rows, SamplingParams(temperature=1.0), Sampled(speculative), Fixed(2)):
         pass
     table = [[0] * V for _ in range(V)]
     for a, b in zip(rows[::2], rows[1::2], strict=True):

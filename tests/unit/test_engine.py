@@ -13,6 +13,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import Engine
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed
+from foretoken.judge import Greedy, Sampled, choose
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -37,7 +38,7 @@ def engine(target=P, draft=Q) -> Engine:
 
 def run(engine: Engine, requests: list[Request], gamma=3, params=SAMPLED, rule=speculative):
     rows = [Row.of(request) for request in requests]
-    for _ in engine.run(rows, params, rule, Fixed(gamma)):
+    for _ in engine.run(rows, params, choose(rule, params), Fixed(gamma)):
         pass
     return rows
 
@@ -88,7 +89,7 @@ def test_a_row_per_step_and_none_after_its_end():
     rows = [Row.of(request) for request in REQUESTS]
     seen = [
         [len(row.tokens) for row in rows]
-        for _ in engine().run(rows, SAMPLED, speculative, Fixed(2))
+        for _ in engine().run(rows, SAMPLED, Sampled(speculative), Fixed(2))
     ]
     assert seen[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
     for before, after, row_ends in zip(seen, seen[1:], range(1, 99), strict=False):
@@ -103,7 +104,7 @@ def test_no_rows():
 
 def test_an_open_stream_is_refused_and_a_closed_one_is_not():
     e = engine()
-    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, speculative, Fixed(2))
+    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, Sampled(speculative), Fixed(2))
     next(stream)
     next(stream)
     with pytest.raises(RefusedError, match="a stream of this object is still open"):
@@ -115,7 +116,7 @@ def test_an_open_stream_is_refused_and_a_closed_one_is_not():
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 99])
 def test_a_stream_closed_anywhere_leaves_nothing_behind(steps):
     e = engine()
-    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, speculative, Fixed(2))
+    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, Sampled(speculative), Fixed(2))
     for _ in range(1 + steps):
         next(stream, None)
     stream.close()
@@ -163,7 +164,7 @@ def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
 
     engine = Engine(TableModel(lambda text: [0.5, 0.5], 2), Keeper())
     row = Row.of(Request([1], 7, RowKey(0, 0)))
-    for _ in engine.run([row], SamplingParams(1.0), speculative, Fixed(1)):
+    for _ in engine.run([row], SamplingParams(1.0), Sampled(speculative), Fixed(1)):
         pass
     assert len(row.new_tokens) == 7 and row.request.prompt == [1]
     assert [token for step in row.records for token in step.kept] == row.new_tokens
@@ -184,7 +185,7 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
     try:
         row = Row.of(Request([1], 3, RowKey(0, 0)))
         made = Engine(Elsewhere(P, V), NoDrafter())
-        for _ in made.run([row], SamplingParams(), speculative, Fixed(0)):
+        for _ in made.run([row], SamplingParams(), Greedy(), Fixed(0)):
             assert torch.get_num_threads() == 3
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3
     finally:

@@ -12,7 +12,7 @@ LAYERS = [
     ["errors"],
     ["disk", "distributions", "keys", "transfer", "theory", "memory", "text", "ends"],
     ["verify"],
-    ["draw", "options"],
+    ["draw", "judge", "options"],
     ["models.base", "drafters.base", "request"],
     ["costs"],
     ["gamma", "step"],

@@ -11,6 +11,7 @@ from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.errors import NumericsError
 from foretoken.gamma import Fixed
+from foretoken.judge import Sampled
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -149,7 +150,7 @@ def test_a_law_with_nothing_in_the_targets_vocabulary_is_named():
     with pytest.raises(
         NumericsError, match="the draft's logits hold nothing but -inf at position 1"
     ):
-        step([row], target, drafter, speculative, SAMPLED, [2])
+        step([row], target, drafter, Sampled(speculative), SAMPLED, [2])
     assert row.tokens == [0]
 
 
@@ -177,7 +178,7 @@ def test_it_falls_silent_where_its_context_ends(limit):
     """A context of 4: the last guess is made from a text of 4 tokens, and never one from 5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
     row = Row.of(Request([0, 1], limit, RowKey(0, 0)))
-    for _ in Engine(TableModel(P, V), drafter).run([row], SAMPLED, speculative, Fixed(3)):
+    for _ in Engine(TableModel(P, V), drafter).run([row], SAMPLED, Sampled(speculative), Fixed(3)):
         pass
     assert len(row.new_tokens) == limit
     length = 2

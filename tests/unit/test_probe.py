@@ -12,6 +12,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import Engine
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed
+from foretoken.judge import Sampled
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.probe import ALONE, SHARED, TOKENS, _steady, probe, probe_shared
@@ -67,7 +68,7 @@ def test_less_room_measures_less(room):
 
 def test_an_open_stream_is_left_alone():
     e = engine()
-    stream = e.run([Row.of(request(9))], SAMPLED, speculative, Fixed(2))
+    stream = e.run([Row.of(request(9))], SAMPLED, Sampled(speculative), Fixed(2))
     next(stream)
     with pytest.raises(RefusedError, match="still open"):
         probe(e, request(), SAMPLED)

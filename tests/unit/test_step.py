@@ -10,6 +10,7 @@ import torch
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft, pack
 from foretoken.errors import NumericsError, RefusedError
+from foretoken.judge import choose
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -58,7 +59,7 @@ def one_step(
     rows = rows or [Row.of(Request([0], 100, RowKey(0, b))) for b in range(len(gamma))]
     target, drafter = TableModel(law, V), Says(draft)
     target.start([row.tokens[:-1] for row in rows])
-    step(rows, target, drafter, rule, params, gamma)
+    step(rows, target, drafter, choose(rule, params), params, gamma)
     return rows, target, drafter
 
 

@@ -19,6 +19,7 @@ import pairs
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.judge import choose
 from foretoken.keys import RowKey
 from foretoken.models.causal import CausalModel
 from foretoken.models.graphs import GraphModel
@@ -89,7 +90,7 @@ def reads(
         drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
         for gamma in gammas:
             pretend.reads = []
-            step(rows, target, drafter, RULES[rule], params, gamma)
+            step(rows, target, drafter, choose(RULES[rule], params), params, gamma)
             found.append(pretend.reads)
     return found
 
@@ -154,12 +155,13 @@ def test_the_host_waits_once_on_a_gpu(case: str) -> None:
     rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
     target.start([row.tokens[:-1] for row in rows])
     drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
+    judge = choose(RULES["block"], CASES[case])
     for _ in range(6):  # all is recorded
-        step(rows, target, drafter, RULES["block"], CASES[case], [4, 4, 4])
+        step(rows, target, drafter, judge, CASES[case], [4, 4, 4])
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchroniz") as waits:
-            step(rows, target, drafter, RULES["block"], CASES[case], [4, 4, 4])
+            step(rows, target, drafter, judge, CASES[case], [4, 4, 4])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1

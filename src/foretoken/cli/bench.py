@@ -110,9 +110,9 @@ def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path 
     from foretoken.lab.peer import command
     from foretoken.options import check, keys_of
 
-    SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
+    params = SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
     for gamma in gammas:
-        check(asked["max_new_tokens"], gamma, asked["rule"], lenience=1.0)
+        check(params, asked["max_new_tokens"], gamma, asked["rule"], lenience=1.0)
     keys_of(asked["seed"], 1)
     if asked["repeats"] < 1:
         raise InputError(f"repeats is {asked['repeats']}; give 1 or more")

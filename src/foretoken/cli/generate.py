@@ -88,8 +88,9 @@ def generate(
     from foretoken.speculator import BATCH
 
     quiet()
-    SamplingParams(temperature, top_k, top_p, min_p)  # what is wrong fails before models load
-    check(max_new_tokens, gamma, rule, lenience=1.0)
+    # What is wrong fails before models load
+    params = SamplingParams(temperature, top_k, top_p, min_p)
+    check(params, max_new_tokens, gamma, rule, lenience=1.0)
     keys_of(seed, 1)
     lines = prompts.read(prompt, prompt_file)
     if compare and len(lines) != 1:
