@@ -57,8 +57,8 @@ def load(
     where = memory.usable(device)
     wish, draft_wish = Wish(dtype, where, runtime), Wish(draft_dtype or dtype, where, runtime)
     if target is None:
-        target = _asset("target")
-        draft = _asset("draft") if draft is None else draft
+        target = asset("target")
+        draft = asset("draft") if draft is None else draft
     draft = "lookup" if draft is None else draft
     read = _read(target, revision, trust_remote_code)
     structure = _structure(read)
@@ -97,7 +97,7 @@ def _structure(read: Source | PreTrainedModel) -> PreTrainedModel:
     return read.empty if isinstance(read, Source) else read
 
 
-def _asset(name: str) -> Path:
+def asset(name: str) -> Path:
     """A folder of the default pair."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.train.lm import Recipe, Shape, learning_rate, train_lm
+from foretoken.train.lm import Shape, train_lm
+from foretoken.train.loop import Recipe
 from tiny import TEXT
 
-SHAPE = Shape(layers=1, hidden=16, feed_forward=24, heads=2, kv_heads=1, vocab_size=280)
-RECIPE = Recipe(steps=9, batch=2, context=16, warmup=2, save_every=2)
+SHAPE = Shape(layers=1, hidden=16, feed_forward=24, heads=2, kv_heads=1, vocab_size=280, context=16)
+RECIPE = Recipe(steps=9, batch=2, warmup=2, save_every=2)
 
 
 class Killed(BaseException):
@@ -92,11 +93,3 @@ def test_a_broken_checkpoint_is_said(text, tmp_path):
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"broken")
     with pytest.raises(InputError, match="is no checkpoint of this model"):
         train(text, tmp_path / "run")
-
-
-def test_the_rate_rises_stays_and_falls():
-    recipe = Recipe(steps=100, warmup=10, decay=0.25, learning_rate=1.0)
-    rates = [learning_rate(step, recipe) for step in range(100)]
-    assert rates[0] == 0.1 and rates[9] == rates[75] == 1.0
-    assert rates[:10] == sorted(rates[:10]) and rates[75:] == sorted(rates[75:], reverse=True)
-    assert 0 < rates[-1] < 0.05

@@ -47,11 +47,12 @@ def lm(
     init: Annotated[Path | None, typer.Option(help="Folder of weights to start from.")] = None,
 ) -> None:
     """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
-    from foretoken.train.lm import Recipe, Shape, train_lm
+    from foretoken.train.lm import Shape, train_lm
+    from foretoken.train.loop import Recipe
 
     quiet()
-    shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size)
-    recipe = Recipe(steps, batch, context, learning_rate, seed=seed)
+    shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
+    recipe = Recipe(steps, batch, learning_rate, seed=seed)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from foretoken.errors import InputError, RefusedError
+from foretoken.request import Completion
 from foretoken.speculator import BATCH, Speculator
 
 PROMPT, LENGTH = 16, 240  # tokens of a prompt, and of what the target says after it
@@ -29,6 +31,14 @@ def samples(
     return _sampled(spec, tokens, min(LENGTH, context - PROMPT), prompts, temperature, seed)
 
 
+def completed(spec: Speculator, prompts: list[list[int]], **options: Any) -> list[Completion]:
+    """`generate`, but a Ctrl-C is one and not the end of a text."""
+    found = spec.generate(list(prompts), **options)
+    if any(one.finish_reason == "interrupted" for one in found):
+        raise KeyboardInterrupt
+    return found
+
+
 def _sampled(
     spec: Speculator,
     tokens: int,
@@ -43,7 +53,7 @@ def _sampled(
         batch = [_prompt(spec, prompts, random) for _ in range(BATCH)]
         keys = [(seed, done + b) for b in range(BATCH)]
         options = {"temperature": temperature, "gamma": 0, "seed": keys}
-        for completion in spec.generate(batch, max_new_tokens=length, **options):
+        for completion in completed(spec, batch, max_new_tokens=length, **options):
             done += len(completion.tokens)
             yield completion.tokens
 

@@ -1,0 +1,165 @@
+"""A training run and its folder: optimisers, the step, a checkpoint that is whole at any moment.
+
+Where losses depend on the step alone, a run that was killed goes on from its last checkpoint and
+ends as one that was not. Muon for the matrices, AdamW for the rest; warm-up, plateau, linear decay
+over the last quarter. Knows neither data nor what is learnt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foretoken.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How long and how fast to train."""
+
+    steps: int = 2000
+    batch: int = 8
+    learning_rate: float = 3e-3
+    warmup: int = 100
+    decay: float = 0.25
+    seed: int = 0
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "save_every"):
+            require_positive(name, getattr(self, name))
+        if not self.learning_rate > 0:
+            raise InputError(f"learning_rate is {self.learning_rate}; give a number above 0")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; give an integer in [0, 2**63)")
+
+
+def require_positive(name: str, value: int) -> None:
+    """InputError for a count below 1."""
+    if value < 1:
+        raise InputError(f"{name} is {value}; give 1 or more")
+
+
+class Loop:
+    """A model in training. What `kept` holds (tensors and plain values) is saved beside it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        recipe: Recipe,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        """Goes on from the checkpoint in `folder`, if there is one.
+
+        `settings`: plain values with which the run was begun. Raises InputError where the
+        checkpoint is another model's or was begun with others.
+        """
+        self.folder, self.model, self.recipe, self.settings = folder, model, recipe, settings or {}
+        self.step, self.seconds = 0, 0.0
+        self.kept: dict[str, Any] = {}
+        self.optimizers = optimizers(model, recipe.learning_rate)
+        if self.checkpoint.exists():
+            self._load()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    @property
+    def due(self) -> bool:
+        """Whether to measure and save after this step."""
+        return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
+
+    def advance(self, loss_at: Callable[[int], Tensor]) -> float:
+        """One optimiser step down `loss_at(step)`; returns that loss."""
+        start = time.perf_counter()
+        rate = learning_rate(self.step, self.recipe)
+        loss = loss_at(self.step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        self.seconds += time.perf_counter() - start
+        return loss.item()
+
+    def save(self, **figures: float) -> None:
+        """Write the checkpoint beside its final name first, so that a kill or a full disk leaves
+        the old one whole; then a line of `log.jsonl`."""
+        state = {
+            "settings": self.settings,
+            "step": self.step,
+            "seconds": self.seconds,
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "kept": self.kept,
+        }
+        part = self.folder / "checkpoint.part"
+        try:
+            with part.open("wb") as file:  # by its name alone a full disk were a RuntimeError
+                torch.save(state, file)
+            os.replace(part, self.checkpoint)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise OSError(f"{self.checkpoint} cannot be written: {error}") from None
+        rounded = {name: round(value, 4) for name, value in figures.items()}
+        line = {"step": self.step, **rounded, "seconds": round(self.seconds)}
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def _load(self) -> None:
+        try:
+            state = torch.load(self.checkpoint, weights_only=True)
+            begun = state["settings"]
+            if begun == self.settings:
+                self.model.load_state_dict(state["model"])
+                for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                    optimizer.load_state_dict(saved)
+                self.step, self.seconds = state["step"], state["seconds"]
+                self.kept = state["kept"]
+        except Exception as error:  # a broken file raises many kinds, another shape a RuntimeError
+            raise InputError(
+                f"{self.checkpoint} is no checkpoint of this model ({type(error).__name__}); "
+                "give the shape it was begun with, or another --out"
+            ) from None
+        for name in sorted(begun.keys() | self.settings.keys()):
+            was, now = begun.get(name), self.settings.get(name)
+            if was != now:
+                raise InputError(
+                    f"{self.checkpoint} was begun with {name} {was}, not {now}; "
+                    "give that, or another --out"
+                )
+
+
+def learning_rate(step: int, recipe: Recipe) -> float:
+    """Linear warm-up, plateau, linear decay to zero over the last `decay` of the steps."""
+    up = (step + 1) / max(1, recipe.warmup)
+    down = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)
+    return recipe.learning_rate * min(1.0, up, down)
+
+
+def optimizers(model: PreTrainedModel, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embeddings and head, AdamW for what is left."""
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    outside = (*tables, model.get_output_embeddings())
+    outer = {id(p) for m in outside if m is not None for p in m.parameters()}
+    inner = {id(p) for p in model.parameters() if p.ndim == 2 and id(p) not in outer}
+    matrices = [p for p in model.parameters() if id(p) in inner]
+    rest = [p for p in model.parameters() if id(p) not in inner]
+    return [
+        torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]

@@ -1,0 +1,120 @@
+"""The loop that every training shares: its rate, its checkpoint, and what a full disk does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.errors import InputError
+from foretoken.train.loop import Loop, Recipe, learning_rate, optimizers
+from tiny import llama, t5
+
+RECIPE = Recipe(steps=6, batch=1, learning_rate=1e-3, warmup=1, save_every=2)
+
+
+def loop(folder: Path, V: int = 32, **settings) -> Loop:
+    model = llama(V=V, hidden_size=16, num_hidden_layers=1)
+    return Loop(folder, model, RECIPE, settings)
+
+
+def advanced(run: Loop, to: int) -> Loop:
+    """Learns to continue any token with the step's number."""
+    while run.step < to:
+        run.advance(
+            lambda step: -run.model(torch.tensor([[3]])).logits.log_softmax(-1)[..., step].sum()
+        )
+        if run.due:
+            run.save(loss=float(run.step))
+    return run
+
+
+def same(a: Loop, b: Loop) -> bool:
+    others = b.model.state_dict()
+    return all(torch.equal(w, others[name]) for name, w in a.model.state_dict().items())
+
+
+def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole = advanced(loop(tmp_path / "whole"), 6)
+    advanced(loop(tmp_path / "cut"), 3)  # the third step was not saved
+    cut = loop(tmp_path / "cut")
+    assert cut.step == 2 and not same(whole, cut)
+    assert same(whole, advanced(cut, 6))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    advanced(loop(tmp_path), 2)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    save = torch.save
+
+    def half_written(state, file):
+        save(state, file)
+        file.truncate(file.tell() // 2)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", half_written)
+    with pytest.raises(OSError, match="checkpoint.pt cannot be written: .*No space left"):
+        advanced(loop(tmp_path), 4)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.jsonl"}
+    monkeypatch.undo()
+    assert advanced(loop(tmp_path), 6).step == 6
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_disk_that_is_really_full_is_an_os_error(tmp_path):
+    run = loop(tmp_path)
+    (tmp_path / "checkpoint.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        run.save()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_kept_comes_back(tmp_path):
+    run = loop(tmp_path)
+    run.kept["best"] = {"alpha": 0.5, "weights": {"a": torch.arange(3)}}
+    run.save()
+    found = loop(tmp_path).kept["best"]
+    assert found["alpha"] == 0.5 and found["weights"]["a"].tolist() == [0, 1, 2]
+
+
+def test_a_checkpoint_of_other_settings_or_another_model_is_refused(tmp_path):
+    loop(tmp_path, loss="lk").save()
+    with pytest.raises(InputError, match="was begun with loss lk, not tv; give that"):
+        loop(tmp_path, loss="tv")
+    with pytest.raises(InputError, match="is no checkpoint of this model"):
+        loop(tmp_path, V=33, loss="lk")
+    (tmp_path / "checkpoint.pt").write_bytes(b"broken")
+    with pytest.raises(InputError, match="is no checkpoint of this model"):
+        loop(tmp_path, loss="lk")
+
+
+@pytest.mark.parametrize("model", [llama(), llama(tie_word_embeddings=False), t5()])
+def test_embeddings_and_head_are_not_for_muon(model):
+    muon, adam = (o.param_groups[0]["params"] for o in optimizers(model, 1e-3))
+    assert all(p.ndim == 2 for p in muon)
+    ids = {id(p) for p in muon} | {id(p) for p in adam}
+    assert ids == {id(p) for p in model.parameters()} and len(ids) == len(muon) + len(adam)
+    outer = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    assert not {id(p) for p in outer} & {id(p) for p in muon}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"batch": -1}, {"learning_rate": 0.0}, {"seed": -1}, {"save_every": 0}]
+)
+def test_a_recipe_that_cannot_be_followed(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(InputError, match=f"{name} is {value}; give"):
+        replace(RECIPE, **wrong)
+
+
+def test_the_rate_rises_stays_and_falls():
+    recipe = Recipe(steps=100, warmup=10, decay=0.25, learning_rate=1.0)
+    rates = [learning_rate(step, recipe) for step in range(100)]
+    assert rates[0] == 0.1 and rates[9] == rates[75] == 1.0
+    assert rates[:10] == sorted(rates[:10]) and rates[75:] == sorted(rates[75:], reverse=True)
+    assert 0 < rates[-1] < 0.05
