@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any, cast
 
 import torch
@@ -25,7 +25,7 @@ from foretoken import disk
 from foretoken.distributions import SamplingParams
 from foretoken.request import StepRecord
 
-FILE, FORMAT = "costs.json", 2
+FILE, FORMAT = "costs.json", 3
 PACKAGES = ("foretoken", "torch", "transformers", "openvino")
 
 Table = tuple[tuple[int, float], ...]  # ascending; between and beyond its points it is straight
@@ -81,7 +81,7 @@ def of(steps: list[StepRecord], rows: int = 1) -> Costs:
 
     def table(name: str, size: Callable[[int], int]) -> Table:
         return tuple(
-            (size(n), median([getattr(step, name) for step in groups[n]])) for n in sorted(groups)
+            (size(n), median_low(getattr(step, name) for step in groups[n])) for n in sorted(groups)
         )
 
     return Costs(

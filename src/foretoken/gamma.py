@@ -15,8 +15,9 @@ from foretoken.costs import Costs
 from foretoken.request import Row, StepRecord
 
 MAX_GAMMA = 16
-MEMORY = 256  # steps looked back at: what a step costs does not grow with the text
+MEMORY = 256  # steps that a lone guess looks back at
 FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
+LEAST = 0.04  # of the prior is left: what has faded is expected anew
 DEPTH_WEIGHT = 10.0  # a place in the draft is like the one before it until it has shown otherwise
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
 
@@ -49,21 +50,81 @@ class Adaptive:
 
     costs: Costs
     _seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]], init=False)
+    _pasts: list[tuple[Row, Past]] = field(default_factory=list[tuple[Row, "Past"]], init=False)
 
     def ask(self, rows: list[Row]) -> list[int]:
         B = len(rows)
         if B not in self._seconds:
             self._seconds[B] = [self.costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
-        known = self._seconds[B], self.costs.prior
-        return [best(row.records, row.room - 1, *known) for row in rows]
+        known = {id(row): past for row, past in self._pasts}
+        self._pasts = [(row, known.get(id(row)) or Past(self.costs.prior)) for row in rows]
+        return [self._best(row, past, self._seconds[B]) for row, past in self._pasts]
+
+    def _best(self, row: Row, past: Past, seconds: list[float]) -> int:
+        for step in row.records[past.steps :]:
+            past.see(step)
+        most = row.room - 1
+        return best(past, most, seconds) or _try(row.records, most, seconds)
 
 
-def best(
-    records: list[StepRecord], most: int, seconds: list[float], prior: tuple[float, float]
-) -> int:
-    """The gamma in 0..most for the next step of a row; seconds[g]: a step with g guesses."""
-    past = records[-MEMORY:][::-1]  # latest first
-    survival, spoken = expected(past, prior)
+class Past:
+    """What a row's steps have shown of its draft, older ones less and less.
+
+    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept; what
+    lies behind a rejection was not judged and does not count. `prior`: so many guesses before the
+    first, and their mean beta.
+    """
+
+    __slots__ = ("steps", "_hits", "_seen", "_asked", "_spoken", "_prior", "_worth", "_least")
+
+    def __init__(self, prior: tuple[float, float]) -> None:
+        self.steps = 0
+        self._hits: list[float] = []  # by place in the draft
+        self._seen: list[float] = []
+        self._asked = self._spoken = 0.0  # steps that asked for guesses, and got some
+        self._worth, self._prior = prior
+        self._least = LEAST * self._worth
+
+    def see(self, step: StepRecord) -> None:
+        """Another step of the row."""
+        fade = FADE if step.drafted else PLAIN_FADE
+        self._hits = [hit * fade for hit in self._hits]
+        self._seen = [count * fade for count in self._seen]
+        self._worth = max(self._worth * fade, self._least)
+        self._asked = self._asked * fade + (step.gamma > 0)
+        self._spoken = self._spoken * fade + (step.drafted > 0)
+        for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
+            if i == len(self._seen):
+                self._hits.append(0.0)
+                self._seen.append(0.0)
+            self._hits[i] += beta
+            self._seen[i] += 1.0
+        self.steps += 1
+
+    @property
+    def survival(self) -> list[float]:
+        """P(the first i guesses are all kept), i = 1..MAX_GAMMA."""
+        weight = sum(self._seen) + self._worth
+        beta = (sum(self._hits) + self._worth * self._prior) / weight
+        kept, found = 1.0, list[float]()
+        for hit, count in zip(self._hits, self._seen, strict=True):
+            beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)
+            kept *= beta
+            found.append(kept)
+        for _ in range(len(found), MAX_GAMMA):
+            kept *= beta
+            found.append(kept)
+        return found
+
+    @property
+    def spoken(self) -> float:
+        """P(the draft guesses at all), which it is given the benefit of the doubt on."""
+        return (1 + self._spoken) / (1 + self._asked)
+
+
+def best(past: Past, most: int, seconds: list[float]) -> int:
+    """The gamma in 0..most that gains most; seconds[g]: a step with g guesses."""
+    survival, spoken = past.survival, past.spoken
     gamma, rate, kept = 0, 1 / seconds[0], 0.0
     for g in range(1, min(most, len(seconds) - 1) + 1):
         kept += survival[g - 1]
@@ -71,38 +132,10 @@ def best(
         found = (1 + spoken * kept) / (seconds[0] + spoken * (seconds[g] - seconds[0]))
         if found > rate:
             gamma, rate = g, found
-    return gamma or _try(past, most, seconds)
+    return gamma
 
 
-def expected(past: list[StepRecord], prior: tuple[float, float]) -> tuple[list[float], float]:
-    """P(the first i guesses are all kept), i = 1..MAX_GAMMA, and P(the draft guesses at all).
-
-    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept; what
-    lies behind a rejection was not judged and does not count. `past`: latest first; `prior`: what
-    so many guesses before it would have shown.
-    """
-    hits, seen = [0.0] * MAX_GAMMA, [0.0] * MAX_GAMMA
-    weight, asked, spoken = 1.0, 1.0, 1.0
-    for step in past:
-        for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
-            hits[i] += weight * beta
-            seen[i] += weight
-        if step.gamma:
-            asked += weight
-            spoken += weight * (step.drafted > 0)
-        weight *= FADE if step.drafted else PLAIN_FADE
-        if weight < 0.04:
-            break
-    first = prior[0] * weight  # the prior is older than all that was seen
-    beta = (sum(hits) + first * prior[1]) / (sum(seen) + first)
-    survival: list[float] = []
-    for hit, count in zip(hits, seen, strict=True):
-        beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)
-        survival.append(beta * survival[-1] if survival else beta)
-    return survival, spoken / asked
-
-
-def _try(past: list[StepRecord], most: int, seconds: list[float]) -> int:
+def _try(records: list[StepRecord], most: int, seconds: list[float]) -> int:
     """Where plain decoding seems best: a guess all the same, if little was lost on such lately."""
     if most < 1:
         return 0
@@ -111,7 +144,7 @@ def _try(past: list[StepRecord], most: int, seconds: list[float]) -> int:
     gamma = max(range(1, len(seconds)), key=lambda g: (1 - 0.5**g) / max(seconds[g] - plain, 1e-9))
     gamma = min(gamma, most)
     time = lost = 0.0
-    for step in past:
+    for step in records[-MEMORY:]:
         took = seconds[min(step.drafted, len(seconds) - 1)]
         time += took
         lost += took - plain * (1 + step.accepted)

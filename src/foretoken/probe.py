@@ -25,10 +25,12 @@ from foretoken.verify import block
 ALONE = (*range(9), 11, 12, 15)
 SHARED = (0, 3)  # gammas where many rows share a pass
 TWICE = 2  # steps of each gamma at a time: a pass of another size than the last is slower
+SETTLE = 2  # more where a round begins: its small passes may be padded to the last round's
 WORTH = 10.0  # guesses that a new row would have to show to say as much as the probe's alpha
 SECONDS = 1.0  # after two rounds none begins later than this
-ROUNDS = 3  # at most
-TOKENS = ROUNDS * TWICE * sum(g + 1 for g in ALONE) + max(ALONE) + 2  # what a probe may come to
+ROUNDS = 5  # at most
+ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
+TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # what a probe may come to
 AGREE = 1.25  # how far two halves of the rounds may lie apart: a busy machine says little
 
 
@@ -43,8 +45,9 @@ def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which is not told of ends of sequence. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
     drafter = _Wordy(engine.drafter)
-    steps = _steps(engine, drafter, [request], params, ALONE)
-    overlaps = [overlap for step in steps for overlap in step.overlaps]
+    records = _records(engine, drafter, [request], params, ALONE)
+    steps = _steady_ones(records, ALONE)
+    overlaps = [overlap for record in records for overlap in record.overlaps]
     found = of(steps)
     if len(overlaps) >= WORTH and not drafter.made_up:
         found = replace(found, prior=(WORTH, fmean(overlaps)))
@@ -55,7 +58,8 @@ def probe_shared(
     costs: Costs, engine: Engine, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, and what steps of so many rows, all like `request`, add to them."""
-    steps = _steps(engine, _Wordy(engine.drafter), [request] * rows, params, SHARED)
+    records = _records(engine, _Wordy(engine.drafter), [request] * rows, params, SHARED)
+    steps = _steady_ones(records, SHARED)
     return Probed(costs.among(steps, rows), _steady(steps, SHARED))
 
 
@@ -71,38 +75,50 @@ def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
     return max(apart) <= AGREE and min(apart) >= 1 / AGREE
 
 
-def _steps(
+def _records(
     engine: Engine,
     drafter: _Wordy,
     requests: list[Request],
     params: SamplingParams,
     gammas: tuple[int, ...],
 ) -> list[StepRecord]:
-    """The first row's: rounds over the gammas, at least two; of each gamma the last step."""
+    """The first row's: rounds over the gammas, at least two."""
     engine.require_idle()
     rows = [Row.of(request) for request in requests]
     engine = Engine(engine.target, cast(Drafter, drafter))
     run = engine.run(rows, params, choose(block, params), _Rounds(gammas))
+    length = len(_round(gammas))
     began = perf_counter()
     with closing(run):
         for _ in run:
-            rounds, within = divmod(len(rows[0].records), TWICE * len(gammas))
+            rounds, within = divmod(len(rows[0].records), length)
             late = perf_counter() - began > SECONDS
             if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
                 break
-    records = rows[0].records
-    return records[TWICE - 1 :: TWICE] or records
+    return rows[0].records
+
+
+def _round(gammas: tuple[int, ...]) -> list[int]:
+    """Every gamma in turn, some steps of each."""
+    return [gammas[0]] * SETTLE + [gamma for gamma in gammas for _ in range(TWICE)]
+
+
+def _steady_ones(records: list[StepRecord], gammas: tuple[int, ...]) -> list[StepRecord]:
+    """Of each gamma in each round the last step; all of them where there are so few."""
+    length = len(_round(gammas))
+    last = range(SETTLE + TWICE - 1, length, TWICE)
+    return [r for i, r in enumerate(records) if i % length in last] or records
 
 
 class _Rounds:
-    """Every gamma in turn, some steps of each."""
+    """A policy: rounds without end."""
 
     def __init__(self, gammas: tuple[int, ...]) -> None:
-        self.gammas = gammas
+        self.round = _round(gammas)
 
     def ask(self, rows: list[Row]) -> list[int]:
         step = len(rows[0].records)
-        return [self.gammas[step // TWICE % len(self.gammas)]] * len(rows)
+        return [self.round[step % len(self.round)]] * len(rows)
 
 
 class _Wordy:

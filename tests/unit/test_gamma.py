@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, MEMORY, Adaptive, Fixed, best, expected
+from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed, Past, best
 from foretoken.keys import RowKey
 from foretoken.lab.replay import Oracle, Text, replay
 from foretoken.request import Request, Row, StepRecord
@@ -59,6 +59,13 @@ def text(alphas: list[float], span: int, seed: int, greedy: bool, decay: float =
     return Text(TOKENS, betas, [dice.random() for _ in betas], greedy, decay)
 
 
+def past(records: list[StepRecord]) -> Past:
+    found = Past(PRIOR)
+    for step in records:
+        found.see(step)
+    return found
+
+
 def seconds(policy, texts: list[Text], known: Costs) -> float:
     return fmean(replay(policy(t) if callable(policy) else policy, t, known)[0] for t in texts)
 
@@ -95,12 +102,12 @@ def test_never_more_than_there_is_room_for():
 def test_what_lies_behind_a_rejection_does_not_count():
     """Censored: a draft of 8 rejected at once says of the first place what a draft of 1 says."""
     long, short = [record(8, [0.3])] * 20, [record(1, [0.3])] * 20
-    assert expected(long, PRIOR)[0] == expected(short, PRIOR)[0]
+    assert past(long).survival == past(short).survival
 
 
 def test_places_in_a_draft_are_told_apart():
     falling = [record(4, [0.9, 0.6, 0.3, 0.1])] * 60
-    survival, _ = expected(falling, PRIOR)
+    survival = past(falling).survival
     chances = [b / a for a, b in zip([1.0, *survival], survival, strict=False)]
     for chance, seen in zip(chances, (0.9, 0.6, 0.3, 0.1), strict=False):
         assert chance == pytest.approx(seen, abs=0.2)  # each leans on the place before it
@@ -109,16 +116,31 @@ def test_places_in_a_draft_are_told_apart():
 
 def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
     silent = [record(8, drafted=0)] * 60
-    assert expected(silent, PRIOR)[1] < 0.1
+    assert past(silent).spoken < 0.1
     assert Adaptive(SMALL).ask([row(silent)])[0] > 0
 
 
 def test_only_the_recent_past_counts():
     """So a step's work does not grow with the text, and is the same whatever came before."""
-    recent = [judged(0.7, 4)] * MEMORY
+    recent = [judged(0.7, 4)] * 256
     for before in (0.0, 1.0):
         old = [judged(before, 4)] * 300
         assert Adaptive(SMALL).ask([row(old + recent)]) == Adaptive(SMALL).ask([row(recent)])
+
+
+def test_what_was_learned_is_the_rows_alone():
+    """A policy that went on with its row, one that meets the row late, and one that was lent to
+    another in between ask for the same."""
+    records = [judged(0.9, 6)] * 3 + [record(5, [0.2])] * 4 + [judged(0.6, 3)] * 3
+    grown, went_on = row([]), Adaptive(SMALL)
+    for step in records:
+        went_on.ask([grown])
+        grown.records.append(step)
+    lent = Adaptive(SMALL)
+    lent.ask([row(records[:5])])
+    lent.ask([row([judged(0.1, 3)] * 9), row([])])
+    asked = went_on.ask([grown])
+    assert asked == Adaptive(SMALL).ask([row(records)]) == lent.ask([row(records)])
 
 
 def test_rows_do_not_look_at_each_other():
@@ -141,7 +163,7 @@ def test_clocks_have_no_say():
     slow = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 99.0, 99.0, 99.0, 1)
     quick = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 0.0, 0.0, 0.0, 1)
     seconds = [1.0, 1.2, 1.4]
-    assert best([slow] * 5, 20, seconds, PRIOR) == best([quick] * 5, 20, seconds, PRIOR)
+    assert best(past([slow] * 5), 20, seconds) == best(past([quick] * 5), 20, seconds)
 
 
 def test_a_new_row_begins_where_the_pair_was_measured():
