@@ -39,10 +39,10 @@ RUNS: dict[str, tuple[str, str, str, str, str, tuple[str, ...], int, int]] = {
     "t5-f32-greedy": ("t5", "a86", "0", "float32", "3,5", ALL[:1], 1, 5),
     "t5-bf16-greedy": ("t5", "a86", "0", "bfloat16", "3,5", ALL[:1], 1, 5),
     "alpha-02": ("llama", "a02", "1", "float32", "1,3", (), 1, 5),
-    "alpha-20": ("llama", "a20", "1", "float32", "1,2,3", (), 1, 5),
-    "alpha-50": ("llama", "a50", "1", "float32", "2,3,5", (), 1, 5),
-    "alpha-80": ("llama", "a80", "1", "float32", "3,5,7", (), 1, 5),
-    "alpha-95": ("llama", "a95", "1", "float32", "5,11,15", (), 1, 5),
+    "alpha-20": ("llama", "a20", "1", "float32", "1,2,3", (), 2, 5),
+    "alpha-50": ("llama", "a50", "1", "float32", "2,3,5", (), 2, 5),
+    "alpha-80": ("llama", "a80", "1", "float32", "3,5,7", (), 2, 5),
+    "alpha-95": ("llama", "a95", "1", "float32", "5,11,16", (), 2, 5),
 }
 
 
