@@ -1,5 +1,5 @@
 """`foretoken train`: small language models and n-gram tables, from text or from a target's
-samples."""
+samples. Distillation has a file of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from foretoken.cli import distill
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
+app.command()(distill.distill)
 Data = Annotated[Path, typer.Option(help="Folder of .txt and .txt.gz files.")]
 
 

@@ -1,0 +1,145 @@
+"""`foretoken train distill`: a draft of one's own, taught its target's law."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer import Option
+
+from foretoken.cli.quiet import quiet
+from foretoken.errors import InputError
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+)
+
+
+def distill(
+    data: Annotated[
+        Path,
+        Option(
+            help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; a source a "
+            'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
+        ),
+    ],
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
+    target: Annotated[
+        str | None, Option(help="Folder or hub id; left out: the pair that ships.")
+    ] = None,
+    draft: Annotated[
+        str | None, Option(help="Folder or hub id of the draft to go on from.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        Option(
+            help="A fresh draft: fields of the target's config to change, such as "
+            "num_hidden_layers=1,hidden_size=128."
+        ),
+    ] = None,
+    loss: Annotated[
+        str,
+        Option(
+            help="kl, rkl (reverse), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+            "laws are apart, tv once they are near."
+        ),
+    ] = "lk",
+    temperature: Annotated[
+        float,
+        Option(
+            help="That will be served. At 0 texts and alpha are greedy and the loss compares the "
+            "laws at 1."
+        ),
+    ] = 1.0,
+    on_policy: Annotated[
+        float, Option(help="Share of texts that the draft itself writes (on-policy).")
+    ] = 0.0,
+    target_generated: Annotated[
+        float,
+        Option(help="Share that the target writes (off-policy). The rest are the data's own."),
+    ] = 0.0,
+    length: Annotated[int, Option(help="New tokens of a text.")] = 128,
+    held_out: Annotated[int, Option(help="Held-out prompts that alpha is measured on.")] = 32,
+    steps: Annotated[int, Option()] = 1000,
+    batch: Annotated[int, Option(help="Texts a step.")] = 8,
+    learning_rate: Annotated[float, Option()] = 1e-3,
+    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
+    save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
+    seed: Annotated[int, Option()] = 0,
+) -> None:
+    """Teach a draft its target's law, so that more guesses are kept.
+
+    Both laws are compared at every position of texts by the data, the target or the draft. The
+    weights with the best alpha on held-out prompts, over the target's own text, become OUT/model:
+    use it as --draft. A run that was killed goes on with the same command.
+    """
+    from foretoken.train.distill import Lesson
+    from foretoken.train.distill import distill as teach
+    from foretoken.train.examples import read
+    from foretoken.train.loop import Recipe
+    from foretoken.train.pair import pair
+
+    quiet()
+    lesson = Lesson(loss, temperature, on_policy, target_generated, length, held_out)
+    recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+    models = pair(target, draft, fields(shape), seed)
+    words = models.together.tokenizer
+    if words is None:
+        raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
+    examples = read(data, words, length, encoder_decoder=models.together.target.encoder_decoder)
+    try:
+        with ExitStack() as stack:
+            summary = teach(models, examples, out, lesson, recipe, _report(stack, steps))
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(
+        f"{out / 'model'}: alpha {summary['alpha']:.4f} at step {summary['best_step']}, "
+        f"{summary['alpha_before']:.4f} before",
+        file=sys.stderr,
+    )
+    print(json.dumps(summary, indent=2))
+
+
+def fields(shape: str | None) -> dict[str, Any]:
+    """What `--shape` says: name=value, separated by commas; a value is a number, true or a word."""
+    found: dict[str, Any] = {}
+    for part in (shape or "").split(","):
+        name, equals, value = part.strip().partition("=")
+        if not part.strip():
+            continue
+        if not (name and equals and value):
+            raise InputError(f"shape has {part.strip()!r}; give name=value, separated by commas")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _report(stack: ExitStack, steps: int) -> Any:
+    """A bar with the loss and the alpha, and a line where alpha was measured."""
+    progress = Progress(*COLUMNS, console=Console(stderr=True))
+    bar = progress.add_task("distilling", total=steps)
+
+    def report(step: int, loss: float, alpha: float | None, best: float) -> None:
+        if not progress.live.is_started:  # only now is nothing wrong with what was given
+            stack.enter_context(progress)
+        what = f"loss {loss:.3f}, best alpha {best:.3f}" if step else f"alpha {best:.3f}"
+        progress.update(bar, completed=step, description=what)
+        if alpha is not None:
+            new = ", the best so far" if alpha == best else f", the best is {best:.4f}"
+            progress.print(f"step {step}: held-out alpha {alpha:.4f}{new}")
+
+    return report

@@ -1,0 +1,168 @@
+"""Teach a draft its target's law, so that more of its guesses are kept: `foretoken train distill`.
+
+Both laws are compared at every position of texts of the data, of the target or of the draft itself
+(see `texts`), at the temperature that will be served (see `losses`). alpha on held-out prompts,
+over the target's own text, decides which weights are kept (paper, 3.6; DistillSpec, arXiv
+2310.08461).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foretoken.distributions import SamplingParams
+from foretoken.errors import InputError
+from foretoken.lab.agreement import overlaps
+from foretoken.models.causal import output_rows
+from foretoken.train.examples import Examples
+from foretoken.train.loop import Loop, Recipe, require_positive
+from foretoken.train.losses import LOSSES, log_law
+from foretoken.train.pair import Pair
+from foretoken.train.texts import Authors, Text, logits
+
+# step, training loss, alpha where measured, the best so far
+Report = Callable[[int, float, float | None, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the draft is taught, on whose text, and how that is judged.
+
+    At temperature 0 texts and alpha (does the argmax agree) are greedy; a one-hot law has no
+    slope, so the loss then compares the laws at temperature 1.
+    """
+
+    loss: str = "lk"
+    temperature: float = 1.0
+    on_policy: float = 0.0  # the share of texts that the draft writes
+    target_generated: float = 0.0  # the share that the target writes; the rest are the data's
+    length: int = 128  # new tokens of a text
+    held_out: int = 32  # prompts that alpha is measured on
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise InputError(f"loss is {self.loss!r}; give one of {', '.join(LOSSES)}")
+        SamplingParams(self.temperature)
+        for name in ("length", "held_out"):
+            require_positive(name, getattr(self, name))
+        for name in ("on_policy", "target_generated"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give a share in [0, 1]")
+        if self.on_policy + self.target_generated > 1:
+            raise InputError(
+                f"on_policy + target_generated is {self.on_policy + self.target_generated}; "
+                "give shares that add up to 1 or less"
+            )
+
+    @property
+    def softness(self) -> float:
+        """The temperature of the laws in the loss."""
+        return 1.0 if SamplingParams(self.temperature).greedy else self.temperature
+
+
+def distill(
+    pair: Pair, examples: Examples, out: Path, lesson: Lesson, recipe: Recipe, report: Report
+) -> dict[str, Any]:
+    """Train until `recipe.steps`, then write the draft with the best held-out alpha, the untaught
+    one included, to `out/model`; returns the summary.
+
+    A checkpoint in `out` is resumed, with the result of an unbroken run. Raises InputError where
+    examples do not fit the models, or the checkpoint was begun otherwise.
+    """
+    shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
+    authors = Authors(pair, lesson.temperature, lesson.length, **shares)
+    _require_room(pair, examples, lesson.length)
+    begun = {"batch": recipe.batch, "learning_rate": recipe.learning_rate, "seed": recipe.seed}
+    out.mkdir(parents=True, exist_ok=True)
+    loop = Loop(out, pair.draft, recipe, asdict(lesson) | begun | {"data": examples.digest})
+    apart = max(1, len(examples.held_out) // lesson.held_out)
+    exam = authors.by_target(examples.held_out[::apart][: lesson.held_out], recipe.seed)
+    if not loop.kept:
+        before = alpha(pair, exam, lesson.temperature)
+        loop.kept = {"before": before, "best": _best(loop, before)}
+        report(0, 0.0, before, before)
+    while loop.step < recipe.steps:
+        loss = loop.advance(
+            lambda step: _loss(
+                pair, authors.batch(examples.train, recipe.batch, recipe.seed, step), lesson
+            )
+        )
+        found = None
+        if loop.due:
+            found = alpha(pair, exam, lesson.temperature)
+            if found > loop.kept["best"]["alpha"]:
+                loop.kept["best"] = _best(loop, found)
+            loop.save(loss=loss, alpha=found)
+        report(loop.step, loss, found, loop.kept["best"]["alpha"])
+    return _export(loop, pair, lesson)
+
+
+def alpha(pair: Pair, texts: list[Text], temperature: float) -> float:
+    """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
+    argmax agrees. Where the draft must be silent nothing is kept."""
+    target, drafter = pair.together.target, pair.together.drafter
+    params = SamplingParams(temperature)
+    found = [overlaps(target, drafter, t.request, t.new, params) for t in texts]
+    return fmean(beta or 0.0 for text in found for beta in text)
+
+
+def _loss(pair: Pair, texts: list[Text], lesson: Lesson) -> Tensor:
+    with torch.no_grad():
+        p = log_law(logits(pair.target, texts), lesson.softness)
+    scores = logits(pair.draft, texts)
+    missing = p.shape[-1] - scores.shape[-1]  # rows that only pad
+    q = log_law(functional.pad(scores, (0, missing), value=-torch.inf), lesson.softness)
+    return LOSSES[lesson.loss](p, q).mean()
+
+
+def _best(loop: Loop, alpha: float) -> dict[str, Any]:
+    weights = {name: w.detach().clone() for name, w in loop.model.state_dict().items()}
+    return {"alpha": alpha, "step": loop.step, "weights": weights}
+
+
+def _require_room(pair: Pair, examples: Examples, length: int) -> None:
+    """InputError, before the work, for a prompt that either model cannot hold."""
+    everything = [*examples.train, *examples.held_out]
+    prompts = [[int(token) for token in e.prompt] for e in everything]
+    requests = pair.together.requests(list(prompts), length, 0)
+    draft = pair.alone.target
+    tokens = max(len(r.prompt) + r.limit for r in requests)
+    read = max(len(r.source or ()) for r in requests)
+    for most, limit in ((tokens, draft.context), (read, draft.source_context)):
+        if limit is not None and most > limit:
+            raise InputError(
+                f"a text has {most} tokens, the draft holds {limit}; "
+                "give a smaller length, shorter prompts, or a draft with a longer context"
+            )
+
+
+def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
+    """The best draft in float32, as it was measured, with the target's tokenizer."""
+    best, folder = loop.kept["best"], loop.folder / "model"
+    pair.draft.load_state_dict(best["weights"])
+    pair.draft.save_pretrained(folder)
+    if pair.together.tokenizer is not None:
+        pair.together.tokenizer.save_pretrained(folder)
+    summary = {
+        "parameters": sum(p.numel() for p in pair.draft.parameters()),
+        "vocabulary": output_rows(pair.draft),
+        "steps": loop.step,
+        "loss": lesson.loss,
+        "temperature": lesson.temperature,
+        "loss_temperature": lesson.softness,
+        "alpha_before": loop.kept["before"],
+        "alpha": best["alpha"],
+        "best_step": best["step"],
+        "seconds": loop.seconds,
+    }
+    (loop.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary

@@ -1,0 +1,125 @@
+"""The texts that both laws are compared on, and who wrote them.
+
+On-policy: the draft itself, as it is at that step. Off-policy: the target (by speculative decoding
+with that draft, so in its own law), or the data (Agarwal et al., arXiv 2306.13649; Zhou et al.,
+DistillSpec, arXiv 2310.08461). A batch depends on the seed, the step and the draft alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.models.causal import padded
+from foretoken.request import Request
+from foretoken.speculator import Speculator
+from foretoken.train.examples import Example
+from foretoken.train.pair import Pair
+from foretoken.train.samples import completed
+
+GAMMA = 4  # a fixed one: what is chosen by the clock would not come again after a kill
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What was asked, and what came."""
+
+    request: Request
+    new: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Authors:
+    """Makes batches. What neither share claims is the data's, where they say what follows a
+    prompt, else the target's."""
+
+    pair: Pair
+    temperature: float
+    length: int  # new tokens at most
+    on_policy: float = 0.0  # the share of texts that the draft writes
+    target_generated: float = 0.0  # the share that the target writes
+
+    def batch(self, examples: Sequence[Example], size: int, seed: int, step: int) -> list[Text]:
+        """`size` texts, drawn with replacement."""
+        random = np.random.default_rng((seed, step))
+        picked = [examples[i] for i in random.integers(len(examples), size=size).tolist()]
+        shares = random.random(size).tolist()
+        keys = [(seed, step * size + i) for i in range(size)]
+        requests = self._requests(picked, keys)
+        new = [
+            [int(token) for token in e.reference][: r.limit]
+            for e, r in zip(picked, requests, strict=True)
+        ]
+        own = [share < self.on_policy for share in shares]
+        off = self.on_policy + self.target_generated
+        theirs = [
+            not mine and (share < off or not text)
+            for mine, share, text in zip(own, shares, new, strict=True)
+        ]
+        for spec, gamma, wanted in (
+            (self.pair.alone, 0, own),
+            (self.pair.together, GAMMA, theirs),
+        ):
+            rows = [i for i in range(size) if wanted[i]]
+            written = self._written(spec, gamma, [picked[i] for i in rows], [keys[i] for i in rows])
+            for i, text in zip(rows, written, strict=True):
+                new[i] = text
+        return [Text(r, text) for r, text in zip(requests, new, strict=True)]
+
+    def by_target(self, examples: Sequence[Example], seed: int) -> list[Text]:
+        """The target's own continuation of each, without a draft: the prefixes on which alpha is
+        measured (C57: paper, section 4)."""
+        keys = [(seed, 2**62 + i) for i in range(len(examples))]
+        written = self._written(self.pair.together, 0, examples, keys)
+        requests = self._requests(examples, keys)
+        return [Text(r, text) for r, text in zip(requests, written, strict=True)]
+
+    def _requests(self, examples: Sequence[Example], keys: list[tuple[int, int]]) -> list[Request]:
+        prompts = [[int(token) for token in e.prompt] for e in examples]
+        return self.pair.together.requests(list(prompts), self.length, keys)
+
+    def _written(
+        self,
+        spec: Speculator,
+        gamma: int,
+        examples: Sequence[Example],
+        keys: list[tuple[int, int]],
+    ) -> list[list[int]]:
+        prompts = [[int(token) for token in e.prompt] for e in examples]
+        options = {"max_new_tokens": self.length, "temperature": self.temperature}
+        found = completed(spec, prompts, **options, gamma=gamma, seed=keys) if prompts else []
+        return [one.tokens for one in found]
+
+
+def logits(network: PreTrainedModel, texts: list[Text]) -> Tensor:
+    """Of the new tokens of all texts that are not forced, in order, `[N, V]`."""
+    device = network.device
+    ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], device)
+    sources = [t.request.source for t in texts if t.request.source is not None]
+    if not sources:
+        out = network(input_ids=ids, use_cache=False).logits
+    else:
+        read = padded(sources, device)
+        lengths = torch.tensor([len(s) for s in sources], device=device)
+        mask = torch.arange(read.shape[1], device=device) < lengths[:, None]
+        out = network(
+            input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
+        ).logits
+    return out[_asked(texts, ids.shape[1]).to(device)]
+
+
+def _asked(texts: list[Text], width: int) -> Tensor:
+    """Where a new token is predicted that the models choose, `[B, width]`."""
+    mask = torch.zeros(len(texts), width, dtype=torch.bool)
+    for b, text in enumerate(texts):
+        first = len(text.request.prompt) - 1
+        mask[b, first : first + len(text.new)] = True
+        for place in text.request.forced:
+            if 0 <= place < len(text.new):
+                mask[b, first + place] = False
+    return mask

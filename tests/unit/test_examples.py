@@ -1,0 +1,94 @@
+"""Data into prompts and what follows: windows, lines, pairs, and what is held out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foretoken.errors import InputError
+from foretoken.train import corpus
+from foretoken.train.examples import read
+from foretoken.train.samples import PROMPT
+from tiny import TEXT, byte_level
+
+LENGTH = 8
+
+
+def lines(path, rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_text_is_cut_into_windows(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT * 40, encoding="utf-8")
+    found = read(tmp_path, byte_level(), LENGTH, encoder_decoder=False)
+    train, held_out = corpus.split(corpus.read_texts(tmp_path))
+    for examples, texts in ((found.train, train), (found.held_out, held_out)):
+        ids = corpus.encode(texts, byte_level()).tolist()
+        joined = [int(t) for e in examples for t in (*e.prompt, *e.reference)]
+        assert joined == ids[: len(joined)] and len(ids) - len(joined) < PROMPT + LENGTH
+        assert all(len(e.prompt) == PROMPT and len(e.reference) == LENGTH for e in examples)
+
+
+def test_pairs_end_where_their_target_ends_or_is_long(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"source": "the sea", "target": "old"}, {"source": "day", "target": TEXT}]
+    lines(path, [*rows, {"source": "It was"}])
+    words = byte_level()
+    for encoder_decoder in (False, True):
+        found = read(path, words, LENGTH, encoder_decoder=encoder_decoder)
+        (first,), (second, third) = found.held_out, found.train
+        assert [first.prompt, third.prompt] == [
+            words("the sea").input_ids,
+            words("It was").input_ids,
+        ]
+        assert second.reference == words(TEXT).input_ids[:LENGTH] and third.reference == []
+    assert read(path, words, LENGTH, encoder_decoder=False).held_out[0].reference == [
+        *words("old").input_ids, words.eos_token_id
+    ]  # fmt: skip
+
+
+def test_plain_lines_are_sources_and_one_in_sixteen_is_held_out(tmp_path):
+    path = tmp_path / "sources.txt"
+    path.write_text("\n".join(["It was", "", *[f"the day {i}" for i in range(17)]]))
+    found = read(path, byte_level(), LENGTH, encoder_decoder=True)
+    assert len(found.held_out) == 2 and len(found.train) == 16
+    assert found.held_out[0].prompt == byte_level()("It was").input_ids
+    assert not any(e.reference for e in found.train)
+
+
+def test_a_digest_tells_data_apart(tmp_path):
+    digests = set()
+    for name, text in (("a", TEXT * 20), ("b", TEXT * 20), ("c", TEXT * 21)):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+        digests.add(read(tmp_path / f"{name}.txt", byte_level(), 4, encoder_decoder=False).digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ("no json", "line 2: Invalid JSON"),
+        ('{"target": "a"}', "line 2: Field required"),
+        ('{"source": "a", "other": 1}', "line 2: Extra inputs"),
+        ('{"source": 3}', "line 2: Input should be a valid string"),
+    ],
+)
+def test_a_line_that_is_none_is_named(tmp_path, row, said):
+    (tmp_path / "a.jsonl").write_text('{"source": "a"}\n' + row)
+    with pytest.raises(InputError, match=said) as error:
+        read(tmp_path / "a.jsonl", byte_level(), LENGTH, encoder_decoder=True)
+    assert "\n" not in str(error.value)
+
+
+def test_too_little_missing_and_unreadable(tmp_path):
+    (tmp_path / "a.txt").write_text("It was")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="0 examples to learn from"):
+        read(tmp_path / "a.txt", byte_level(), LENGTH, encoder_decoder=False)
+    with pytest.raises(InputError, match="1 held out; give more text"):
+        read(tmp_path / "a.txt", byte_level(), LENGTH, encoder_decoder=True)
+    with pytest.raises(InputError, match="there is no"):
+        read(tmp_path / "c.txt", byte_level(), LENGTH, encoder_decoder=True)
+    with pytest.raises(InputError, match="b.txt cannot be read"):
+        read(tmp_path / "b.txt", byte_level(), LENGTH, encoder_decoder=True)
