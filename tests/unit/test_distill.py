@@ -114,6 +114,12 @@ def test_a_fresh_draft_learns_from_nothing(tmp_path):
     assert max(alphas) > 1.3 * alphas[0]
 
 
+def test_a_draft_whose_output_is_padded_less_than_the_target_s(tmp_path):
+    target = llama(V=V + 5).requires_grad_(False)
+    _, alphas = taught(joined(target, llama(V=V, seed=1), None), tmp_path)
+    assert max(alphas) > alphas[0]
+
+
 # who writes
 
 

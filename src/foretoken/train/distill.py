@@ -22,7 +22,6 @@ from torch.nn import functional
 from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
-from foretoken.models.causal import output_rows
 from foretoken.train.examples import Examples
 from foretoken.train.loop import Loop, Recipe, require_positive
 from foretoken.train.losses import LOSSES, log_law
@@ -154,7 +153,6 @@ def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
         pair.together.tokenizer.save_pretrained(folder)
     summary = {
         "parameters": sum(p.numel() for p in pair.draft.parameters()),
-        "vocabulary": output_rows(pair.draft),
         "steps": loop.step,
         "loss": lesson.loss,
         "temperature": lesson.temperature,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,12 +18,12 @@ from transformers import PreTrainedModel
 
 from foretoken.models.causal import padded
 from foretoken.request import Request
-from foretoken.speculator import Speculator
 from foretoken.train.examples import Example
 from foretoken.train.pair import Pair
 from foretoken.train.samples import completed
 
 GAMMA = 4  # a fixed one: what is chosen by the clock would not come again after a kill
+Author = Literal["draft", "target", "data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +52,28 @@ class Authors:
         shares = random.random(size).tolist()
         keys = [(seed, step * size + i) for i in range(size)]
         requests = self._requests(picked, keys)
-        new = [
-            [int(token) for token in e.reference][: r.limit]
-            for e, r in zip(picked, requests, strict=True)
-        ]
-        own = [share < self.on_policy for share in shares]
-        off = self.on_policy + self.target_generated
-        theirs = [
-            not mine and (share < off or not text)
-            for mine, share, text in zip(own, shares, new, strict=True)
-        ]
-        for spec, gamma, wanted in (
-            (self.pair.alone, 0, own),
-            (self.pair.together, GAMMA, theirs),
-        ):
-            rows = [i for i in range(size) if wanted[i]]
-            written = self._written(spec, gamma, [picked[i] for i in rows], [keys[i] for i in rows])
+        given = zip(picked, requests, strict=True)
+        new = [[int(token) for token in e.reference][: r.limit] for e, r in given]
+        authors = [self._author(share, text) for share, text in zip(shares, new, strict=True)]
+        for author in ("draft", "target"):
+            rows = [i for i in range(size) if authors[i] == author]
+            written = self._written(author, [picked[i] for i in rows], [keys[i] for i in rows])
             for i, text in zip(rows, written, strict=True):
                 new[i] = text
         return [Text(r, text) for r, text in zip(requests, new, strict=True)]
+
+    def _author(self, share: float, reference: list[int]) -> Author:
+        """Whose text it is, by a number in [0, 1)."""
+        if share < self.on_policy:
+            return "draft"
+        off_policy = share < self.on_policy + self.target_generated
+        return "target" if off_policy or not reference else "data"
 
     def by_target(self, examples: Sequence[Example], seed: int) -> list[Text]:
         """The target's own continuation of each, without a draft: the prefixes on which alpha is
         measured (C57: paper, section 4)."""
         keys = [(seed, 2**62 + i) for i in range(len(examples))]
-        written = self._written(self.pair.together, 0, examples, keys)
+        written = self._written("target", examples, keys, gamma=0)
         requests = self._requests(examples, keys)
         return [Text(r, text) for r, text in zip(requests, written, strict=True)]
 
@@ -85,15 +83,17 @@ class Authors:
 
     def _written(
         self,
-        spec: Speculator,
-        gamma: int,
+        author: Author,
         examples: Sequence[Example],
         keys: list[tuple[int, int]],
+        gamma: int = GAMMA,
     ) -> list[list[int]]:
+        if not examples:
+            return []
+        spec = self.pair.alone if author == "draft" else self.pair.together
         prompts = [[int(token) for token in e.prompt] for e in examples]
         options = {"max_new_tokens": self.length, "temperature": self.temperature}
-        found = completed(spec, prompts, **options, gamma=gamma, seed=keys) if prompts else []
-        return [one.tokens for one in found]
+        return [t.tokens for t in completed(spec, prompts, **options, gamma=gamma, seed=keys)]
 
 
 def logits(network: PreTrainedModel, texts: list[Text]) -> Tensor:
