@@ -19,7 +19,6 @@ from foretoken.errors import InputError
 from foretoken.train import corpus
 from foretoken.train.samples import PROMPT
 
-
 Ids = Sequence[int] | np.ndarray  # of which a large corpus takes less room
 
 
