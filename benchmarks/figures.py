@@ -24,13 +24,25 @@ TEXTS = (
     "She opened the letter with trembling hands, for",
     "It was a cold morning in November when",
     '"I do not believe you," said the captain,',
+    "The children ran down to the river, where",
+    "Mr. Brown had never been to London before, but",
+    "When the door closed behind him, he",
+    "In the garden there was a small stone",
+    "My dear friend, I have received your",
+    "The ship had been three days at sea when",
+    '"Where are you going?" asked the old man',
+    "After dinner they sat by the fire and",
+    "The doctor shook his head and said that",
+    "It is a truth that few men",
+    "The road led through a dark wood, and",
+    "There was a knock at the door, and",
 )
 ALL = ("transformers", "openvino-genai", "llama.cpp")
 
 # name: pair, draft, temperature, dtype, gammas, peers, prompts, repeats
 RUNS: dict[str, tuple[str, str, str, str, str, tuple[str, ...], int, int]] = {
-    "default-greedy": ("", "", "0", "float32", "2,3,4,5", (), 4, 5),
-    "default-sampled": ("", "", "1", "float32", "2,3,4,5", (), 4, 5),
+    "default-greedy": ("", "", "0", "float32", "2,3,4,5", (), 16, 5),
+    "default-sampled": ("", "", "1", "float32", "2,3,4,5", (), 16, 5),
     "llama-f32-greedy": ("llama", "a86", "0", "float32", "3,5", ALL, 1, 5),
     "llama-f32-sampled": ("llama", "a80", "1", "float32", "3,5", ALL[:1], 1, 5),
     "llama-bf16-greedy": ("llama", "a86", "0", "bfloat16", "3,5", ALL, 1, 5),
