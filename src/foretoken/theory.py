@@ -150,6 +150,29 @@ def factor_bound(alpha: float) -> float:
     return oracle_factor(alpha, 0.0)
 
 
+def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
+    """Expected time of `execute.speculate`: q + beta max(f, g) + (1 - beta)(f + g) (Discussion).
+
+    f, g, q: how long each takes, in one unit. beta: how likely a guess is right, of one sum min(p,
+    q). Holds where all that runs side by side has a core of its own. What a wrong guess started is
+    taken to have ended by then: it is called off, and as long as the right g takes it has anyway.
+    """
+    beta, f, g = _probability("beta", beta), _cost("f", f), _cost("g", g)
+    return _cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
+
+
+def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
+    """How many times faster than f and then g; at most 2."""
+    if not f + g > 0:
+        raise InputError(f"f and g take {f} and {g}; give one of them a time above 0")
+    return (f + g) / execution_seconds(beta, f, g, q)
+
+
+def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
+    """Whether speculation is faster than f and then g: exactly where q < beta min(f, g)."""
+    return _cost("q", q) < _probability("beta", beta) * min(_cost("f", f), _cost("g", g))
+
+
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
     """Time to generate `tokens` tokens: cost[n] = that of a run + E cost[n - the tokens it gives].
 

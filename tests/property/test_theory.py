@@ -126,3 +126,14 @@ def test_oracle_bounds(alpha: float, c: float):
     assert oracle <= best * ORACLE_BOUND
     if c <= 1:
         assert best <= oracle * NOISE
+
+
+@given(probabilities, st.floats(0.01, 9), st.floats(0.01, 9), costs)
+def test_execution_improves_where_the_guess_costs_less_than_it_saves(
+    beta: float, f: float, g: float, q: float
+):
+    """It improves exactly where q < beta min(f, g), and never more than twofold."""
+    factor = theory.execution_factor(beta, f, g, q)
+    assert factor <= 2 * NOISE
+    if abs(q - beta * min(f, g)) > 1e-9:
+        assert theory.execution_improves(beta, f, g, q) == (factor > 1)

@@ -10,8 +10,8 @@ SOURCE = Path(foretoken.__file__).parent
 # A module may import from its own line and the lines above it.
 LAYERS = [
     ["errors"],
-    ["disk", "distributions", "keys", "transfer", "theory", "memory", "text", "ends"],
-    ["verify"],
+    ["disk", "distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
+    ["verify", "execute"],
     ["draw", "judge", "options"],
     ["models.base", "drafters.base", "request"],
     ["costs"],

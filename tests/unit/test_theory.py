@@ -325,3 +325,16 @@ def test_refuses(call, says: str):
 
 def test_a_run_never_gives_less_than_one_token_by_rounding() -> None:
     assert expected_tokens(0.3315186905833665, 0) == 1.0
+
+
+# --- outside language models ---
+
+
+def test_speculative_execution_by_hand():
+    """f 4, g 3, q .5: a right guess takes .5 + 4, a wrong one .5 + 7."""
+    assert theory.execution_seconds(0.8, 4, 3, 0.5) == pytest.approx(0.8 * 4.5 + 0.2 * 7.5)
+    assert theory.execution_factor(0.8, 4, 3, 0.5) == pytest.approx(7 / 5.1)
+    assert theory.execution_factor(1, 2, 2) == 2
+    assert theory.execution_factor(0, 2, 1, 1) == 0.75
+    with pytest.raises(InputError, match="f and g take 0 and 0; give one"):
+        theory.execution_factor(0.5, 0, 0)

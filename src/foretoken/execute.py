@@ -1,0 +1,278 @@
+"""Stochastic speculative execution, outside language models (the paper's Discussion).
+
+A slow f gives a law, a slow g takes a sample of it. g is started on guesses, drawn from a fast
+approximation q of f, while f still runs; `finite.verdict` makes one sample of the guesses and f's
+law, and that sample has exactly f's law. Decoding is the case in which g is the next f. Knows no
+models and no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import secrets
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from numbers import Integral
+from tempfile import TemporaryDirectory
+from threading import Event
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+from foretoken.errors import InputError, one_line
+from foretoken.finite import Law, finite_law, pick, together, verdict, without
+from foretoken.keys import Purpose, RowKey, uniform
+
+
+class Seconds(NamedTuple):
+    """How long each took: q, f, the g whose value is returned, and all of it by the clock."""
+
+    q: float
+    f: float
+    g: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What came of one call of `speculate`."""
+
+    value: Any  # what g returned for y
+    y: Any  # the sample, whose law is f's
+    kept: int | None  # which guess y is, counted from 0; None: no guess was right
+    guesses: tuple[Any, ...]
+    beta: float  # how likely one of the guesses was to be right
+    seed: int
+    seconds: Seconds
+
+    @property
+    def factor(self) -> float:
+        """How many times faster than f and then g; see `theory.execution_factor`."""
+        return (self.seconds.f + self.seconds.g) / self.seconds.total
+
+
+def speculate(
+    f: Callable[[Any], Any],
+    g: Callable[..., Any],
+    q: Any,
+    x: Any,
+    *,
+    guesses: int = 1,
+    executor: Executor | None = None,
+    seed: int | None = 0,
+) -> Execution:
+    """g(y) for y drawn from the law f(x), with g under way on guesses from q before f is done.
+
+    A law is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1. q: a law,
+    or a fast function of x that gives one, called in this thread; any q keeps the law of y, a close
+    one saves time. guesses: how many distinct guesses g is started on. executor: where f and g run,
+    threads or processes (f, g, x and what they give must then be picklable); None is one thread for
+    each, for this call only. seed: the same seed draws the same numbers, so that every call is to
+    have its own; None draws one.
+
+    g is run on guesses that may be wrong, so it must not do what cannot be undone. A g with a
+    parameter named `cancelled` is given an Event: once it is set the result is not wanted, and g
+    may return anything or raise. Whatever was started has ended when this returns or raises. An
+    error of f is raised, whatever g does; an error of g only where y was its argument. Raises
+    InputError for a law with a negative or NaN probability, or without mass.
+    """
+    began = perf_counter()
+    for name, function in (("f", f), ("g", g)):
+        if inspect.iscoroutinefunction(function):
+            raise InputError(f"{name} is a coroutine function; await speculate_async(...) instead")
+    bet = Bet(finite_law("q", q(x) if callable(q) else q), guesses, seed)
+    drawn = perf_counter()
+    with _Workers(executor, len(bet.guesses) + 1, {"f": f, "g": g, "x": x}) as workers:
+        slow = workers.start(f, x)
+        early = [workers.start(g, guess) for guess in bet.guesses]
+        law, f_seconds = slow.future.result()
+        kept, y, beta = bet.settle(finite_law("f", law))
+        for i, run in enumerate(early):
+            if i != kept:
+                run.call_off()
+        right = workers.start(g, y) if kept is None else early[kept]
+        value, g_seconds = right.future.result()
+    seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
+    return Execution(value, y, kept, bet.guesses, beta, bet.seed, seconds)
+
+
+async def speculate_async(
+    f: Callable[[Any], Awaitable[Any]],
+    g: Callable[[Any], Awaitable[Any]],
+    q: Any,
+    x: Any,
+    *,
+    guesses: int = 1,
+    seed: int | None = 0,
+) -> Execution:
+    """The same for coroutine functions f and g, as tasks of the running loop; q may be one too.
+
+    A g that is not wanted is cancelled as tasks are: CancelledError is raised where it awaits. So
+    are all of them where this call is cancelled.
+    """
+    began = perf_counter()
+    given = q(x) if callable(q) else q
+    law = await given if inspect.isawaitable(given) else given
+    bet = Bet(finite_law("q", law), guesses, seed)
+    drawn = perf_counter()
+    tasks: list[asyncio.Task[tuple[Any, float]]] = []
+
+    def start(name: str, function: Callable[[Any], Awaitable[Any]], argument: Any) -> Any:
+        tasks.append(asyncio.create_task(_awaited(name, function, argument)))
+        return tasks[-1]
+
+    try:
+        slow = start("f", f, x)
+        early = [start("g", g, guess) for guess in bet.guesses]
+        law, f_seconds = await slow
+        kept, y, beta = bet.settle(finite_law("f", law))
+        for i, run in enumerate(early):
+            if i != kept:
+                run.cancel()
+        value, g_seconds = await (start("g", g, y) if kept is None else early[kept])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
+    return Execution(value, y, kept, bet.guesses, beta, bet.seed, seconds)
+
+
+class Bet:
+    """Distinct guesses drawn from q, and later the sample that they and p make.
+
+    Guesses, their acceptance and the residual have streams of their own (`keys`). Where q holds
+    fewer outcomes than are asked for, all of them are guessed.
+    """
+
+    def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
+        if not (isinstance(guesses, Integral) and guesses >= 1):
+            raise InputError(f"guesses is {guesses!r}; give a whole number, 1 or more")
+        self.q, self.seed = q, _checked(seed)
+        self._drawn: list[int] = []
+        left = q.masses
+        while len(self._drawn) < guesses and left.any():
+            self._drawn.append(pick(left, self._number(len(self._drawn), Purpose.DRAFT)))
+            left = without(left, self._drawn[-1])
+        self.guesses = tuple(q.outcomes[i] for i in self._drawn)
+
+    def settle(self, p: Law) -> tuple[int | None, Hashable, float]:
+        """Which guess is the sample, if any; the sample; and how likely a guess was to be it."""
+        outcomes, q_masses, p_masses = together(self.q, p)
+        law = verdict(p_masses, q_masses, self._drawn)
+        kept = pick(law.kept, self._number(0, Purpose.ACCEPT))
+        if kept < len(self.guesses):
+            return kept, self.guesses[kept], law.beta
+        y = pick(law.residual, self._number(0, Purpose.NEXT))
+        return None, outcomes[y], law.beta
+
+    def _number(self, offset: int, purpose: Purpose) -> float:
+        return uniform(RowKey(self.seed, 0), 0, offset, purpose)
+
+
+class _Run(NamedTuple):
+    """A call that is under way, and the Event that says it is not wanted."""
+
+    future: Future[tuple[Any, float]]
+    cancelled: Any  # an Event or a Flag
+
+    def call_off(self) -> None:
+        self.cancelled.set()
+        self.future.cancel()
+
+
+class _Workers:
+    """Where calls run side by side. At its end all are called off, and have ended."""
+
+    def __init__(self, executor: Executor | None, most: int, sent: dict[str, Any]) -> None:
+        self._own = executor is None
+        self._pool = executor or ThreadPoolExecutor(most, "foretoken-execute")
+        self._runs: list[_Run] = []
+        self._folder: TemporaryDirectory[str] | None = None
+        if not isinstance(self._pool, ThreadPoolExecutor):
+            _require_picklable(sent)
+            self._folder = TemporaryDirectory(prefix="foretoken-")
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def start(self, function: Callable[..., Any], argument: Any) -> _Run:
+        folder = self._folder
+        cancelled = Flag(f"{folder.name}/{len(self._runs)}") if folder else Event()
+        named = {"cancelled": cancelled} if _takes_cancelled(function) else {}
+        run = _Run(self._pool.submit(_timed, function, argument, named), cancelled)
+        self._runs.append(run)
+        return run
+
+    def __exit__(self, *error: object) -> None:
+        for run in self._runs:
+            run.call_off()
+        wait(run.future for run in self._runs)
+        if self._own:
+            self._pool.shutdown()
+        if self._folder:
+            self._folder.cleanup()
+
+
+class Flag:
+    """An Event that processes share: it is set once its file exists."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def set(self) -> None:
+        with open(self._path, "w"):
+            pass
+
+    def is_set(self) -> bool:
+        return os.path.exists(self._path)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        end = None if timeout is None else perf_counter() + timeout
+        while not self.is_set() and (end is None or perf_counter() < end):
+            sleep(0.002)
+        return self.is_set()
+
+
+def _timed(function: Callable[..., Any], argument: Any, named: dict[str, Any]) -> tuple[Any, float]:
+    began = perf_counter()
+    return function(argument, **named), perf_counter() - began
+
+
+async def _awaited(
+    name: str, function: Callable[[Any], Awaitable[Any]], argument: Any
+) -> tuple[Any, float]:
+    began = perf_counter()
+    value = function(argument)
+    if not inspect.isawaitable(value):
+        raise InputError(f"{name} gives {value!r:.60}, nothing to await; use speculate instead")
+    return await value, perf_counter() - began
+
+
+def _takes_cancelled(function: Callable[..., Any]) -> bool:
+    try:
+        return "cancelled" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+
+
+def _require_picklable(sent: dict[str, Any]) -> None:
+    for name, value in sent.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise InputError(
+                f"{name} cannot be sent to another process ({one_line(error)}); "
+                "define it at the top level of a module, or use threads"
+            ) from error
+
+
+def _checked(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(63)
+    if not (isinstance(seed, Integral) and 0 <= seed < 2**63):
+        raise InputError(f"seed is {seed!r:.60}; give a whole number in [0, 2**63), or None")
+    return int(seed)

@@ -1,0 +1,118 @@
+"""Laws over any finite set, and the rule that makes one sample of several distinct guesses.
+
+The paper's rule for one position (section 2.3), with recursive rejection without replacement for
+more than one guess (Sequoia, arXiv 2402.12374). Pure: `verdict` gives the law of what happens and
+draws nothing. Knows no models, no clocks and no threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.errors import InputError
+
+Masses = NDArray[np.float64]
+
+
+class Law(NamedTuple):
+    """What may happen, and how likely each of it is."""
+
+    outcomes: Sequence[Hashable]  # range(V) where the law came as an array
+    masses: Masses  # [V], sums to 1
+
+
+class Verdict(NamedTuple):
+    """The law of the sample, given the guesses: one of them, or else a draw from `residual`."""
+
+    kept: Masses  # [k+1]: how likely guess i is the sample, and at the end that none is
+    residual: Masses  # [V]: the law of the sample where none is
+    beta: float  # how likely one is kept, the mean over the last guess
+
+
+def finite_law(whose: str, value: Any) -> Law:
+    """A law from a dict {outcome: probability}, or from an array, tensor or list `[V]` of the
+    outcomes 0..V-1.
+
+    It is scaled to sum to 1 in float64. Raises InputError for what is no law, naming the value.
+    """
+    if isinstance(value, Mapping):
+        outcomes, masses = list(value), _masses(whose, list(value.values()))
+    else:
+        masses = _masses(whose, value)
+        outcomes = range(masses.size)
+    for outcome, mass in zip(outcomes, masses.tolist(), strict=True):
+        if not 0 <= mass < math.inf:
+            raise InputError(
+                f"{whose} gives {outcome!r:.60} a probability of {mass}; give numbers, 0 or more"
+            )
+    total = float(masses.sum())
+    if not abs(total - 1) < 1e-4:  # float32 laws are sums of many roundings
+        raise InputError(f"{whose} gives a law that sums to {total:g}; give one that sums to 1")
+    return Law(outcomes, masses / total)
+
+
+def _masses(whose: str, values: Any) -> Masses:
+    try:
+        if hasattr(values, "detach"):  # a tensor, wherever it is: torch itself is not needed
+            values = values.detach().cpu().double()
+        masses = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        masses = np.zeros(())
+    if masses.ndim != 1:
+        raise InputError(
+            f"{whose} gives {' '.join(repr(values).split()):.60}; "
+            "give a law: a dict of probabilities, or an array (V,)"
+        )
+    return masses
+
+
+def together(q: Law, p: Law) -> tuple[Sequence[Hashable], Masses, Masses]:
+    """The outcomes of both, q's first and in q's order, with q and p over them."""
+    if q.outcomes == p.outcomes:
+        return q.outcomes, q.masses, p.masses
+    outcomes = list(dict.fromkeys([*q.outcomes, *p.outcomes]))
+    both = [dict(zip(law.outcomes, law.masses.tolist(), strict=True)) for law in (q, p)]
+    wide = [np.array([law.get(outcome, 0.0) for outcome in outcomes]) for law in both]
+    return outcomes, wide[0], wide[1]
+
+
+def verdict(p: Masses, q: Masses, guesses: Sequence[int]) -> Verdict:
+    """What becomes of distinct guesses, drawn one after the other from q without replacement.
+
+    p, q: laws `[V]`. Guess x is kept with probability min(1, p(x)/q(x)); if it is not, p becomes
+    norm((p - q)+) and q loses x, and the next guess is judged likewise. Whatever q is, the sample
+    has the law p. A residual never holds a guess that was not kept.
+    """
+    kept, rest, beta = [], 1.0, 0.0
+    for x in guesses:
+        beta = 1 - rest * (1 - float(np.minimum(p, q).sum()))
+        accept = min(1.0, float(p[x] / q[x]))
+        kept.append(rest * accept)
+        rest *= 1 - accept
+        if rest > 0:
+            p, q = normalized(np.maximum(p - q, 0.0), otherwise=p), without(q, x)
+    return Verdict(np.array([*kept, rest]), p, min(1.0, beta))
+
+
+def without(q: Masses, x: int) -> Masses:
+    """q given that it is not x; zeros where nothing else is possible."""
+    left = q.copy()
+    left[x] = 0.0
+    return normalized(left, otherwise=left)
+
+
+def normalized(masses: Masses, otherwise: Masses) -> Masses:
+    total = masses.sum()
+    return masses / total if total > 0 else otherwise
+
+
+def pick(masses: Masses, uniform: float) -> int:
+    """Inverse CDF: the index that a number in [0, 1) picks, never one of zero mass."""
+    cdf = masses.cumsum()
+    wanted = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
+    return int(np.searchsorted(cdf, wanted, side="right"))

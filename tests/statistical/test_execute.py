@@ -1,0 +1,49 @@
+"""Speculative execution with threads and keyed numbers: what g was given follows f's law.
+
+The seeds are fixed. On other seeds each of these would fail by chance once in a million times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from scipy import stats
+
+from foretoken.execute import speculate
+
+ALPHA = 1e-6
+N = 3000
+P = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1}
+Q = {"a": 0.1, "b": 0.3, "c": 0.5, "e": 0.1}
+
+
+def p_value(seen: Counter, law: dict) -> float:
+    assert set(seen) <= set(law)
+    counts = [seen[y] for y in law]
+    return float(stats.chisquare(counts, [N * mass for mass in law.values()]).pvalue)
+
+
+@pytest.mark.parametrize("guesses", [1, 2])
+def test_the_input_of_g_follows_f(guesses: int) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        runs = [
+            speculate(lambda x: P, str.upper, Q, 0, guesses=guesses, executor=pool, seed=seed)
+            for seed in range(N)
+        ]
+    assert p_value(Counter(run.value.lower() for run in runs), P) > ALPHA
+    assert all(run.value == run.y.upper() for run in runs)
+    right = sum(run.kept is not None for run in runs)
+    beta = sum(run.beta for run in runs) / N  # the same expectation: 5 deviations are 6e-7
+    assert abs(right / N - beta) < 5 * (0.25 / N) ** 0.5
+
+
+def test_what_a_wrong_rule_gives_is_seen() -> None:
+    """The control: the first guess, taken as if it came from f."""
+    guesses = Counter(speculate(lambda x: P, str, Q, 0, seed=seed).guesses[0] for seed in range(N))
+    del guesses["e"]
+    law = {y: P[y] for y in P}
+    counts = [guesses[y] for y in law]
+    scale = sum(counts)
+    assert stats.chisquare(counts, [scale * m for m in law.values()]).pvalue < ALPHA
