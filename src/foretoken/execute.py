@@ -23,12 +23,15 @@ from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from foretoken.errors import InputError, one_line
-from foretoken.finite import Law, finite_law, pick, together, verdict, without
+from foretoken.finite import NOTHING, Law, finite_law, pick, together, verdict, without
 from foretoken.keys import Purpose, RowKey, uniform
 
 
 class Seconds(NamedTuple):
-    """How long each took: q, f, the g whose value is returned, and all of it by the clock."""
+    """How long each took: q, f, the g whose value is returned, and all of it by the clock.
+
+    What ran side by side on too few cores took longer for it; `guesses=0` times f and g alone.
+    """
 
     q: float
     f: float
@@ -48,11 +51,6 @@ class Execution:
     seed: int
     seconds: Seconds
 
-    @property
-    def factor(self) -> float:
-        """How many times faster than f and then g; see `theory.execution_factor`."""
-        return (self.seconds.f + self.seconds.g) / self.seconds.total
-
 
 def speculate(
     f: Callable[[Any], Any],
@@ -68,7 +66,8 @@ def speculate(
 
     A law is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1. q: a law,
     or a fast function of x that gives one, called in this thread; any q keeps the law of y, a close
-    one saves time. guesses: how many distinct guesses g is started on. executor: where f and g run,
+    one saves time. guesses: how many distinct guesses g is started on; 0 is f and then g, for
+    comparison. executor: where f and g run,
     threads or processes (f, g, x and what they give must then be picklable); None is one thread for
     each, for this call only. seed: the same seed draws the same numbers, so that every call is to
     have its own; None draws one.
@@ -83,7 +82,7 @@ def speculate(
     for name, function in (("f", f), ("g", g)):
         if inspect.iscoroutinefunction(function):
             raise InputError(f"{name} is a coroutine function; await speculate_async(...) instead")
-    bet = Bet(finite_law("q", q(x) if callable(q) else q), guesses, seed)
+    bet = Bet(finite_law("q", q(x) if callable(q) else q) if guesses else NOTHING, guesses, seed)
     drawn = perf_counter()
     with _Workers(executor, len(bet.guesses) + 1, {"f": f, "g": g, "x": x}) as workers:
         slow = workers.start(f, x)
@@ -114,9 +113,9 @@ async def speculate_async(
     are all of them where this call is cancelled.
     """
     began = perf_counter()
-    given = q(x) if callable(q) else q
+    given = q(x) if guesses and callable(q) else q
     law = await given if inspect.isawaitable(given) else given
-    bet = Bet(finite_law("q", law), guesses, seed)
+    bet = Bet(finite_law("q", law) if guesses else NOTHING, guesses, seed)
     drawn = perf_counter()
     tasks: list[asyncio.Task[tuple[Any, float]]] = []
 
@@ -149,8 +148,8 @@ class Bet:
     """
 
     def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
-        if not (isinstance(guesses, Integral) and guesses >= 1):
-            raise InputError(f"guesses is {guesses!r}; give a whole number, 1 or more")
+        if not (isinstance(guesses, Integral) and guesses >= 0):
+            raise InputError(f"guesses is {guesses!r}; give a whole number, 0 or more")
         self.q, self.seed = q, _checked(seed)
         self._drawn: list[int] = []
         left = q.masses

@@ -26,6 +26,9 @@ class Law(NamedTuple):
     masses: Masses  # [V], sums to 1
 
 
+NOTHING = Law((), np.zeros(0))  # what guesses are drawn from where there are to be none
+
+
 class Verdict(NamedTuple):
     """The law of the sample, given the guesses: one of them, or else a draw from `residual`."""
 

@@ -70,7 +70,7 @@ def sample(p, q, guesses: int) -> int:
     return Bet(finite_law("q", q), guesses, 0).settle(finite_law("f", p))[1]
 
 
-@pytest.mark.parametrize("guesses", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("guesses", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("pair", range(len(PAIRS)))
 def test_the_sample_has_the_law_of_f(branches: Branches, pair: int, guesses: int) -> None:
     p, q = PAIRS[pair]

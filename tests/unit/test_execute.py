@@ -47,7 +47,6 @@ def test_a_right_guess() -> None:
     run = speculate(law_a, twice, RIGHT, None)
     assert (run.value, run.y, run.kept, run.guesses, run.beta) == ("aa", "a", 0, ("a",), 1.0)
     assert run.seconds.total >= max(run.seconds.f, run.seconds.g) > 0
-    assert run.factor == (run.seconds.f + run.seconds.g) / run.seconds.total
 
 
 def test_a_wrong_guess() -> None:
@@ -66,6 +65,11 @@ def test_one_of_several_guesses() -> None:
 def test_no_more_guesses_than_q_has() -> None:
     assert speculate(law_a, twice, {"b": 0.5, "c": 0.5, "d": 0.0}, None, guesses=7).beta == 0.0
     assert len(speculate(law_a, twice, {"b": 0.5, "c": 0.5}, None, guesses=7).guesses) == 2
+
+
+def test_no_guesses_are_f_and_then_g() -> None:
+    run = speculate(law_a, twice, fails, None, guesses=0)
+    assert (run.value, run.kept, run.guesses, run.beta) == ("aa", None, (), 0.0)
 
 
 def test_f_and_g_run_side_by_side() -> None:
@@ -219,7 +223,7 @@ def test_what_is_no_law_is_named(whose: str, law: object, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"guesses": 0}, "guesses is 0; give a whole number, 1 or more"),
+        ({"guesses": -1}, "guesses is -1; give a whole number, 0 or more"),
         ({"guesses": 1.5}, "guesses is 1.5"),
         ({"seed": -1}, "seed is -1; give a whole number in [0, 2**63), or None"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
@@ -292,6 +296,7 @@ def test_async() -> None:
     assert awaited(law_soon, wrong_sleeps, RIGHT, None).kept == 0
     run = awaited(law_soon, wrong_sleeps, law_soon, None, guesses=2)
     assert (run.value, run.kept) == ("aa", 0)
+    assert awaited(law_soon, wrong_sleeps, fails, None, guesses=0).value == "aa"
     run = awaited(law_soon, wrong_sleeps, {"b": 0.5, "c": 0.5}, None, guesses=2)
     assert (run.value, run.kept) == ("aa", None)
     assert time.monotonic() - began < LONG
