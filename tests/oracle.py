@@ -6,6 +6,7 @@ of ids) to the law of the next token; a verdict is (probability, guesses kept, l
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -56,11 +57,13 @@ def residual(p: np.ndarray, q: np.ndarray, weight: float = 1.0) -> np.ndarray:
     return left / left.sum() if left.sum() > 0 else p
 
 
-def algorithm1(p: np.ndarray, q: np.ndarray, x: Sequence[int]) -> list[Verdict]:
-    """Algorithm 1 of the paper on guesses x: p [len(x) + 1, V], q [len(x), V]."""
+def algorithm1(
+    p: np.ndarray, q: np.ndarray, x: Sequence[int], lenience: float = 1.0
+) -> list[Verdict]:
+    """Algorithm 1 of the paper on guesses x: p [len(x) + 1, V], q [len(x), V]; appendix A.5."""
     verdicts, reached = [], 1.0
     for i, token in enumerate(x):
-        accept = min(1.0, p[i, token] / q[i, token]) if q[i, token] > 0 else 0.0
+        accept = min(1.0, p[i, token] / (lenience * q[i, token])) if q[i, token] > 0 else 0.0
         verdicts.append((reached * (1 - accept), i, residual(p[i], q[i])))
         reached *= accept
     return [*verdicts, (reached, len(x), p[len(x)])]
@@ -79,6 +82,44 @@ def block_verification(p: np.ndarray, q: np.ndarray, x: Sequence[int]) -> list[V
         verdicts.append((not_longer * coin, k, residual(p[k], q[k], weight[k])))
         not_longer *= 1 - coin
     return verdicts[::-1]
+
+
+def lenient_greedy(
+    p: np.ndarray, q: np.ndarray, x: Sequence[int], lenience: float
+) -> list[Verdict]:
+    """Appendix A.5 at temperature 0, the inequality put right."""
+    n = 0
+    while n < len(x) and p[n, x[n]] >= lenience * p[n].max():
+        n += 1
+    return [(1.0, n, np.eye(p.shape[1])[int(p[n].argmax())])]
+
+
+def steps(
+    model: Model,
+    guess: Model,
+    gamma: int,
+    verify: Callable[[np.ndarray, np.ndarray, Sequence[int]], list[Verdict]],
+    count: int,
+    prompt: Text = (),
+) -> dict[Text, float]:
+    """The law of the new tokens that `count` steps make, guesses being drawn from `guess`."""
+    done = {(): 1.0}
+    for _ in range(count):
+        law: dict[Text, float] = {}
+        for text, weight in done.items():
+            head = (*prompt, *text)
+            for x in itertools.product(range(len(model(head))), repeat=gamma):
+                q = np.array([guess((*head, *x[:i])) for i in range(gamma)])
+                drawn = weight * float(np.prod([q[i, token] for i, token in enumerate(x)]))
+                if not drawn:
+                    continue
+                p = np.array([model((*head, *x[:i])) for i in range(gamma + 1)])
+                for happens, n, after in verify(p, q, x):
+                    for y, mass in enumerate(after):
+                        new = (*text, *x[:n], y)
+                        law[new] = law.get(new, 0.0) + drawn * happens * float(mass)
+        done = law
+    return done
 
 
 def extend(

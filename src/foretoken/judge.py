@@ -13,7 +13,8 @@ from torch import Tensor
 
 from foretoken.distributions import SamplingParams, law, likeliest
 from foretoken.draw import Draw
-from foretoken.verify import Rule, greedy, overlap, overlap_greedy
+from foretoken.lenience import lenient, near_best
+from foretoken.verify import Rule, greedy, leading, overlap, overlap_greedy
 
 
 class Verdict(NamedTuple):
@@ -21,7 +22,8 @@ class Verdict(NamedTuple):
 
     n: Tensor  # [B]: guesses kept
     t: Tensor  # [B]: the token after them
-    beta: Tensor  # [B, G], float64: sum min(p, q) at every guess
+    beta: Tensor  # [B, G], float64: sum min(p, q) at every guess, p being the law judged by
+    bias: Tensor | None = None  # [B, G], float64: that law's total variation from the target's
 
 
 class Judge(Protocol):
@@ -62,7 +64,8 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A rule's outcome, drawn (paper, Algorithm 1)."""
+    """A rule's outcome, drawn (paper, Algorithm 1). A rule may judge by another law than the
+    target's: its outcome's p."""
 
     rule: Rule
 
@@ -78,9 +81,41 @@ class Sampled:
         p = law(logits, params)  # [B, G+1, V]
         outcome = self.rule(p, q, x, lengths)
         n = draw.kept(outcome)
-        return Verdict(n, draw.next_token(outcome.next_law(n)), overlap(p, q, x))
+        t, beta = draw.next_token(outcome.next_law(n)), overlap(outcome.p, q, x)
+        if outcome.p is p:
+            return Verdict(n, t, beta)
+        away = (outcome.p - p)[:, : x.shape[1]].abs().sum(-1).double() / 2
+        return Verdict(n, t, beta, away)
 
 
-def choose(rule: Rule, params: SamplingParams) -> Judge:
-    """The judge of a call."""
-    return Greedy() if params.greedy else Sampled(rule)
+@dataclass(frozen=True, slots=True)
+class LenientGreedy:
+    """Temperature 0 with lenience (appendix A.5): guesses with at least l times the probability of
+    the likeliest token, at temperature 1; after them the argmax. The bias is 1 at each guess kept
+    that is not the argmax."""
+
+    lenience: float
+
+    def __call__(
+        self,
+        logits: Tensor,
+        x: Tensor,
+        lengths: Tensor,
+        q: Tensor | None,
+        params: SamplingParams,
+        draw: Draw,
+    ) -> Verdict:
+        best = likeliest(logits)  # [B, G+1]
+        near = near_best(logits[:, : x.shape[1]], self.lenience)  # [B, G, V]
+        kept = near.gather(2, x[..., None]).squeeze(2)
+        n = leading(kept, lengths)
+        t = best.gather(1, n[:, None]).squeeze(1)
+        beta = kept.double() if q is None else (q * near).sum(-1).double()
+        return Verdict(n, t, beta, (kept & (x != best[:, : x.shape[1]])).double())
+
+
+def choose(rule: Rule, params: SamplingParams, lenience: float = 1.0) -> Judge:
+    """The judge of a call; exact at lenience 1."""
+    if lenience == 1:
+        return Greedy() if params.greedy else Sampled(rule)
+    return LenientGreedy(lenience) if params.greedy else Sampled(lenient(rule, lenience))

@@ -8,9 +8,10 @@ from secrets import randbits
 from typing import cast
 
 from foretoken.distributions import SamplingParams
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.judge import Judge, choose
 from foretoken.keys import RowKey
+from foretoken.lenience import require
 from foretoken.verify import RULES, Rule
 
 Prompt = str | list[int]
@@ -32,12 +33,11 @@ def check(
         raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
     if gamma is not None and gamma < 0:
         raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
-    if lenience != 1.0:
-        raise RefusedError(f"lenience={lenience} is not built yet; leave it at 1.0 (exact)")
+    require(lenience)
     found = RULES.get(rule) if isinstance(rule, str) else rule
     if found is None or not callable(found):
         raise InputError(f"rule is {rule!r:.60}; give one of {', '.join(RULES)}, or a function")
-    return choose(found, params)
+    return choose(found, params, float(lenience))
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

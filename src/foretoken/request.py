@@ -35,12 +35,13 @@ class StepRecord:
     ]  # tokens gained: the accepted guesses, then the target's own, cut at an end
     overlaps: tuple[
         float, ...
-    ]  # sum min(p, q) at every guess judged, the first rejected one included
+    ]  # sum min(p, q) at every guess judged, the first rejected one included; p as judged by
     draft_calls: int
     draft_seconds: float  # these three are shared by the rows of the batch
     score_seconds: float
     verify_seconds: float
     rows: int  # how many rows shared the step
+    biases: tuple[float, ...] = ()  # total variation from the target's law there; () where exact
 
     @property
     def drafted(self) -> int:
@@ -91,8 +92,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What a completion cost. `alpha` is the mean of sum min(p, q) over judged guesses (Cor
-    3.6), never accepted/drafted, which stands beside it. Times are of the batch the row was in,
-    from the start of its prefill."""
+    3.6), never accepted/drafted, which stands beside it; with lenience of sum min(p/l, q). Times
+    are of the batch the row was in, from the start of its prefill."""
 
     target_calls: int  # without the prefill of all but the last prompt token
     draft_calls: int
@@ -106,6 +107,7 @@ class Stats:
     prefill_seconds: float
     runtime: str
     draft_runtime: str
+    bias: float = 0.0  # total variation, a token's mean, of the law it was drawn from; 0: exact
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -152,4 +154,5 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         prefill_seconds=row.prefill_seconds,
         runtime=runtime,
         draft_runtime=draft_runtime,
+        bias=sum(sum(r.biases) for r in records) / max(1, len(row.new_tokens)),
     )

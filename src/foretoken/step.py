@@ -36,7 +36,7 @@ def step(
     gamma: list[int],
 ) -> None:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
-    (paper, Algorithm 1).
+    (paper, Algorithm 1), or as near to it as the judge says.
 
     Each row gets a StepRecord. On a device the host waits once, for n and what comes with it; its
     times then say when work was handed over. Raises NumericsError where logits are none, and
@@ -64,9 +64,11 @@ def step(
     # Determine the number n of accepted guesses, and the token t that follows them
     here = sent(torch.tensor(counts), logits.device)
     q = None if draft.q is None else sent(draft.q[:, : x.shape[1]], logits.device)
-    verdict = judge(logits, x, here, q, params, draw)
-    doubts = tops[:, :0] if draft.tops is None else draft.tops
-    n, t, beta, said, *numbers = read(*verdict, said, tops, doubts, *draw.masses)
+    n, t, beta, bias = judge(logits, x, here, q, params, draw)
+    nothing = beta[:, :0]  # what is not there has no columns
+    bias = nothing if bias is None else bias
+    doubts = nothing if draft.tops is None else draft.tops
+    n, t, beta, bias, said, *numbers = read(n, t, beta, bias, said, tops, doubts, *draw.masses)
     _require_laws(numbers, lengths, counts)
     guesses, beta = _judged(said, beta, counts, target.vocab_size)
 
@@ -89,6 +91,7 @@ def step(
             score_seconds=times[2] - times[1],
             verify_seconds=times[3] - times[2],
             rows=len(rows),
+            biases=tuple(bias[b][:judged]),
         )
         row.records.append(record)
 

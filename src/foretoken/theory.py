@@ -42,6 +42,54 @@ def alpha(betas: ArrayLike) -> float:
     return float(values.mean())
 
 
+def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, ...]:
+    """Probability that a guess drawn from q is kept with lenience l: the five forms that appendix
+    A.5 prints, in its order. They are equal; the last is sum min(p/l, q)."""
+    p, q = _law("p", p), _law("q", q)
+    q, lenience = _same_size(p, q), _lenience(lenience)
+    p, q = p[q > 0], q[q > 0]  # what q never guesses adds nothing
+    scaled = lenience * q
+    return (
+        float(q @ np.where(scaled <= p, 1.0, p / scaled)),
+        float(q @ (p / np.maximum(p, scaled))),
+        float((p * q / np.maximum(p, scaled)).sum()),
+        float(np.minimum(p, scaled).sum() / lenience),
+        float(np.minimum(p / lenience, q).sum()),
+    )
+
+
+def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
+    """sum min(p/l, q), `beta` at lenience l (appendix A.5); at l = 1 it is `beta`."""
+    return min(1.0, lenient_betas(p, q, lenience)[-1])
+
+
+def lenient_bias(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
+    """Total variation between p and what comes out with lenience l: alpha_l - alpha."""
+    return lenient_beta(p, q, lenience) - beta(p, q)
+
+
+def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
+    """The same at temperature 0: sum of q where p >= l max p (appendix A.5, whose inequality is
+    printed the wrong way round). p is the target's law at temperature 1."""
+    p, q = _law("p", p), _law("q", q)
+    return min(1.0, float(_same_size(p, q)[p >= _lenience(lenience) * p.max()].sum()))
+
+
+def match_beta(p: ArrayLike, q: ArrayLike) -> float:
+    """Probability that a guess drawn from q equals a token drawn from p, sum p q: token matching,
+    never above `beta`."""
+    p, q = _law("p", p), _law("q", q)
+    return min(1.0, float(p @ _same_size(p, q)))
+
+
+def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
+    """Probability that rejection sampling keeps a draw from q, 1/M = min q/p over what p can give,
+    never above `beta` (appendix A.2); 0 where p gives what q cannot."""
+    p, q = _law("p", p), _law("q", q)
+    q = _same_size(p, q)
+    return min(1.0, float((q[p > 0] / p[p > 0]).min()))
+
+
 def d_lk(p: ArrayLike, q: ArrayLike) -> float:
     """D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (Definition 3.2); p, q: laws `[V]`.
 
@@ -225,6 +273,12 @@ def _same_size(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.flo
 def _probability(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise InputError(f"{name} is {value}; give a number in [0, 1]")
+    return value
+
+
+def _lenience(value: float) -> float:
+    if not 0 < value <= 1:
+        raise InputError(f"lenience is {value}; give a number in (0, 1], 1 being exact")
     return value
 
 

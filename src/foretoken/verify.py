@@ -112,7 +112,13 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
 def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     """T = 0, where every rule is the same: n is the number of leading guesses that equal `best
     [B, G+1]`."""
-    return ((best[:, : x.shape[1]] == x) & live(x, lengths)).long().cumprod(1).sum(1)
+    return leading(best[:, : x.shape[1]] == x, lengths)
+
+
+def leading(kept: Tensor, lengths: Tensor) -> Tensor:
+    """n where `kept [B, G]` says of each guess, on its own, whether it is: the first one that is
+    not ends the block."""
+    return (kept & live(kept, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -140,5 +146,5 @@ def _at(law: Tensor | None, x: Tensor) -> Tensor:
 
 
 def live(x: Tensor, lengths: Tensor) -> Tensor:
-    """Where x holds a guess and not padding, `[B, G]`."""
+    """Where x `[B, G]` holds a guess and not padding, `[B, G]`."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]

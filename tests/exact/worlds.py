@@ -105,6 +105,7 @@ class Case:
     steps: int = 2
     draw: type[WorldDraw] = WorldDraw
     together: bool = True
+    lenience: float = 1.0
 
 
 def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
@@ -129,7 +130,10 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
-    engine, judge = Engine(case.target(), case.drafter()), choose(case.rule, case.params)
+    engine, judge = (
+        Engine(case.target(), case.drafter()),
+        choose(case.rule, case.params, case.lenience),
+    )
     run = engine.run(rows, case.params, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)

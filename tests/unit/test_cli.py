@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import os
 import signal
 import subprocess
@@ -109,6 +110,26 @@ def test_json_is_one_document(run, base):
         assert completion["seed"] == [0, 0] and completion["finish_reason"] == "length"
         assert completion["stats"]["target_calls"] <= 9
         assert ("comparison" in document) == ("--compare" in extra)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "says"),
+    [
+        (0, r"lenience 0.2: not the target's greedy text. \d+ of 12 tokens are not its first"),
+        (1, r"lenience 0.2: not the target's law. A token was drawn from one that is 0\.\d+ away"),
+    ],
+)
+def test_lenience_is_said(run, base, temperature, says):
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
+    args = (*args, "--gamma", 3, "--temperature", temperature, "--lenience", 0.2)
+    result = run("generate", "It was", *args)
+    assert result.code == 0 and re.match(says, result.err) and result.err.count("\n") == 1
+    options = {"max_new_tokens": 12, "gamma": 3, "temperature": float(temperature)}
+    expected = library(base, "It was", lenience=0.2, **options)
+    assert result.out == expected.text + "\n"
+    (completion,) = json.loads(run("generate", "It was", *args, "--json").out)["completions"]
+    assert completion["lenience"] == 0.2
+    assert completion["stats"]["bias"] == expected.stats.bias
 
 
 def test_compare(run, base):
@@ -262,6 +283,7 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--rule", "none"], "rule is 'none'"),
+        (["--lenience", "0"], "lenience is 0.0; give a number in (0, 1]"),
         (["--dtype", "float31"], "dtype is 'float31'"),
         (["--device", "quantum"], "device 'quantum' cannot be used"),
     ],

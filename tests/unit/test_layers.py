@@ -11,7 +11,7 @@ SOURCE = Path(foretoken.__file__).parent
 LAYERS = [
     ["errors"],
     ["disk", "distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
-    ["verify", "execute"],
+    ["verify", "lenience", "execute"],
     ["draw", "judge", "options"],
     ["models.base", "drafters.base", "request"],
     ["costs"],

@@ -159,8 +159,10 @@ def test_a_text_without_tokens_is_refused():
         ({"top_k": -1}, "top_k is -1"),
         ({"min_p": 2.0}, "min_p is 2.0"),
         ({"rule": "greedy"}, "rule is 'greedy'; give one of speculative, block, or a function"),
-        ({"lenience": 0.5}, "lenience=0.5 is not built yet"),
-        ({"lenience": math.nan}, "lenience=nan is not built yet"),
+        ({"lenience": 0.0}, r"lenience is 0.0; give a number in \(0, 1\], 1 being exact"),
+        ({"lenience": 1.5}, "lenience is 1.5; give a number"),
+        ({"lenience": math.nan}, "lenience is nan; give a number"),
+        ({"lenience": "0.5"}, "lenience is '0.5'; give a number"),
         ({"seed": -1}, "seed is -1; give an integer"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 prompts"),
@@ -179,9 +181,25 @@ def test_bad_options(options, says):
         told(error)
 
 
-def test_lenience_is_refused_not_a_bad_value():
-    with pytest.raises(RefusedError):
-        table().generate([1], lenience=0.9)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lenience_says_what_it_costs(temperature):
+    options = {"temperature": temperature, "gamma": 3, "max_new_tokens": 30}
+    exact = table().generate(IDS, **options)
+    assert [c.tokens for c in table().generate(IDS, lenience=1, **options)] == [
+        c.tokens for c in exact
+    ]
+    assert all(c.stats.bias == 0 for c in exact)
+    assert all(step.biases == () for c in exact for step in c.steps)
+    lenient = table().generate(IDS, lenience=0.2, **options)
+    for c in lenient:
+        assert all(len(step.biases) == len(step.overlaps) for step in c.steps)
+        assert c.stats.bias == pytest.approx(sum(sum(s.biases) for s in c.steps) / len(c.tokens))
+    assert sum(c.stats.bias for c in lenient) > 0
+    assert sum(c.stats.target_calls for c in lenient) < sum(c.stats.target_calls for c in exact)
+    plain = table().generate(IDS, lenience=0.2, **(options | {"gamma": 0}))
+    assert all(
+        c.stats.bias == 0 for c in plain
+    )  # without guesses there is nothing to be lenient to
 
 
 def test_the_largest_gamma_that_fits_the_context():

@@ -79,7 +79,12 @@ class Pretend(TorchFunctionMode):
 
 
 def reads(
-    params: SamplingParams, rule: str, gammas: list[list[int]], drafter: Any, target: Any
+    params: SamplingParams,
+    rule: str,
+    gammas: list[list[int]],
+    drafter: Any,
+    target: Any,
+    lenience: float = 1.0,
 ) -> list[list[str]]:
     """Of every step, over ragged rows."""
     rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
@@ -90,7 +95,7 @@ def reads(
         drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
         for gamma in gammas:
             pretend.reads = []
-            step(rows, target, drafter, choose(RULES[rule], params), params, gamma)
+            step(rows, target, drafter, choose(RULES[rule], params, lenience), params, gamma)
             found.append(pretend.reads)
     return found
 
@@ -129,6 +134,16 @@ def test_guesses_that_are_made_on_the_host() -> None:
     found = reads(
         CASES["sampled"], "block", [[4] * 3] * 2, LookupDrafter(), GraphModel(networks()[0])
     )
+    assert found == [["tolist"]] * 2
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["lm", "lookup"])
+def test_a_lenient_step_reads_once(case: str, kind: str) -> None:
+    big, small = networks()
+    drafter = LMDrafter(GraphModel(small), pairs.V) if kind == "lm" else LookupDrafter()
+    found = reads(CASES[case], "block", [[4] * 3, [3, 0, 1]], drafter, GraphModel(big), 0.3)
     assert found == [["tolist"]] * 2
 
 

@@ -48,6 +48,9 @@ def generate(
         int, typer.Option(help="The same seed, pair and gamma give the same text.")
     ] = 0,
     rule: Annotated[str, typer.Option(help="block or speculative.")] = "block",
+    lenience: Annotated[
+        float, typer.Option(help="1 is exact; below, guesses pass more easily: another law.")
+    ] = 1.0,
     dtype: Annotated[
         str,
         typer.Option(
@@ -81,6 +84,7 @@ def generate(
         "min_p": min_p,
         "gamma": gamma,
         "rule": rule,
+        "lenience": lenience,
     }
     from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
     from foretoken.loading import load
@@ -90,7 +94,7 @@ def generate(
     quiet()
     # What is wrong fails before models load
     params = SamplingParams(temperature, top_k, top_p, min_p)
-    check(params, max_new_tokens, gamma, rule, lenience=1.0)
+    check(params, max_new_tokens, gamma, rule, lenience)
     keys_of(seed, 1)
     lines = prompts.read(prompt, prompt_file)
     if compare and len(lines) != 1:
@@ -116,9 +120,11 @@ def generate(
     interrupted = any(completion.finish_reason == "interrupted" for completion in done)
     comparison = _compare(spec, lines, seed, options) if compare and not interrupted else None
     if as_json:
-        print(json.dumps(_document(spec, lines, done, comparison, gamma), allow_nan=False))
+        print(json.dumps(_document(spec, lines, done, comparison, options), allow_nan=False))
     elif comparison:
         _report(comparison)
+    if lenience < 1 and not as_json:
+        print(_departure(done, lenience, greedy=params.greedy), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
 
@@ -233,6 +239,23 @@ def _report(comparison: Any) -> None:
         )
 
 
+def _departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
+    """How far lenience led from the target."""
+    tokens = sum(len(completion.tokens) for completion in done)
+    bias = sum(completion.stats.bias * len(completion.tokens) for completion in done)
+    if greedy:
+        return (
+            f"lenience {lenience:g}: not the target's greedy text. {round(bias)} of {tokens} "
+            f"tokens are not its first choice; each has at least {lenience:g} of that one's "
+            "probability."
+        )
+    return (
+        f"lenience {lenience:g}: not the target's law. A token was drawn from one that is "
+        f"{bias / max(1, tokens):.4f} away (total variation, mean of {tokens} tokens) and nowhere "
+        f"above {1 / lenience:.3g} times it."
+    )
+
+
 def _asked(comparison: Any) -> str:
     fixed = comparison.gamma is not None
     return f"gamma {comparison.gamma}" if fixed else f"gamma {comparison.mean_gamma:.1f} a step"
@@ -243,7 +266,7 @@ def _document(
     lines: list[prompts.Line],
     done: list[Completion],
     comparison: Any,
-    gamma: int | None,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     completions = [
         {
@@ -252,7 +275,8 @@ def _document(
             "tokens": completion.tokens,
             "finish_reason": completion.finish_reason,
             "seed": completion.seed,
-            "gamma": gamma,
+            "gamma": options["gamma"],
+            "lenience": options["lenience"],
             "gammas": [step.gamma for step in completion.steps],
             "stats": completion.stats.to_dict(),
         }

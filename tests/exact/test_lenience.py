@@ -1,0 +1,168 @@
+"""Lenience keeps its word: two steps have the law that appendix A.5 gives, worked out naively.
+
+Not the target's law: how far it is from that, and that the record's bound holds, is checked too.
+No chance is involved: 1e-12 is rounding.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import oracle
+from exact.guessers import Certain, Guesser
+from exact.worlds import Case, Table, bias, law_of
+from foretoken.distributions import SamplingParams
+from foretoken.lenience import lenient
+from foretoken.verify import RULES, Outcome, block, speculative
+from oracle import extend, joint, random_model, tv
+
+V, GAMMA = 3, 2
+P, Q = random_model(1, V, zeros=0.15), random_model(2, V, zeros=0.15)
+PROMPT = (0,)
+VISIBLE = 1e-3
+LENIENCES = [0.8, 0.3, 0.05]
+
+
+def one_hot(text):
+    return np.eye(V)[int(Q(text).argmax())]
+
+
+KINDS = {"q": (lambda: Guesser(Q), Q), "q None": (lambda: Certain(Q), one_hot)}
+
+
+def lenient_law(p, q, lenience):
+    most = np.minimum(q, p / lenience)
+    return most + (1 - most.sum()) * oracle.residual(p, q)
+
+
+def lenient_block(p, q, x, lenience):
+    laws = [lenient_law(p[i], q[i], lenience) for i in range(len(x))]
+    return oracle.block_verification(np.array([*laws, p[len(x)]]), q, x)
+
+
+NAIVE = {"speculative": oracle.algorithm1, "block": lenient_block}
+
+
+def texts_of(monkeypatch, drafter, rule, lenience, steps=2, **how):
+    case = Case(lambda: Table(P, V), drafter, rule, GAMMA, lenience=lenience, steps=steps, **how)
+    return {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
+
+
+def naive(verify, guess, lenience, steps=2):
+    return oracle.steps(P, guess, GAMMA, partial(verify, lenience=lenience), steps, PROMPT)
+
+
+@pytest.mark.parametrize("lenience", LENIENCES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_two_steps_have_the_law_of_the_appendix(rule, kind, lenience, monkeypatch):
+    """Algorithm 1 by the printed comparison and norm((p - q)+), nothing said of another law."""
+    drafter, guess = KINDS[kind]
+    found = texts_of(monkeypatch, drafter, RULES[rule], lenience)
+    assert tv(found, naive(NAIVE[rule], guess, lenience)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_is_exact_for_another_law(rule, kind, monkeypatch):
+    """Whatever the rule, guesses have the law P_l and the token after a whole block has p."""
+    drafter, guess = KINDS[kind]
+
+    def other(text):
+        whole = (*PROMPT, *text)
+        return lenient_law(P(whole), guess(whole), 0.3) if len(text) < GAMMA else P(whole)
+
+    found = texts_of(monkeypatch, drafter, RULES[rule], 0.3, steps=1)
+    assert tv(extend(found, other, GAMMA + 1), joint(other, GAMMA + 1)) < 1e-12
+
+
+@pytest.mark.parametrize("lenience", LENIENCES)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_recorded_biases_bound_the_distance(rule, lenience, monkeypatch):
+    """Total variation over texts is at most the expected sum of alpha_l - alpha over the guesses
+    judged; and it is not zero."""
+
+    def at(text):
+        p, q = P(text), Q(text)
+        return float(np.minimum(p / lenience, q).sum() - np.minimum(p, q).sum())
+
+    case = Case(lambda: Table(P, V), KINDS["q"][0], RULES[rule], GAMMA, lenience=lenience)
+    expected = 0.0
+    first = naive(NAIVE[rule], Q, lenience, steps=1)
+    seconds = {
+        text: oracle.steps(
+            P, Q, GAMMA, partial(NAIVE[rule], lenience=lenience), 1, (*PROMPT, *text)
+        )
+        for text in first
+    }
+    for text, weight in first.items():
+        judged = [(*PROMPT, *text[:i]) for i in range(min(len(text), GAMMA))]
+        expected += weight * sum(map(at, judged))
+        for more, chance in seconds[text].items():
+            judged = [(*PROMPT, *text, *more[:i]) for i in range(min(len(more), GAMMA))]
+            expected += weight * chance * sum(map(at, judged))
+    assert VISIBLE < bias(case, P, monkeypatch) <= expected + 1e-12
+
+
+@pytest.mark.parametrize("lenience", LENIENCES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_lenience(kind, lenience, monkeypatch):
+    """Two steps at temperature 0; no token has less than l times the likeliest's probability."""
+    drafter, guess = KINDS[kind]
+    found = texts_of(monkeypatch, drafter, block, lenience, params=SamplingParams())
+    assert tv(found, naive(oracle.lenient_greedy, guess, lenience)) < 1e-12
+    for text in found:
+        for i, token in enumerate(text):
+            law = P((*PROMPT, *text[:i]))
+            assert law[token] >= lenience * law.max() - 1e-12
+
+
+# Negative controls: what is nearly lenience must be told from it
+
+
+class OtherResidual(Outcome):
+    """After a rejection norm((p - l q)+), which the paper's text allows too."""
+
+    def next_law(self, n):
+        o = Outcome(self.survival, self.p, self.q * 0.3, self.x, self.lengths, self.scale)
+        return o.next_law(n)
+
+
+def upside_down(p, q, x, lengths):
+    """l on the wrong side of the comparison."""
+    return speculative(p, q / 0.3, x, lengths)
+
+
+def other_residual(p, q, x, lengths):
+    o = speculative(p, q * 0.3, x, lengths)
+    return OtherResidual(o.survival, p, q, x, lengths, o.scale)
+
+
+def bonus_too(p, q, x, lengths):
+    """The bonus is biased as well."""
+    o = lenient(speculative, 0.3)(p, q, x, lengths)
+    law = o.p.clone()
+    law[:, -1] = law[:, -1] ** 2 / (law[:, -1] ** 2).sum(-1, keepdim=True)
+    return Outcome(o.survival, law, o.q, o.x, o.lengths, o.scale)
+
+
+@pytest.mark.parametrize("rule", [upside_down, other_residual, bonus_too, speculative])
+def test_what_is_not_lenience_is_seen(rule, monkeypatch):
+    found = texts_of(monkeypatch, KINDS["q"][0], rule, 1.0)
+    assert tv(found, naive(oracle.algorithm1, Q, 0.3)) > VISIBLE
+
+
+def test_the_printed_greedy_inequality_is_not_ours(monkeypatch):
+    """p(x) <= l max p keeps other tokens; at l = 1 it would keep all."""
+
+    def printed(p, q, x, lenience):
+        n = 0
+        while n < len(x) and p[n, x[n]] <= lenience * p[n].max():
+            n += 1
+        return [(1.0, n, np.eye(V)[int(p[n].argmax())])]
+
+    found = texts_of(monkeypatch, KINDS["q"][0], block, 0.3, params=SamplingParams())
+    assert tv(found, naive(printed, Q, 0.3)) > VISIBLE
