@@ -11,7 +11,7 @@ SOURCE = Path(foretoken.__file__).parent
 LAYERS = [
     ["errors"],
     ["disk", "distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
-    ["verify", "lenience", "execute"],
+    ["verify", "comparators", "lenience", "execute"],
     ["draw", "judge", "options"],
     ["models.base", "drafters.base", "request"],
     ["costs"],
