@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken import memory
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
@@ -44,7 +45,8 @@ def load(
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
     and place). target None is the pair that ships with the package. draft None is then its draft,
-    else "lookup". draft may also be "none", "lookup", "uniform", "ngram:FILE" or any Drafter.
+    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE" or any
+    Drafter.
     generation_config="ignore" passes over entries of the model's generation config that would
     change the law, which are refused otherwise.
 
@@ -121,6 +123,8 @@ def _drafter(
         return NoDrafter()
     if draft == "lookup":
         return LookupDrafter()
+    if draft == "copy":
+        return CopyDrafter()
     if draft == "uniform":
         return UniformDrafter(output_rows(target))
     if isinstance(draft, str) and draft.startswith("heads:"):

@@ -7,6 +7,7 @@ from numbers import Integral
 from secrets import randbits
 from typing import cast
 
+from foretoken.comparators import COMPARATORS
 from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError
 from foretoken.judge import Judge, choose
@@ -14,6 +15,7 @@ from foretoken.keys import RowKey
 from foretoken.lenience import require
 from foretoken.verify import RULES, Rule
 
+NAMED = {**RULES, **COMPARATORS}
 Prompt = str | list[int]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
@@ -34,9 +36,9 @@ def check(
     if gamma is not None and gamma < 0:
         raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
     require(lenience)
-    found = RULES.get(rule) if isinstance(rule, str) else rule
+    found = NAMED.get(rule) if isinstance(rule, str) else rule
     if found is None or not callable(found):
-        raise InputError(f"rule is {rule!r:.60}; give one of {', '.join(RULES)}, or a function")
+        raise InputError(f"rule is {rule!r:.60}; give one of {', '.join(NAMED)}, or a function")
     return choose(found, params, float(lenience))
 
 

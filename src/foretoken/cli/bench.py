@@ -34,7 +34,7 @@ def bench(
     ],
     target: Model = None,
     draft: Annotated[
-        str | None, Option(help="Folder, hub id, lookup, ngram:FILE, uniform or none.")
+        str | None, Option(help="Folder, hub id, lookup, copy, ngram:FILE, uniform or none.")
     ] = None,
     gamma: Annotated[
         str, Option(help="Guesses per target call; 0 (plain) and automatic always run.")
@@ -45,7 +45,9 @@ def bench(
     top_k: Annotated[int, Option(help="0 is off.")] = 0,
     top_p: Annotated[float, Option(help="1 is off.")] = 1.0,
     seed: Annotated[int, Option()] = 0,
-    rule: Annotated[str, Option(help="block or speculative.")] = "block",
+    rule: Annotated[
+        str, Option(help="block or speculative; to compare: match, rejection.")
+    ] = "block",
     dtype: Annotated[str, Option(help="float32, bfloat16, int8, ...")] = "float32",
     draft_dtype: Annotated[str | None, Option(help="The draft's, if not the target's.")] = None,
     device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",

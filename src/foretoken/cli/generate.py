@@ -33,7 +33,7 @@ def generate(
     ] = None,
     target: Model = None,
     draft: Annotated[
-        str | None, typer.Option(help="Folder, hub id, lookup, ngram:FILE, uniform or none.")
+        str | None, typer.Option(help="Folder, hub id, lookup, copy, ngram:FILE, uniform or none.")
     ] = None,
     gamma: Annotated[
         int | None,
@@ -47,7 +47,9 @@ def generate(
     seed: Annotated[
         int, typer.Option(help="The same seed, pair and gamma give the same text.")
     ] = 0,
-    rule: Annotated[str, typer.Option(help="block or speculative.")] = "block",
+    rule: Annotated[
+        str, typer.Option(help="block or speculative; to compare: match, rejection.")
+    ] = "block",
     lenience: Annotated[
         float, typer.Option(help="1 is exact; below, guesses pass more easily: another law.")
     ] = 1.0,

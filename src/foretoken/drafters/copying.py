@@ -1,0 +1,68 @@
+"""Copy of the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
+
+For tasks that give most of their input back, such as corrections: guess that the output goes on
+copying. After a difference it waits until the output's end is found again in the input, in one
+place only. Guesses are certain (no q). Knows no model and no tokenizer; the target's own text is
+not searched, as `LookupDrafter` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from foretoken.drafters.base import Draft, Draw, pack
+
+
+class CopyDrafter:
+    """Guesses the input from its beginning on: an encoder-decoder's source, else the prompt."""
+
+    runtime = "python"
+
+    def __init__(self) -> None:
+        self.copies: list[_Copy] = []
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.copies += [_Copy(ids) for ids in sources or prompts]
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        return pack([copy.guess(g) for copy, g in zip(self.copies, gamma, strict=True)])
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for copy, kept in zip(self.copies, tokens, strict=True):
+            copy.read(kept)
+
+    def leave(self, rows: list[int]) -> None:
+        gone = set(rows)
+        self.copies = [copy for b, copy in enumerate(self.copies) if b not in gone]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One row: its input, its output so far, and the place in the input where that goes on."""
+
+    ids: list[int]
+    output: list[int] = field(default_factory=list[int])
+    place: int | None = 0
+
+    def guess(self, count: int) -> list[int]:
+        return [] if self.place is None else self.ids[self.place : self.place + count]
+
+    def read(self, tokens: list[int]) -> None:
+        """Follow the output as long as it copies, and find the place again where it does not."""
+        for token in tokens:
+            self.output.append(token)
+            if self.place is not None and self.ids[self.place : self.place + 1] == [token]:
+                self.place += 1
+            else:
+                self.place = self._find()
+
+    def _find(self) -> int | None:
+        """Behind the output's shortest end that the input holds in one place; None if none is."""
+        places = list(range(1, len(self.ids) + 1))
+        for n, token in enumerate(reversed(self.output)):
+            places = [i for i in places if i > n and self.ids[i - 1 - n] == token]
+            if len(places) < 2:
+                break
+        return places[0] if len(places) == 1 else None
