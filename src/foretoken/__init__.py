@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.beam import Beam, BeamStats
     from foretoken.distributions import SamplingParams
     from foretoken.drafters.base import Draft, Drafter
     from foretoken.draw import Draw
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 _HOMES = {
+    "beam": ("Beam", "BeamStats"),
     "distributions": ("SamplingParams",),
     "drafters.base": ("Draft", "Drafter"),
     "draw": ("Draw",),
@@ -28,6 +30,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "Beam",
+    "BeamStats",
     "Completion",
     "Draft",
     "Drafter",

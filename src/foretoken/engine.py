@@ -59,6 +59,17 @@ class Engine:
             self._busy = False
             self._leave(list(range(len(active))), drafter)  # where it was stopped half-way
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The models for a use other than `run`, which leaves nothing in them."""
+        self.require_idle()
+        self._busy = True
+        try:
+            with self._threads():
+                yield
+        finally:
+            self._busy = False
+
     def require_idle(self) -> None:
         """Raise RefusedError where a run is still open: its rows are in the models' caches."""
         if self._busy:

@@ -16,6 +16,8 @@ from foretoken.lenience import require
 from foretoken.verify import RULES, Rule
 
 NAMED = {**RULES, **COMPARATORS}
+WIDER = 4  # draft beams per beam: at fewer, one of a target's beams is soon missing
+
 Prompt = str | list[int]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
@@ -40,6 +42,25 @@ def check(
     if found is None or not callable(found):
         raise InputError(f"rule is {rule!r:.60}; give one of {', '.join(NAMED)}, or a function")
     return choose(found, params, float(lenience))
+
+
+def check_beams(max_new_tokens: int, gamma: int, num_beams: int, draft_beams: int | None) -> int:
+    """The draft's width, by itself `WIDER * num_beams`; InputError for what nobody can do."""
+    width = WIDER * num_beams if draft_beams is None else draft_beams
+    for name, value in (
+        ("max_new_tokens", max_new_tokens),
+        ("gamma", gamma),
+        ("draft_beams", width),
+    ):
+        if not isinstance(value, Integral):
+            raise InputError(f"{name} is {value!r:.60}; give a whole number")
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
+    if gamma < 0:
+        raise InputError(f"gamma is {gamma}; give 0 (plain beam search) or more")
+    if width < num_beams:
+        raise InputError(f"draft_beams is {width}; give num_beams={num_beams} or more")
+    return width
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,23 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from foretoken import costs, text
+from foretoken.beam import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.costs import Costs
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import Engine
 from foretoken.errors import InputError
 from foretoken.gamma import Adaptive, Fixed, Gamma
+from foretoken.hypotheses import BeamParams
 from foretoken.judge import Judge
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
-from foretoken.options import Prompt, Seed, as_list, check, keys_of
+from foretoken.options import Prompt, Seed, as_list, check, check_beams, keys_of
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.verify import Rule
@@ -115,6 +118,49 @@ class Speculator:
         requests = self.requests(prompts, max_new_tokens, seed)
         policy = self._gamma(params, gamma, 1)
         return self._pieces(requests[0], params, judge, policy)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        num_beams: int = 4,
+        num_return_sequences: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        max_new_tokens: int = 64,
+        gamma: int = 2,
+        draft_beams: int | None = None,
+    ) -> list[list[Beam]]:
+        """The likeliest continuations that beam search finds, best first, for every prompt
+        (paper, A.4).
+
+        Texts, scores and order are those of transformers' beam search of width num_beams. gamma:
+        steps that the draft looks ahead, 0 for plain beam search; draft_beams: its width, at least
+        num_beams, by itself 4 times that. Both change the speed only. A drafter that is no model
+        cannot look ahead: the search is then plain, and `stats.draft_runtime` says "none".
+        """
+        params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
+        width = check_beams(max_new_tokens, gamma, num_beams, draft_beams)
+        requests = self.requests(as_list(prompts), max_new_tokens, 0)
+        draft = None
+        if gamma and isinstance(self.drafter, LMDrafter):
+            draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
+        found: list[list[Beam]] = []
+        for i in range(0, len(requests), BATCH):
+            with self._engine.alone():
+                tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, gamma)
+            found += [self._beams(task, draft) for task in tasks]
+        return found
+
+    def _beams(self, task: Task, draft: BeamDraft | None) -> list[Beam]:
+        stats = beam_stats(task, self.target.runtime, runtime(self.drafter) if draft else "none")
+        beams: list[Beam] = []
+        for found in task.search.finished[: task.search.params.num_return_sequences]:
+            tokens = found.node.new_tokens
+            spoken = tokens[:-1] if found.reason == "stop" else tokens
+            said = text.decode(self.tokenizer, spoken) if self.tokenizer else None
+            beams.append(Beam(said, tokens, found.score, found.reason, stats))
+        return beams
 
     def _gamma(self, params: SamplingParams, gamma: int | None, rows: int) -> Gamma:
         """The policy that a call asked for."""

@@ -51,6 +51,13 @@ def ragged_mask(
         )
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
+    cache = RUNNING.get()
+    if cache is not None and cache.tree is not None:
+        depths, seen = cache.tree.depths[:, None, None], cache.tree.seen[:, None]
+        by_rule = mask_function(
+            b, b.new_zeros(1, 1, 1, 1), cache.positions[:, None, :, None], depths
+        )
+        return by_rule & seen
     q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
     kv = torch.arange(kv_length, device=device)[None, None, None, :]
     mask = mask_function(b, b.new_zeros(1, 1, 1, 1), q, kv)
@@ -103,8 +110,12 @@ def shifted(cache: RaggedCache, bias: Tensor) -> Tensor:
     """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
 
     It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
-    right.
+    right. In a tree the last query, for which all distances are there, is read by distance.
     """
+    if cache.tree is not None:
+        last = bias.shape[-1] - 1
+        index = last + cache.tree.depths[:, None] - cache.positions[..., None]  # [B, q, K]
+        return bias[0, :, -1][:, index.clamp(0, last)].transpose(0, 1)
     if not isinstance(cache.offset, Tensor):
         return bias
     slots = torch.arange(bias.shape[-1], device=bias.device)
@@ -210,6 +221,6 @@ def own_positions(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
     """Embeddings of each row's own positions, for decoders that count from the longest row."""
     cache = RUNNING.get()
     assert cache is not None
-    slots = cache.slots + getattr(module, "offset", 0)
+    places = cache.positions + getattr(module, "offset", 0)
     weight: Any = module.weight
-    return F.embedding(slots.clamp(max=weight.shape[0] - 1), weight).to(output.dtype)
+    return F.embedding(places.clamp(max=weight.shape[0] - 1), weight).to(output.dtype)

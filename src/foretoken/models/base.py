@@ -7,7 +7,8 @@ the batch.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,4 +62,28 @@ class Model(Protocol):
 
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Where new tokens stand in rows whose slots hold trees instead of texts."""
+
+    depths: Tensor  # [B, K], the position of every slot; K: the longest row and the longest block
+    seen: Tensor  # [B, W, K], True where new token i sees a slot: its ancestors and itself
+
+
+@runtime_checkable
+class TreeModel(Model, Protocol):
+    """A model that can score many continuations of a row at once, sharing what they share."""
+
+    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
+        """Append block b to row b, for all rows, in one run; every token sees what `tree` says.
+
+        Returns logits `[B, W, V]` after every token, finite where a block is shorter.
+        """
+        ...
+
+    def keep(self, slots: list[list[int]]) -> None:
+        """Row b keeps these of its slots, which ascend, and closes the gaps."""
         ...

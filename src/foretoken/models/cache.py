@@ -19,6 +19,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
+from foretoken.models.base import Tree
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
@@ -65,16 +66,18 @@ class RaggedCache(DynamicCache):
         self.longest = 0
         self.width = 0  # of the running forward's block, padding included
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
-        self.slots = torch.empty(0)  # [B, width]: where new tokens go, and their positions
+        self.slots = torch.empty(0)  # [B, width]: where new tokens go
+        self.positions = self.slots  # [B, width]: the same, but in a tree
+        self.tree: Tree | None = None  # of the running forward
         self.view: Any = None  # the keys handed out last
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
 
-    def prepare(self, width: int) -> None:
+    def prepare(self, width: int, tree: Tree | None = None) -> None:
         """Make room for `width` more tokens in every row and lay out where they go."""
         self.width, self.longest = width, max(self.lengths)
         if self.longest + width > self.capacity:
             self.reserve(self.longest + width)
-        if min(self.lengths) == self.longest:
+        if tree is None and min(self.lengths) == self.longest:
             self.offset, end = self.longest, self.longest + width
             new = torch.arange(self.longest, end, device=self.device)
             self.slots = new.expand(len(self.lengths), -1)
@@ -82,6 +85,10 @@ class RaggedCache(DynamicCache):
             self.offset = sent(torch.tensor(self.lengths), self.device)
             self.slots = self.offset[:, None] + torch.arange(width, device=self.device)
             self.row = torch.arange(len(self.lengths), device=self.device)[:, None]
+        self.tree, self.positions = tree, self.slots
+        if tree is not None:
+            self.tree = Tree(sent(tree.depths, self.device), sent(tree.seen, self.device))
+            self.positions = self.tree.depths.gather(1, self.slots)
 
     def reserve(self, slots: int) -> None:
         if slots > self.capacity:
@@ -119,6 +126,20 @@ class RaggedCache(DynamicCache):
             if layer.is_initialized:
                 layer.keys, layer.values = layer.keys[index], layer.values[index]
         self.lengths = [self.lengths[b] for b in rows]
+
+    def keep(self, slots: list[list[int]]) -> None:
+        """Row b keeps these of its slots, which ascend, and closes the gaps."""
+        self.lengths = [len(row) for row in slots]
+        start, end = min(map(stays, slots), default=0), max(self.lengths, default=0)
+        if start >= end:
+            return
+        index = torch.tensor([[*row, *range(len(row), end)][start:] for row in slots])
+        index = sent(index, self.device)
+        row = torch.arange(len(slots), device=self.device)[:, None]
+        for layer in self.kept():
+            if layer.is_initialized:
+                for x in (layer.keys, layer.values):
+                    x[:, :, start:end] = x[row, :, index].transpose(1, 2)
 
     def kept(self) -> list[RaggedLayer]:
         return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
@@ -192,6 +213,11 @@ class CrossCache(EncoderDecoderCache):
 
     def cross(self) -> list[Any]:
         return self.cross_attention_cache.layers
+
+
+def stays(slots: list[int]) -> int:
+    """How many slots stay where they are."""
+    return next((i for i, slot in enumerate(slots) if slot != i), len(slots))
 
 
 def pad_slots(x: Tensor, width: int) -> Tensor:

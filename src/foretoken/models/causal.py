@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.attention import Forward
-from foretoken.models.base import Blocks, counts_of
+from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.cache import RaggedCache, admit, ragged_cache
 from foretoken.models.head import Needed
 from foretoken.transfer import sent
@@ -68,6 +68,14 @@ class CausalModel:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         return self._run(self.cache, blocks, need)
 
+    @torch.inference_mode()
+    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
+        return self._run(self.cache, blocks, [len(block) for block in blocks], tree)
+
+    @torch.inference_mode()
+    def keep(self, slots: list[list[int]]) -> None:
+        self.cache.keep(slots)
+
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.cache.lengths, lengths)
         self.cache.lengths = list(lengths)
@@ -82,14 +90,16 @@ class CausalModel:
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.cache.lengths), rows))
 
-    def _run(self, cache: RaggedCache, blocks: Blocks, need: list[int]) -> Tensor:
+    def _run(
+        self, cache: RaggedCache, blocks: Blocks, need: list[int], tree: Tree | None = None
+    ) -> Tensor:
         ids, counts = padded(blocks, self.device), counts_of(blocks, need)
         if not ids.shape[1]:
             return nothing(self.model, len(blocks))
-        check_room(cache.lengths, counts, self.context)
-        cache.prepare(ids.shape[1])
+        check_room(cache.lengths, counts, None if tree else self.context)
+        cache.prepare(ids.shape[1], tree)
         needed = Needed(counts, need, self.device)
-        positions = cache.slots
+        positions = cache.positions
         if self.context is not None and cache.longest + cache.width > self.context:
             positions = positions.clamp(max=self.context - 1)  # padding only
         with self.running(cache, needed):

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.attention import Forward, evaluating
-from foretoken.models.base import Blocks, counts_of
+from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.cache import CrossCache, admit, ragged_cache
 from foretoken.models.causal import (
     CHUNK,
@@ -87,6 +87,17 @@ class Seq2SeqModel:
             return nothing(self.model, len(blocks))
         return self._run(self.cache, blocks, need, self._seen(self.cache))
 
+    @torch.inference_mode()
+    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
+        assert self.cache is not None
+        need = [len(block) for block in blocks]
+        return self._run(self.cache, blocks, need, self._seen(self.cache), tree)
+
+    @torch.inference_mode()
+    def keep(self, slots: list[list[int]]) -> None:
+        if self.cache is not None:
+            self.cache.self_attention_cache.keep(slots)
+
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
         if self.cache is not None:
@@ -107,13 +118,20 @@ class Seq2SeqModel:
         shape = len(cache.sources), max(cache.sources), 1
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)
 
-    def _run(self, cache: CrossCache, blocks: Blocks, need: list[int], states: Tensor) -> Tensor:
+    def _run(
+        self,
+        cache: CrossCache,
+        blocks: Blocks,
+        need: list[int],
+        states: Tensor,
+        tree: Tree | None = None,
+    ) -> Tensor:
         ragged, ids = cache.self_attention_cache, padded(blocks, self.device)
         counts = counts_of(blocks, need)
-        check_room(ragged.lengths, counts, self.context)
-        ragged.prepare(ids.shape[1])
+        check_room(ragged.lengths, counts, None if tree else self.context)
+        ragged.prepare(ids.shape[1], tree)
         needed = Needed(counts, need, self.device)
-        extra = {"decoder_position_ids": ragged.slots} if self.takes_positions else {}
+        extra = {"decoder_position_ids": ragged.positions} if self.takes_positions else {}
         with self.running(ragged, needed):
             logits = self.model(
                 decoder_input_ids=ids,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, Tree
 
 Law = Callable[[tuple[int, ...]], Sequence[float]]  # text so far -> probability of each next token
 
@@ -56,6 +56,21 @@ class TableModel:
                 prefix = text[: len(text) - wanted + i + 1]
                 logits[b, i] = torch.tensor(self.law(prefix), dtype=torch.float64).log()
         return logits
+
+    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
+        logits = torch.zeros(*tree.seen.shape[:2], self.vocab_size, dtype=torch.float64)
+        for b, block in enumerate(blocks):
+            self._texts[b] += block
+            for i in range(len(block)):
+                slots = tree.seen[b, i].nonzero()[:, 0]
+                slots = slots[tree.depths[b, slots].argsort()]
+                prefix = (*self._sources[b], *(self._texts[b][slot] for slot in slots))
+                logits[b, i] = torch.tensor(self.law(prefix), dtype=torch.float64).log()
+        return logits
+
+    def keep(self, slots: list[list[int]]) -> None:
+        pairs = zip(self._texts, slots, strict=True)
+        self._texts = [[text[slot] for slot in kept] for text, kept in pairs]
 
     def set_lengths(self, lengths: list[int]) -> None:
         for text, length in zip(self._texts, lengths, strict=True):
