@@ -84,9 +84,9 @@ def test_nothing_is_left_in_the_models() -> None:
 
 
 def test_an_error_leaves_the_models_free() -> None:
-    laws = {1: [0.5, 0.5], 2: [float("nan")] * 2}
+    nan = float("nan")
     spec = Speculator(
-        TableModel(lambda text: laws[len(text)], 2),
+        TableModel(lambda text: [0.5 if len(text) == 1 else nan] * 2, 2),
         LMDrafter(TableModel.markov([[0.5] * 2] * 2), 2),
     )
     with pytest.raises(NumericsError, match="no law after 1 new tokens"):
@@ -103,7 +103,7 @@ def test_an_open_stream_has_the_models() -> None:
 
 
 @pytest.mark.openvino
-@pytest.mark.parametrize("name", ["Llama", "T5"])
+@pytest.mark.parametrize("name", ["Llama", pytest.param("T5", marks=pytest.mark.prove)])
 def test_rows_on_openvino_find_the_same_beams(name: str) -> None:
     torch.manual_seed(0)
     model = network(name, 0).float()
