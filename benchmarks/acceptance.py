@@ -1,6 +1,6 @@
 """What rules and lenience keep on the pair that ships, without a clock: tokens a target call.
 
-Expected: block above Algorithm 1, token matching below it, single-try rejection hardly above plain
+Expected: block above Algorithm 1, token matching and single-try rejection hardly above plain
 decoding; with lenience more is kept, alpha_l being the measured alpha, and the law moves away.
 
     python benchmarks/acceptance.py    # a minute
