@@ -6,11 +6,12 @@ Knows laws and keys; knows no models and no rules.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.distributions import SamplingParams, locate
-from foretoken.keys import Purpose, RowKey, uniform
+from foretoken.keys import Purpose, RowKey, exponentials, uniform
 from foretoken.transfer import sent
 from foretoken.verify import Outcome
 
@@ -64,3 +65,36 @@ class Draw:
         names = zip(self.keys, self.lengths, strict=True)
         numbers = [uniform(key, length, offset, purpose) for key, length in names]
         return torch.tensor(numbers, dtype=torch.float64)
+
+
+class SharedDraw(Draw):
+    """The draws of coupled mode: at position t the id with the least E_t / law, whoever draws.
+
+    The exponential noise E_t belongs to the absolute position, so draft and target meet the same
+    one, and with equal laws choose the same id (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    """
+
+    def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
+        super().__init__(keys, lengths, params)
+        self._noise: dict[tuple[int, int], Tensor] = {}  # by offset and ids, [B, V]
+
+    def ahead(self, guesses: int, device: torch.device) -> None:
+        """Nothing is sent before its law is there: the noise is as wide as that."""
+
+    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        self.masses.append(law.sum(-1, dtype=torch.float64))
+        return self.winners(law[:, None], i).squeeze(1)
+
+    def winners(self, laws: Tensor, first: int = 0) -> Tensor:
+        """The ids of consecutive positions, `[B, n]`, from their `laws [B, n, V]`; the first
+        position is `first` behind the committed text."""
+        _, n, V = laws.shape
+        noise = torch.stack([self._exponentials(first + i, V) for i in range(n)], 1)
+        return (sent(noise, laws.device) / laws).argmin(-1)  # in float64; where the law is 0, inf
+
+    def _exponentials(self, offset: int, V: int) -> Tensor:
+        if (offset, V) not in self._noise:
+            names = zip(self.keys, self.lengths, strict=True)
+            rows = [exponentials(key, length + offset, V) for key, length in names]
+            self._noise[offset, V] = torch.from_numpy(np.stack(rows))
+        return self._noise[offset, V]

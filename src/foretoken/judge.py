@@ -7,12 +7,13 @@ no model, and knows no rows and no texts. Nothing here waits for a device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from foretoken.distributions import SamplingParams, law, likeliest
-from foretoken.draw import Draw
+from foretoken.draw import Draw, SharedDraw
 from foretoken.lenience import lenient, near_best
 from foretoken.verify import Rule, greedy, leading, overlap, overlap_greedy
 
@@ -28,6 +29,8 @@ class Verdict(NamedTuple):
 
 class Judge(Protocol):
     """Decides a block of every row."""
+
+    draws: ClassVar[type[Draw]]  # how drafters and the judge itself draw
 
     def __call__(
         self,
@@ -48,6 +51,8 @@ class Greedy:
     """Temperature 0, where every rule is the same: the guesses that equal the argmax, without a
     softmax."""
 
+    draws: ClassVar[type[Draw]] = Draw
+
     def __call__(
         self,
         logits: Tensor,
@@ -67,6 +72,7 @@ class Sampled:
     """A rule's outcome, drawn (paper, Algorithm 1). A rule may judge by another law than the
     target's: its outcome's p."""
 
+    draws: ClassVar[type[Draw]] = Draw
     rule: Rule
 
     def __call__(
@@ -94,6 +100,7 @@ class LenientGreedy:
     the likeliest token, at temperature 1; after them the argmax. The bias is 1 at each guess kept
     that is not the argmax."""
 
+    draws: ClassVar[type[Draw]] = Draw
     lenience: float
 
     def __call__(
@@ -112,6 +119,33 @@ class LenientGreedy:
         t = best.gather(1, n[:, None]).squeeze(1)
         beta = kept.double() if q is None else (q * near).sum(-1).double()
         return Verdict(n, t, beta, (kept & (x != best[:, : x.shape[1]])).double())
+
+
+@dataclass(frozen=True, slots=True)
+class Coupled:
+    """Draft and target draw by the same noise: guesses are kept while they are the tokens that the
+    target draws itself (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+
+    So the text follows from the seed and the target's laws alone, whatever drafter, gamma or batch.
+    """
+
+    draws: ClassVar[type[Draw]] = SharedDraw
+
+    def __call__(
+        self,
+        logits: Tensor,
+        x: Tensor,
+        lengths: Tensor,
+        q: Tensor | None,
+        params: SamplingParams,
+        draw: Draw,
+    ) -> Verdict:
+        assert isinstance(draw, SharedDraw)
+        p = law(logits, params)  # [B, G+1, V]
+        own = draw.winners(p)  # [B, G+1]
+        n = greedy(own, x, lengths)
+        draw.masses.append(p.sum(-1, dtype=torch.float64).gather(1, n[:, None]).squeeze(1))
+        return Verdict(n, own.gather(1, n[:, None]).squeeze(1), overlap(p, q, x))
 
 
 def choose(rule: Rule, params: SamplingParams, lenience: float = 1.0) -> Judge:

@@ -4,7 +4,8 @@ same number.
 A name is (row key, committed length at the start of the step, offset in the block, purpose).
 Keying by position alone would be wrong: a position that is drafted again after a rejection would
 meet its old noise. With these names a row's text depends neither on its batch mates nor on the
-order of the work.
+order of the work. Only coupled mode's noise, `exponentials`, is named by position alone: there a
+token is kept because it is the one that this very noise gives the target.
 """
 
 from __future__ import annotations
@@ -27,23 +28,35 @@ class RowKey(NamedTuple):
 
 
 class Purpose(IntEnum):
-    """What a number is for; the three streams are independent."""
+    """What a number is for; the streams are independent."""
 
     DRAFT = 0
     ACCEPT = 1
     NEXT = 2
+    SHARED = 3
 
 
 def uniform(key: RowKey, length: int, offset: int, purpose: Purpose) -> float:
     """The number in [0, 1) of that name: Philox 4x64 (Salmon et al. 2011), name in key and
     counter."""
+    return (int(_bits(key, length, offset, purpose).random_raw()) >> 11) * 2.0**-53
+
+
+def exponentials(key: RowKey, position: int, count: int) -> np.ndarray:
+    """Coupled mode's noise at an absolute position: Exp(1) for each of the ids 0..count-1,
+    `[count]` in float64, none of them 0; an id's number does not depend on `count`."""
+    raw = _bits(key, position, 0, Purpose.SHARED).random_raw(count)
+    return -np.log(((raw >> np.uint64(12)) + 0.5) * 2.0**-52)
+
+
+def _bits(key: RowKey, length: int, offset: int, purpose: Purpose) -> Any:
     bits = _generator(get_ident())
     bits.state = {
         "bit_generator": "Philox",
         "state": {"key": key, "counter": (0, length, offset, purpose)},
         **FRESH,
     }
-    return (int(bits.random_raw()) >> 11) * 2.0**-53
+    return bits
 
 
 @lru_cache

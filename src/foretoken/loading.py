@@ -19,7 +19,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import read_ends
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.causal import output_rows
-from foretoken.runtimes import Wish, place
+from foretoken.runtimes import Wish, place, place_exact, require_torch
 from foretoken.sources import Source, source
 from foretoken.sources import tokenizer as words_of
 from foretoken.speculator import Speculator
@@ -47,17 +47,20 @@ def load(
     and place). target None is the pair that ships with the package. draft None is then its draft,
     else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE" or any
     Drafter.
+    exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
+    the same to the bit with and without guesses (docs/exact.md says what it costs); the draft,
+    which has no say in that text, runs as ever.
     generation_config="ignore" passes over entries of the model's generation config that would
     change the law, which are refused otherwise.
 
     Raises InputError for what cannot be read, RefusedError for what cannot be done exactly.
     """
-    if exact_shapes:
-        raise RefusedError("exact_shapes=True is not built yet; leave it at False")
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     where = memory.usable(device)
     wish, draft_wish = Wish(dtype, where, runtime), Wish(draft_dtype or dtype, where, runtime)
+    if exact_shapes:
+        require_torch(wish)
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
@@ -80,7 +83,7 @@ def load(
             "leave it out"
         )
     return Speculator(
-        target=place(read, wish).model,
+        target=(place_exact if exact_shapes else place)(read, wish).model,
         drafter=drafter,
         tokenizer=words,
         ends=ends,

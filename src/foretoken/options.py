@@ -9,14 +9,15 @@ from typing import cast
 
 from foretoken.comparators import COMPARATORS
 from foretoken.distributions import SamplingParams
-from foretoken.errors import InputError
-from foretoken.judge import Judge, choose
+from foretoken.errors import InputError, RefusedError
+from foretoken.judge import Coupled, Greedy, Judge, choose
 from foretoken.keys import RowKey
 from foretoken.lenience import require
 from foretoken.verify import RULES, Rule
 
 NAMED = {**RULES, **COMPARATORS}
 WIDER = 4  # draft beams per beam: at fewer, one of a target's beams is soon missing
+COUPLED = "coupled"  # no rule: what it keeps follows from noise, not from p and q alone
 
 Prompt = str | list[int]
 Seed = int | Sequence[int | tuple[int, int]] | None
@@ -38,9 +39,17 @@ def check(
     if gamma is not None and gamma < 0:
         raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
     require(lenience)
+    if rule == COUPLED:
+        if lenience != 1:
+            raise RefusedError(
+                f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
+                "own tokens and no others; leave it at 1.0"
+            )
+        return Greedy() if params.greedy else Coupled()
     found = NAMED.get(rule) if isinstance(rule, str) else rule
     if found is None or not callable(found):
-        raise InputError(f"rule is {rule!r:.60}; give one of {', '.join(NAMED)}, or a function")
+        known = ", ".join([*NAMED, COUPLED])
+        raise InputError(f"rule is {rule!r:.60}; give one of {known}, or a function")
     return choose(found, params, float(lenience))
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.models.base import Model
+from foretoken.models.exact import ExactModel, steady
 from foretoken.models.graphs import GraphModel, rehearsed
 from foretoken.models.packed import pack
 from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check
@@ -25,6 +26,7 @@ RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
 
 ON_GRAPHS = Form("fixed shapes", GraphModel, str)
+ON_A_GRID = Form("a grid of passes", ExactModel, str)
 
 log = logging.getLogger(__name__)
 
@@ -80,14 +82,44 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
             log.info("%s stays on torch: %s", _name(source), reason)
     if dtype == "int8":
         raise RefusedError("dtype='int8' runs on OpenVINO only; leave runtime at 'auto'")
+    network, packed = _network(source, dtype, wish.device, ON_TORCH)
+    return Placed(on_torch(network), "; ".join([reason, *packed]))
+
+
+def place_exact(source: Source | PreTrainedModel, wish: Wish) -> Placed:
+    """The same in passes of one width on a grid, so that logits are, to the bit, a function of the
+    text. Raises RefusedError for what has no such form."""
+    require_torch(wish)
+    dtype = wish.dtype if isinstance(source, PreTrainedModel) else stated(wish.dtype, source)
+    network, packed = _network(source, dtype, wish.device, ON_A_GRID)
+    return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
+
+
+def require_torch(wish: Wish) -> None:
+    """Raise where exact shapes are asked of another runtime than torch: those choose their kernels
+    by more than a pass's shape, or were not shown not to."""
+    if wish.runtime not in ("auto", "transformers"):
+        raise RefusedError(
+            f"exact_shapes=True runs on torch, and was not shown to be exact on {wish.runtime}; "
+            "give runtime='transformers'"
+        )
+    if wish.dtype == "int8":
+        raise RefusedError("exact_shapes=True runs on torch, which has no int8; give float32")
+
+
+def _network(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
+) -> tuple[PreTrainedModel, list[str]]:
+    """A model on torch whose family has passed the self-check in that form; what we load ourselves
+    is packed, and what became of that is told."""
     if isinstance(source, PreTrainedModel):
-        self_check(source)
-        return Placed(on_torch(source), reason)
-    self_check(source.empty)
-    network = source.network(getattr(torch, dtype), wish.device)
+        self_check(source, form)
+        return source, []
+    self_check(source.empty, form)
+    network = source.network(getattr(torch, dtype), device)
     packing = pack(network)
     packed = f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"
-    return Placed(on_torch(network), f"{reason}; {packed}")
+    return network, [packed]
 
 
 def stated(dtype: str, source: Source) -> str:

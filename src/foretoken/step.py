@@ -17,7 +17,6 @@ from torch import Tensor
 
 from foretoken.distributions import SamplingParams, require_finite, require_mass
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.draw import Draw
 from foretoken.errors import RefusedError
 from foretoken.judge import Judge
 from foretoken.models.base import Blocks, Model
@@ -44,7 +43,7 @@ def step(
     """
     times = [perf_counter()]
     lengths = [len(row.tokens) for row in rows]
-    draw = Draw([row.request.key for row in rows], lengths, params)
+    draw = judge.draws([row.request.key for row in rows], lengths, params)
     if target.takes_tensors and not params.greedy:
         draw.ahead(max(gamma), target.device)
 

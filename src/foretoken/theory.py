@@ -99,6 +99,22 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> float:
     return min(1.0, float(np.abs(p - _same_size(p, q)).sum() / 2))
 
 
+def match_probability(p: ArrayLike, q: ArrayLike) -> float:
+    """Probability that laws drawn from with the same noise choose the same token (coupled mode).
+
+    sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), between (1 - d) / (1 + d) and 1 - d, d being `d_lk`
+    (Daliri, Musco, Suresh 2024, arXiv 2408.07978). Raises as `beta` does.
+    """
+    p, q = _law("p", p), _law("q", q)
+    both = (p > 0) & (_same_size(p, q) > 0)
+    order = np.argsort(p[both] / q[both])
+    pi, qi = p[both][order], q[both][order]
+    # p_j / p_i is the larger of the two from i on, where p_j / q_j is at least p_i / q_i
+    above = p[q == 0].sum() + np.cumsum(pi[::-1])[::-1]
+    below = q[p == 0].sum() + np.cumsum(qi) - qi
+    return min(1.0, float((1 / (above / pi + below / qi)).sum()))
+
+
 def tokens_law(alpha: float, gamma: int) -> list[float]:
     """P(a run of the target gives k tokens), k = 1..gamma+1: capped geometric (section 3.1).
 

@@ -7,7 +7,6 @@ length being the probability. A world is one such course; one batch runs many wo
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +19,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
-from foretoken.judge import choose
+from foretoken.judge import Sampled, choose
 from foretoken.keys import Purpose, RowKey
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
@@ -123,8 +122,7 @@ def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
 
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     draw = type("ThisWave", (case.draw,), {"wave": wave})
-    # by name: the package may export a function that is called like the module
-    monkeypatch.setattr(importlib.import_module("foretoken.step"), "Draw", draw)
+    monkeypatch.setattr(Sampled, "draws", draw)
     rows = [
         Row.of(replace(request, key=RowKey(w, b)))
         for w in range(len(wave))

@@ -43,6 +43,18 @@ def test_d_lk(pair):
     assert (distance > 1 - 1e-12) == (not np.any((p > 0) & (q > 0)))
 
 
+@given(law_pairs())
+def test_match_probability(pair):
+    """Bounded by total variation (arXiv 2408.07978), and the same from either side."""
+    p, q = pair
+    match, distance = theory.match_probability(p, q), theory.d_lk(p, q)
+    assert (1 - distance) / (1 + distance) - 1e-12 <= match <= 1 - distance + 1e-12
+    assert match == pytest.approx(theory.match_probability(q, p), abs=1e-12)
+    possible = [i for i in range(len(p)) if p[i] and q[i]]
+    plainly = sum(1 / np.maximum(p / p[i], q / q[i]).sum() for i in possible)
+    assert match == pytest.approx(plainly, abs=1e-12)
+
+
 @given(st.lists(law_pairs(), min_size=1, max_size=5))
 def test_alpha_is_one_minus_the_mean_distance(pairs):
     """Corollary 3.6."""

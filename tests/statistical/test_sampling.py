@@ -16,31 +16,32 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
-from foretoken.judge import Sampled
+from foretoken.judge import Coupled, Judge, Sampled
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
-from foretoken.verify import RULES, Outcome, Rule, speculative
+from foretoken.verify import RULES, Outcome, speculative
 from oracle import joint, random_model
 
 V, LENGTH, N, BATCH = 3, 3, 12_000, 2000
 ALPHA = 1e-6
 P, Q = random_model(21, V), random_model(22, V)
 TARGET_LAW = joint(lambda text: P((0, *text)), LENGTH)
+JUDGES = {name: Sampled(rule) for name, rule in RULES.items()} | {"coupled": Coupled()}
 DRAFTERS = {
     "lm": lambda: LMDrafter(TableModel(Q, V), V),
     "lookup": lambda: LookupDrafter(2),
 }
 
 
-def continuations(drafter, rule: Rule, gamma: int) -> Counter[tuple[int, ...]]:
+def continuations(drafter, judge: Judge, gamma: int) -> Counter[tuple[int, ...]]:
     """Of N rows, `BATCH` at a time: every row has a key of its own."""
     engine = Engine(TableModel(P, V), drafter())
     params = SamplingParams(temperature=1.0)
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
         rows = [Row.of(Request([0], LENGTH, RowKey(batch, b))) for b in range(BATCH)]
-        for _ in engine.run(rows, params, Sampled(rule), Fixed(gamma)):
+        for _ in engine.run(rows, params, judge, Fixed(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)
     return texts
@@ -65,12 +66,14 @@ def p_value(texts: Counter[tuple[int, ...]]) -> float:
         ("lm", 0, "speculative"),
         ("lm", 2, "speculative"),
         ("lm", 2, "block"),
+        ("lm", 0, "coupled"),
+        ("lm", 2, "coupled"),
         ("lookup", 2, "speculative"),  # certain guesses: the block's verdicts are the same
     ],
 )
 def test_texts_have_the_targets_law(kind, gamma, rule):
     """Fails by chance for one seed in a million."""
-    assert p_value(continuations(DRAFTERS[kind], RULES[rule], gamma)) > ALPHA
+    assert p_value(continuations(DRAFTERS[kind], JUDGES[rule], gamma)) > ALPHA
 
 
 class WithoutResidual(Outcome):
@@ -85,7 +88,7 @@ def biased(p, q, x, lengths):
 
 def test_a_planted_bias_is_seen():
     """The residual skipped; by chance it would be missed once in 1e100 times."""
-    assert p_value(continuations(DRAFTERS["lm"], biased, 2)) < 1e-50
+    assert p_value(continuations(DRAFTERS["lm"], Sampled(biased), 2)) < 1e-50
 
 
 def test_rows_of_different_keys_are_independent():

@@ -95,6 +95,16 @@ def test_text_is_streamed(run, base):
     assert run("generate", "It was", *args).out == expected + "\n"
 
 
+def test_exact_shapes_and_coupled_draws(run, base):
+    """A seed gives one text, whatever gamma."""
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
+    args += ("--exact-shapes", "--rule", "coupled", "--temperature", 1, "--seed", 3, "--json")
+    found = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
+    plain, fast = (document["completions"][0] for document in found)
+    assert plain["tokens"] == fast["tokens"] and fast["stats"]["drafted"]
+    assert found[0]["runtime"] == "transformers, exact shapes"
+
+
 def test_json_is_one_document(run, base):
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
     for extra in ((), ("--show-tokens",), ("--compare",)):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from foretoken.distributions import SamplingParams, running_sum, sample
-from foretoken.draw import Draw
-from foretoken.keys import Purpose, RowKey, uniform
+from foretoken.draw import Draw, SharedDraw
+from foretoken.keys import Purpose, RowKey, exponentials, uniform
 from foretoken.verify import speculative
 
 PARAMS = SamplingParams(temperature=1.0)
@@ -60,3 +61,39 @@ def test_a_longer_text_draws_anew():
     shorter, longer = Draw(KEYS, [4, 4, 4], PARAMS), Draw(KEYS, [5, 5, 5], PARAMS)
     assert not torch.equal(shorter(LAWS, 1), longer(LAWS, 0))
     assert not torch.equal(shorter(LAWS, 0), longer(LAWS, 0))
+
+
+def test_shared_draws_are_won_by_the_least_noise_over_mass():
+    draw = SharedDraw(KEYS, LENGTHS, PARAMS)
+    for i in range(3):
+        for b, (key, n) in enumerate(zip(KEYS, LENGTHS, strict=True)):
+            expected = np.argmin(exponentials(key, n + i, 1000) / LAWS[b].numpy())
+            assert draw(LAWS, i)[b] == expected
+    assert len(draw.masses) == 9
+
+
+def test_a_guess_and_the_targets_own_token_meet_the_same_noise():
+    draw = SharedDraw(KEYS, LENGTHS, PARAMS)
+    laws = torch.stack([LAWS, LAWS.flip(1), LAWS.roll(7, 1)], 1)
+    guesses = torch.stack([draw(laws[:, i], i) for i in range(3)], 1)
+    assert torch.equal(guesses, draw.winners(laws))
+    later = SharedDraw(KEYS, [n + 2 for n in LENGTHS], PARAMS)
+    assert torch.equal(later.winners(laws[:, 2:]), guesses[:, 2:])
+
+
+def test_shared_draws_never_choose_what_has_no_mass():
+    laws = torch.zeros(3, 1, 1000)
+    laws[:, 0, 500:503] = 1e-38
+    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).winners(laws).flatten().tolist()) <= {
+        500,
+        501,
+        502,
+    }
+
+
+def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
+    together = SharedDraw(KEYS, LENGTHS, PARAMS).winners(LAWS[:, None])
+    for b in range(3):
+        alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
+        wide = torch.nn.functional.pad(LAWS[b : b + 1, None], (0, 24))
+        assert alone.winners(wide).item() == together[b]

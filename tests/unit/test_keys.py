@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.keys import Purpose, RowKey, uniform
+from foretoken.keys import Purpose, RowKey, exponentials, uniform
 
+NOISE = [0.07215561246322333, 2.0947124788524554, 0.1455634493359009]
 NAMES = [
     (RowKey(seed, row), length, offset, purpose)
     for seed, row, length, offset, purpose in itertools.product(
@@ -71,3 +72,31 @@ def test_threads_do_not_disturb_each_other():
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda _: [uniform(*name) for name in NAMES * 5], range(8))
     assert all(numbers == expected * 5 for numbers in found)
+
+
+def test_shared_noise_of_all_time():
+    """A seed must give the same text in every version: these may never change."""
+    found = exponentials(RowKey(7, 3), 20, 3)
+    assert found.tolist() == pytest.approx(NOISE, rel=1e-14)
+
+
+def test_shared_noise_of_an_id_does_not_depend_on_how_many_there_are():
+    key = RowKey(2**63 - 1, 1)
+    assert np.array_equal(exponentials(key, 5, 9), exponentials(key, 5, 1000)[:9])
+
+
+@pytest.mark.parametrize("along", ["position", "row", "seed", "id"])
+def test_shared_noise_is_exponential_and_uncorrelated_with_its_neighbours(along):
+    """Kolmogorov-Smirnov and rank correlation at 1e-6 each, fixed numbers."""
+    N = 4000
+    noise = {
+        "position": lambda: [exponentials(RowKey(5, 0), i, 1)[0] for i in range(N)],
+        "row": lambda: [exponentials(RowKey(5, i), 3, 1)[0] for i in range(N)],
+        "seed": lambda: [exponentials(RowKey(i, 0), 3, 1)[0] for i in range(N)],
+        "id": lambda: exponentials(RowKey(5, 0), 3, N),
+    }[along]()
+    assert np.min(noise) > 0 and np.max(noise) < np.inf
+    assert stats.kstest(noise, "expon").pvalue > 1e-6
+    assert stats.spearmanr(noise[1:], noise[:-1]).pvalue > 1e-6
+    uniforms = [uniform(RowKey(5, 0), i, 0, Purpose.DRAFT) for i in range(N)]
+    assert stats.spearmanr(noise, uniforms).pvalue > 1e-6

@@ -442,11 +442,20 @@ def test_generation_config_is_a_word(pair):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"exact_shapes": True}, "exact_shapes=True is not built yet"),
+        ({"runtime": "openvino"}, "exact_shapes=True runs on torch, .* give runtime="),
+        ({"runtime": "graphs"}, "not shown to be exact on graphs"),
+        ({"dtype": "int8"}, "has no int8; give float32"),
     ],
 )
-def test_not_built(options, says):
-    refused(RefusedError, says, "no-such/model", **options)
+def test_exact_shapes_that_there_are_not(options, says):
+    refused(RefusedError, says, "no-such/model", exact_shapes=True, **options)
+
+
+def test_exact_shapes(pair):
+    spec = foretoken.load(*pair, exact_shapes=True)
+    (done,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)
+    assert done.stats.runtime == "transformers, exact shapes"
+    assert done.stats.draft_runtime == "transformers"
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,16 @@ def test_beta_by_hand():
     assert theory.alpha([theory.beta(p, q), theory.beta(p, p)]) == pytest.approx(0.8)
 
 
+def test_match_probability_by_hand():
+    p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
+    expected = sum(
+        1 / sum(max(a / p[i], b / q[i]) for a, b in zip(p, q, strict=True)) for i in range(3)
+    )
+    assert theory.match_probability(p, q) == pytest.approx(expected, abs=1e-15)
+    assert theory.match_probability([0.5, 0.5, 0], [0, 0.5, 0.5]) == pytest.approx(1 / 3)
+    assert theory.match_probability([1, 0], [0, 1]) == 0
+
+
 @pytest.mark.parametrize("make", [np.array, torch.tensor, tuple])
 def test_beta_takes_what_numpy_takes(make):
     p, q = make([0.25, 0.75]), make([0.5, 0.5])

@@ -19,7 +19,7 @@ import pairs
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.judge import choose
+from foretoken.judge import Coupled, Judge, choose
 from foretoken.keys import RowKey
 from foretoken.models.causal import CausalModel
 from foretoken.models.graphs import GraphModel
@@ -80,13 +80,14 @@ class Pretend(TorchFunctionMode):
 
 def reads(
     params: SamplingParams,
-    rule: str,
+    rule: str | Judge,
     gammas: list[list[int]],
     drafter: Any,
     target: Any,
     lenience: float = 1.0,
 ) -> list[list[str]]:
     """Of every step, over ragged rows."""
+    judge = choose(RULES[rule], params, lenience) if isinstance(rule, str) else rule
     rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
     networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
     found = []
@@ -95,7 +96,7 @@ def reads(
         drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
         for gamma in gammas:
             pretend.reads = []
-            step(rows, target, drafter, choose(RULES[rule], params, lenience), params, gamma)
+            step(rows, target, drafter, judge, params, gamma)
             found.append(pretend.reads)
     return found
 
@@ -107,9 +108,9 @@ def networks() -> tuple[Any, Any]:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, Coupled()])
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_reads_once(case: str, rule: str) -> None:
+def test_a_step_reads_once(case: str, rule: str | Judge) -> None:
     big, small = networks()
     drafter = LMDrafter(GraphModel(small), pairs.V)
     gammas = [[4, 4, 4], [3, 0, 1], [0, 0, 0], [4, 4, 4]]

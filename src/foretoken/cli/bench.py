@@ -46,7 +46,7 @@ def bench(
     top_p: Annotated[float, Option(help="1 is off.")] = 1.0,
     seed: Annotated[int, Option()] = 0,
     rule: Annotated[
-        str, Option(help="block or speculative; to compare: match, rejection.")
+        str, Option(help="block, speculative or coupled; to compare: match, rejection.")
     ] = "block",
     dtype: Annotated[str, Option(help="float32, bfloat16, int8, ...")] = "float32",
     draft_dtype: Annotated[str | None, Option(help="The draft's, if not the target's.")] = None,

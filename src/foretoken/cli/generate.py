@@ -48,7 +48,11 @@ def generate(
         int, typer.Option(help="The same seed, pair and gamma give the same text.")
     ] = 0,
     rule: Annotated[
-        str, typer.Option(help="block or speculative; to compare: match, rejection.")
+        str,
+        typer.Option(
+            help="block, speculative; coupled: a seed gives one text, whatever guesses; "
+            "to compare: match, rejection."
+        ),
     ] = "block",
     lenience: Annotated[
         float, typer.Option(help="1 is exact; below, guesses pass more easily: another law.")
@@ -66,6 +70,12 @@ def generate(
     runtime: Annotated[
         str, typer.Option(help="auto (the fastest that is exact), openvino, graphs, transformers.")
     ] = "auto",
+    exact_shapes: Annotated[
+        bool,
+        typer.Option(
+            "--exact-shapes", help="The same text to the bit with and without guesses; slower."
+        ),
+    ] = False,
     show_tokens: Annotated[
         bool, typer.Option("--show-tokens", help="One line per target call.")
     ] = False,
@@ -108,6 +118,7 @@ def generate(
         draft_dtype=draft_dtype,
         device=device,
         runtime=runtime,
+        exact_shapes=exact_shapes,
         generation_config="ignore" if ignore_generation_config else None,
     )
     if spec.tokenizer is None:

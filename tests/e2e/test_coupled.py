@@ -1,0 +1,107 @@
+"""rule="coupled": a seed gives one text, whatever guesses, however many, and in which batch; in
+float64, where a law does not depend on the shape of the pass but in its last digits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken import InputError, RefusedError
+from foretoken.drafters.ngram import NGramDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.draw import SharedDraw
+from foretoken.keys import exponentials
+from foretoken.train.ngram import fit
+from pairs import PROMPTS, V, relative, speculator, stock, target
+
+LIMIT = 20
+GAMMAS = (0, 1, 2, 3, 5, 8)
+WAYS = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 12}, {"temperature": 1.3, "top_p": 0.8})
+
+
+def drafters(name: str) -> dict[str, object]:
+    model = target(name)
+    table = fit([stock(model, prompt, LIMIT) for prompt in PROMPTS], V, 2)
+    return {
+        "model": relative(model),
+        "ngram": NGramDrafter(table),
+        "lookup": "lookup",
+        "uniform": UniformDrafter(V),
+        "none": "none",
+    }
+
+
+def texts(name: str, way: dict[str, float], gammas=GAMMAS) -> tuple[list[list[list[int]]], int]:
+    """Those of every drafter and gamma, together and alone; and how many guesses were kept."""
+    found, accepted = [], 0
+    for i, drafter in enumerate(drafters(name).values()):
+        pair = speculator(target(name), drafter)
+        for gamma in gammas if i == 0 else gammas[i % 2 :: 2]:
+            options = {"max_new_tokens": LIMIT, "gamma": gamma, "rule": "coupled", **way}
+            seeds = [(5, 0), (5, 1), (8, 2)]
+            together = pair.generate(PROMPTS, seed=seeds, **options)
+            found.append([done.tokens for done in together])
+            accepted += sum(done.stats.accepted for done in together)
+        (alone,) = pair.generate(PROMPTS[1], seed=[seeds[1]], **options)
+        found.append([found[0][0], alone.tokens, found[0][2]])
+    return found, accepted
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "T5"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_text_whatever_guesses(name: str, way: dict[str, float]) -> None:
+    found, accepted = texts(name, way)
+    assert all(text == found[0] for text in found)
+    assert accepted > 20
+    assert len({tuple(text) for text in found[0]}) == 3
+
+
+def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a position meets other noise when another step comes to it."""
+
+    def by_step(self, offset: int, V: int) -> torch.Tensor:
+        names = zip(self.keys, self.lengths, strict=True)
+        rows = [exponentials(key, length * 1000 + offset, V) for key, length in names]
+        return torch.stack(list(map(torch.from_numpy, rows)))
+
+    monkeypatch.setattr(SharedDraw, "_exponentials", by_step)
+    found, _ = texts("Llama", WAYS[0], (0, 2))
+    assert any(text != found[0] for text in found)
+
+
+def test_guesses_are_kept_while_they_are_the_targets_own() -> None:
+    model = target("Llama")
+    (found,) = speculator(model, relative(model)).generate(
+        PROMPTS[0], max_new_tokens=60, gamma=4, rule="coupled", temperature=1.0
+    )
+    for step in found.steps:
+        assert step.kept[: step.accepted] == step.guesses[: step.accepted]
+        if step.accepted < min(len(step.guesses), len(step.kept)):
+            assert step.kept[step.accepted] != step.guesses[step.accepted]
+    assert 0 < found.stats.accepted < found.stats.drafted
+
+
+def test_at_temperature_0_it_is_greedy_and_other_seeds_give_other_texts() -> None:
+    model = target("Llama")
+    pair = speculator(model, relative(model))
+    (greedy,) = pair.generate(PROMPTS[0], max_new_tokens=LIMIT, gamma=3, rule="coupled")
+    assert greedy.tokens == stock(model, PROMPTS[0], LIMIT)
+    options = {"max_new_tokens": LIMIT, "gamma": 3, "rule": "coupled", "temperature": 1.0}
+    assert (
+        len({tuple(pair.generate(PROMPTS[0], seed=s, **options)[0].tokens) for s in range(4)}) == 4
+    )
+
+
+def test_streams_and_automatic_gamma_give_the_same_text() -> None:
+    model = target("Llama")
+    pair = speculator(model, relative(model))
+    options = {"max_new_tokens": LIMIT, "rule": "coupled", "temperature": 1.0}
+    (plain,) = pair.generate(PROMPTS[0], gamma=0, **options)
+    pieces = list(pair.stream(PROMPTS[0], **options))
+    assert [token for piece in pieces for token in piece.tokens] == plain.tokens
+
+
+def test_it_cannot_be_lenient() -> None:
+    pair = speculator(target("Llama"), "none")
+    with pytest.raises((RefusedError, InputError), match="lenience"):
+        pair.generate(PROMPTS[0], rule="coupled", temperature=1.0, lenience=0.5)

@@ -1,0 +1,48 @@
+"""exact_shapes=True on the pair that ships: the same text to the bit, with and without guesses.
+
+`benchmarks/exact_shapes.py` does the same over 10,000 tokens, and shows that without it bfloat16
+texts differ.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import foretoken
+from pairs import assert_greedy, relative, target
+
+PROMPTS = ["In the morning they", "The old house stood at the end of the lane, and"]
+WAYS = {"greedy": {}, "coupled": {"rule": "coupled", "temperature": 1.0}}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_pair(dtype: str) -> None:
+    """Greedy and coupled; the plain texts alone, the others together."""
+    spec = foretoken.load(dtype=dtype, exact_shapes=True)
+    for way in WAYS.values():
+        options = {"max_new_tokens": 16, **way}
+        plain = [
+            spec.generate(prompt, gamma=0, seed=[(0, i)], **options)[0].tokens
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        accepted = 0
+        for gamma in (1, 3, 7):
+            fast = spec.generate(PROMPTS, gamma=gamma, **options)
+            assert [done.tokens for done in fast] == plain
+            accepted += sum(done.stats.accepted for done in fast)
+        assert accepted
+
+
+def test_automatic_gamma() -> None:
+    spec = foretoken.load(dtype="float32", exact_shapes=True)
+    (plain,) = spec.generate(PROMPTS[0], gamma=0, max_new_tokens=16)
+    assert spec.generate(PROMPTS[0], max_new_tokens=16)[0].tokens == plain.tokens
+
+
+@pytest.mark.parametrize("name", ["T5", "Gemma 3"])
+def test_it_is_transformers_own_text(name: str) -> None:
+    model = target(name)
+    spec = foretoken.load(model, relative(model), exact_shapes=True)
+    prompt = [5, 17, 33]
+    for gamma in (0, 3):
+        assert_greedy(spec.generate(prompt, gamma=gamma, max_new_tokens=24)[0], model, prompt, 24)
