@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from foretoken.cli import bench, doctor, generate, measure, plan, theory, train
+from foretoken.cli import bench, certify, doctor, generate, measure, plan, theory, train
 from foretoken.errors import ForetokenError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command()(generate.generate)
 app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(bench.bench)
+app.command()(certify.certify)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")

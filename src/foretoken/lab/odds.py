@@ -1,0 +1,138 @@
+"""How odd a sample is, and what it would have shown: p-values and power of the tests of a
+certificate.
+
+chi-square and normal tails, in float64. A test's power is told as the smallest total variation that
+it would have caught with a chance of `POWER`. Knows numbers only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+POWER = 0.99
+FEW = 10  # counts below it share a cell: a chi-square needs some
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A hypothesis that should hold, tested.
+
+    `p_value`: how often chance alone looks as odd. `catches`: the smallest total variation that it
+    finds with a chance of POWER, whatever its shape within the cells; None where it finds none.
+    """
+
+    name: str
+    of: str  # what the sample is: tokens, texts, guesses
+    n: int
+    p_value: float
+    catches: float | None = None
+
+
+def chi_square_tail(x: float, dof: float) -> float:
+    """P(chi-square with `dof` degrees of freedom > x)."""
+    return float(torch.special.gammaincc(_float(dof / 2), _float(max(0.0, x) / 2)))
+
+
+def normal_tails(z: float) -> float:
+    """P(a standard normal is further from 0 than z)."""
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def visible(dof: int, level: float) -> float:
+    """The noncentrality at which a chi-square test at `level` rejects with a chance of POWER.
+
+    A total variation t within the cells makes it at least 4 t^2 n (Cauchy-Schwarz), n being nm /
+    (n + m) for two samples.
+    """
+    edge = _solve(lambda x: chi_square_tail(x, dof) < level)
+    return _solve(lambda size: _noncentral_tail(edge, dof, size) > POWER)
+
+
+def binned(name: str, of: str, u: Tensor, level: float, bins: int = 32) -> Test:
+    """Whether the numbers `u [n]` are uniform on [0, 1)."""
+    n = len(u)
+    bins = max(2, min(bins, n // FEW))
+    counts = torch.bincount((u * bins).long().clamp(0, bins - 1), minlength=bins).double()
+    statistic = float(((counts - n / bins) ** 2).sum() / (n / bins))
+    caught = min(1.0, math.sqrt(visible(bins - 1, level) / (4 * n)))
+    return Test(name, of, n, chi_square_tail(statistic, bins - 1), caught)
+
+
+def balanced(name: str, of: str, hits: Tensor, chances: Tensor, level: float) -> Test:
+    """Whether events `hits [n]` happen as often as `chances [n]`, each given the past, say."""
+    variance = float((chances * (1 - chances)).sum())
+    if variance < FEW:
+        return Test(name, of, len(hits), 1.0)
+    z = float((hits - chances).sum()) / math.sqrt(variance)
+    far = _solve(lambda x: normal_tails(x) < level) + _solve(lambda x: normal_tails(x) / 2 < 0.01)
+    return Test(
+        name, of, len(hits), normal_tails(z), min(1.0, far * math.sqrt(variance) / len(hits))
+    )
+
+
+def unrelated(name: str, of: str, u: Sequence[Tensor], lags: int) -> Test:
+    """Whether numbers of a row, uniform each, are uncorrelated with those up to `lags` before."""
+    statistic, n = 0.0, sum(map(len, u))
+    pairs = [
+        [(12 * (row[lag:] - 0.5) * (row[: len(row) - lag] - 0.5)) for row in u if len(row) > lag]
+        for lag in range(1, lags + 1)
+    ]
+    found = [torch.cat(products) for products in pairs if products]
+    for products in found:
+        statistic += float(products.sum()) ** 2 / len(products)
+    return Test(name, of, n, chi_square_tail(statistic, max(1, len(found))))
+
+
+def two_samples(
+    name: str, of: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
+) -> Test:
+    """Whether the counts of every pair of `tables` come from one law; the pairs are pooled."""
+    statistic, dof, n, m = 0.0, 0, 0.0, 0.0
+    for a, b in tables:
+        a, b = _pooled(a, b)
+        n, m = n + a.sum(), m + b.sum()
+        weight = math.sqrt(b.sum() / a.sum())
+        statistic += float(((weight * a - b / weight) ** 2 / (a + b)).sum())
+        dof += len(a) - 1
+    if not dof:
+        return Test(name, of, int(n), 1.0)
+    caught = min(1.0, math.sqrt(visible(dof, level) / (4 * n * m / (n + m))))
+    return Test(name, of, int(n), chi_square_tail(statistic, dof), caught)
+
+
+def _pooled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cells with few counts become one."""
+    few = (a + b) < 2 * FEW
+    rest = [[counts[few].sum()] if few.any() else [] for counts in (a, b)]
+    a, b = (np.concatenate([c[~few], r]) for c, r in zip((a, b), rest, strict=True))
+    return a[a + b > 0], b[a + b > 0]
+
+
+def _noncentral_tail(x: float, dof: int, size: float) -> float:
+    """P(noncentral chi-square > x): a Poisson mixture of central ones."""
+    half = size / 2
+    j = torch.arange(int(half + 12 * math.sqrt(half + 1) + 12), dtype=torch.float64)
+    weight = (j * math.log(half) - half - torch.lgamma(j + 1)).exp() if half else (j == 0).double()
+    tails = torch.special.gammaincc(dof / 2 + j, torch.full_like(j, x / 2))
+    return float((weight * tails).sum())
+
+
+def _solve(beyond: Callable[[float], bool]) -> float:
+    """The least x from 0 on with beyond(x), which stays true from there on."""
+    low, high = 0.0, 1.0
+    while not beyond(high):
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return high
+
+
+def _float(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)

@@ -1,0 +1,35 @@
+"""The probability integral transform: tokens of known laws become numbers that must be uniform.
+
+Whatever the laws, each from its own past, the numbers are independent and uniform on [0, 1) where
+the tokens were drawn from them (Rosenblatt 1952, randomized within a token). Knows no models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Numbers of tokens, `[n]` each, float64."""
+
+    ranked: Tensor  # the likeliest tokens first: sees a law that is too sharp or too flat
+    by_id: Tensor  # in the order of the ids: sees numbers that were used twice
+
+
+def places(law: Tensor, tokens: Tensor, noise: Tensor) -> Places:
+    """The numbers of `tokens [n]` under `law [n, V]`; `noise [n]` is uniform and fresh.
+
+    A token that has no mass comes to the very end of the ranks.
+    """
+    p = law.double()
+    p = p / p.sum(-1, keepdim=True)
+    own = p.gather(1, tokens[:, None])
+    ids = torch.arange(p.shape[1], device=p.device)
+    equals = p.where(p == own, 0.0).sum(-1)
+    ranked = p.where(p > own, 0.0).sum(-1) + noise * equals
+    before = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * own[:, 0]
+    return Places(ranked.cpu(), before.cpu())
