@@ -11,6 +11,9 @@ import pytest
 from foretoken.cli import certify as command
 from foretoken.cli import main
 from foretoken.lab import certify as lab
+from foretoken.lab.controls import next_row
+from foretoken.options import NAMED
+from foretoken.verify import speculative
 from tiny import byte_level, folder, llama
 
 
@@ -68,10 +71,7 @@ def test_a_certificate_for_reading(run, base):
 
 
 def test_a_broken_rule_in_json(run, base, monkeypatch):
-    from foretoken.lab.controls import next_row
-    from foretoken.verify import RULES, speculative
-
-    monkeypatch.setitem(RULES, "broken", next_row(speculative))
+    monkeypatch.setitem(NAMED, "broken", next_row(speculative))
     code, out, _ = run(*pair(base, "--rule", "broken", "--json"))
     found = json.loads(out)
     assert code == 1 and found["verdict"] == "not lossless"
