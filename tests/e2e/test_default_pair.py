@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
 from foretoken.cli import main
+from foretoken.lab.certify import Plan, certify
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 PROMPTS = [
@@ -98,3 +99,11 @@ def test_the_command_line_needs_no_model(monkeypatch, capsys):
     assert document["target"] == str(ASSETS / "target")
     expected = foretoken.load().generate(PROMPTS[0], max_new_tokens=20)[0]
     assert document["completions"][0]["tokens"] == expected.tokens
+
+
+@pytest.mark.prove
+def test_it_is_certified(pair):
+    """With few texts; `foretoken certify` takes more."""
+    found = certify(pair, PROMPTS, Plan(texts=32, greedy=16, dtype="float64"))
+    assert found.verdict == "lossless" and found.shapes.noise < 1e-4
+    assert found.identity.same == found.identity.tokens == 6 * 16
