@@ -1,0 +1,42 @@
+"""Speculative beam search on the pair that ships, without a clock: target calls for the same beams.
+
+Expected: fewer calls the further the draft looks ahead and the wider it is, and more tokens scored
+for them; the beams are the same in every line.
+
+    python benchmarks/beams.py    # a minute
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+import foretoken
+from default_pair import PROMPTS
+
+CASES = [(0, None), (1, 8), (1, 16), (2, 4), (2, 8), (2, 16), (2, 32), (4, 16)]
+
+
+def main() -> None:
+    spec = foretoken.load()
+    table = Table("gamma", "draft beams", "target calls", "draft calls", "tokens scored", "same")
+    plain = None
+    for gamma, width in CASES:
+        found = spec.beam_search(PROMPTS, gamma=gamma, draft_beams=width)
+        texts, stats = [beams[0].tokens for beams in found], [beams[0].stats for beams in found]
+        plain = plain or texts
+        same = sum(one == other for one, other in zip(texts, plain, strict=True))
+        calls = [fmean(s.target_calls for s in stats), fmean(s.draft_calls for s in stats)]
+        table.add_row(
+            str(gamma),
+            str(width or "-"),
+            *(f"{n:.1f}" for n in (*calls, fmean(s.scored for s in stats))),
+            f"{same} of {len(texts)}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
