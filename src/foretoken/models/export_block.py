@@ -42,10 +42,10 @@ class Block(Fresh):
         super().__init__()
         self.past, self.lengths = past, lengths
         capacity = past[0][0].shape[2]
-        self.slots = lengths[:, None] + torch.arange(width)  # [B, n], positions too
+        self.positions = lengths[:, None] + torch.arange(width)  # [B, n]: slots too
         slots = torch.arange(capacity).expand(lengths.shape[0], -1)
-        self.keys_at = torch.cat([slots, self.slots], 1)  # [B, capacity + n]
-        self.there = torch.cat([slots < lengths[:, None], self.slots >= 0], 1)
+        self.keys_at = torch.cat([slots, self.positions], 1)  # [B, capacity + n]
+        self.there = torch.cat([slots < lengths[:, None], self.positions >= 0], 1)
         self.capacity, self.width = capacity, width
         self.bias: Tensor | None = None
 
@@ -58,14 +58,14 @@ class Block(Fresh):
     def mask(self, rule: Any, dtype: torch.dtype) -> Tensor:
         """`[B, 1, n, capacity + n]`, to add: the model's rule at each row's own positions."""
         b = torch.arange(self.lengths.shape[0])[:, None, None, None]
-        q, kv = self.slots[:, None, :, None], self.keys_at[:, None, None, :]
+        q, kv = self.positions[:, None, :, None], self.keys_at[:, None, None, :]
         return additive(rule(b, b.new_zeros(1, 1, 1, 1), q, kv) & self.there[:, None, None], dtype)
 
     def relative(self, module: Any, mask: Tensor) -> Tensor:
         """T5's bias `[B, H, n, capacity + n]` at each row's own distances, with the mask."""
         if module.has_relative_attention_bias:
             buckets = module._relative_position_bucket(
-                self.keys_at[:, None, :] - self.slots[:, :, None],
+                self.keys_at[:, None, :] - self.positions[:, :, None],
                 bidirectional=False,
                 num_buckets=module.relative_attention_num_buckets,
                 max_distance=module.relative_attention_max_distance,

@@ -160,7 +160,9 @@ class DecoderGraph(nn.Module):
 
     def causal(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
         most = limit(self.model.config.get_text_config(decoder=True))
-        slots = block.slots if most is None else block.slots.clamp(max=most - 1)  # padding only
+        slots = (
+            block.positions if most is None else block.positions.clamp(max=most - 1)
+        )  # padding only
         return {"input_ids": feed["ids"], "position_ids": slots, "past_key_values": block}
 
     def seq2seq(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
