@@ -149,3 +149,20 @@ def test_execution_improves_where_the_guess_costs_less_than_it_saves(
     assert factor <= 2 * NOISE
     if abs(q - beta * min(f, g)) > 1e-9:
         assert theory.execution_improves(beta, f, g, q) == (factor > 1)
+
+
+@given(law_pairs())
+def test_guesses_at_random_always_gain(pair):
+    """Section 3.6: a token drawn uniformly is kept with 1 / V at least, whatever the target, and
+    costs nothing."""
+    p = pair[0]
+    alpha = theory.beta(p, np.full(len(p), 1 / len(p)))
+    assert alpha >= 1 / len(p) / NOISE
+    assert walltime_factor(alpha, 1, c=0) >= (1 + 1 / len(p)) / NOISE
+
+
+@given(probabilities, gammas)
+def test_where_guesses_cost_nothing_the_factor_is_that_of_the_tokens(alpha: float, gamma: int):
+    """Section 3.6, negligible-cost models: equation 1, bounded by 1 / (1 - alpha)."""
+    assert walltime_factor(alpha, gamma, c=0) == expected_tokens(alpha, gamma)
+    assert walltime_factor(alpha, gamma, c=0) <= theory.factor_bound(alpha) * NOISE

@@ -77,6 +77,18 @@ def test_a_long_table_is_quick():
     assert len(found["table"]) == 20_001 and time.process_time() - began < 10
 
 
+def test_figures_are_drawn_beside_what_is_printed(tmp_path):
+    printed = run("--alpha", "0.8", "--c", "0.02", "--json", "--plot", str(tmp_path / "new"))
+    assert json.loads(printed)["alpha"] == 0.8
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {
+        "figure-2.svg",
+        "figure-3.svg",
+        "figure-4-speed.svg",
+        "figure-4-operations.svg",
+    }
+
+
 def test_c_hat_and_tokens():
     args = ("--alpha", "0.8", "--c", "0.1", "--c-hat", "0.5", "--tokens", "6")
     row = json.loads(run(*args, "--json"))["table"][4]

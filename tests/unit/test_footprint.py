@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -85,3 +86,19 @@ def test_drafters():
     assert (lookup.runtime, lookup.operations, lookup.weight_bytes) == ("python", 0, 0)
     drafter = LMDrafter(CausalModel(llama(320)), 320)
     assert of_drafter(drafter, "d", "float32").parameters == 320 * 32 * 2 + 15520
+
+
+@pytest.mark.parametrize(
+    ("dim", "ff", "layers", "heads", "millions"), [(768, 3072, 12, 12, 97), (256, 1024, 2, 4, 6)]
+)
+def test_the_papers_networks_have_the_size_it_says(dim, ff, layers, heads, millions):
+    """Section 4.2, GELU and 8k tokens: 97M and 6M, which takes an output layer of its own."""
+    sizes = {"n_embd": dim, "n_inner": ff, "n_layer": layers, "n_head": heads}
+    own = {"vocab_size": 8000, "n_positions": 128, "activation_function": "gelu"}
+    counts = {}
+    for tied in (False, True):
+        with torch.device("meta"):
+            network = GPT2LMHeadModel(GPT2Config(**sizes, **own, tie_word_embeddings=tied))
+        counts[tied] = round(of_model(TableModelOf(network), "name", "float32").parameters / 1e6)
+    assert counts[False] == millions
+    assert counts[True] == millions - round(8000 * dim / 1e6)

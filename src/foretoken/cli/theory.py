@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
@@ -65,14 +67,23 @@ def theory(
     tokens: Annotated[
         int | None, Option("--tokens", help="How many are generated; very many unless given.")
     ] = None,
+    plot: Annotated[
+        Path | None, Option("--plot", help="Folder for the paper's figures 2 to 4 (SVG).")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Predict the gain of speculation from alpha and c, and the best gamma."""
+    if plot and not find_spec("matplotlib"):
+        raise InputError("--plot draws; give it matplotlib: pip install 'foretoken[plot]'")
     prediction = _predict(alpha, c, c if c_hat is None else c_hat, gamma, max_gamma, tokens)
     if as_json:
         print(json.dumps(asdict(prediction), allow_nan=False))
     else:
         _show(prediction, Console())
+    if plot:
+        from foretoken.lab.curves import draw  # late: matplotlib takes a second to import
+
+        draw(plot, alpha)
 
 
 def _predict(

@@ -1,0 +1,43 @@
+"""Figure 5 of the paper: the calls of an encoder-decoder with gamma 7, gamma 3 and plainly.
+
+A T5-like target of random weights and a draft of a hundredth of its size with nearly its law.
+
+    python benchmarks/figure5.py    # writes docs/timeline.svg; half a minute
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+import foretoken
+from foretoken.lab import timeline
+from networks import FAMILIES, network
+
+OUT = Path(__file__).parents[1] / "docs" / "timeline.svg"
+VOCAB, SOURCE, TOKENS = 4000, 24, 40
+
+
+def main() -> None:
+    family = FAMILIES["t5"]
+    sizes = {"target": (1024, 6, 0.003), "draft": (128, 2, 0.03)}  # width, layers, eps
+    models = {
+        name: network(family, torch.float32, 0, family.config(width, layers, VOCAB, 512), i, eps)
+        for i, (name, (width, layers, eps)) in enumerate(sizes.items())
+    }
+    spec = foretoken.load(**models, runtime="transformers")
+    source = torch.randint(2, VOCAB, (SOURCE,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = {}
+    for gamma in (7, 3, 0):
+        for _ in range(2):  # the first warms up
+            (done,) = spec.generate([source], gamma=gamma, max_new_tokens=TOKENS)
+        rows[f"gamma {gamma}" if gamma else "plain"] = done
+        calls = len(timeline.timeline(done))
+        print(f"gamma {gamma}: {done.stats.target_calls} target calls, {calls} blocks")
+    timeline.draw(rows, OUT)
+    print(OUT)
+
+
+if __name__ == "__main__":
+    main()
