@@ -2,9 +2,9 @@
 
 As there: the mean of sum min(p, q) over 10,000 tokens that the target wrote, at temperature 0 and
 1. The tables are fitted to other texts of the target. Expected: unigram and bigram well below the
-draft, all of them higher at temperature 0.
+draft, all of them higher at temperature 0. The latter did not come out (docs/paper_map.md).
 
-    python benchmarks/table3.py    # ten minutes
+    python benchmarks/table3.py    # two minutes
 """
 
 from __future__ import annotations

@@ -166,3 +166,12 @@ def test_where_guesses_cost_nothing_the_factor_is_that_of_the_tokens(alpha: floa
     """Section 3.6, negligible-cost models: equation 1, bounded by 1 / (1 - alpha)."""
     assert walltime_factor(alpha, gamma, c=0) == expected_tokens(alpha, gamma)
     assert walltime_factor(alpha, gamma, c=0) <= theory.factor_bound(alpha) * NOISE
+
+
+@given(law_pairs(), st.floats(0.05, 1), st.floats(0.05, 1))
+def test_lenient_acceptance_is_concave_in_one_over_lenience(pair, a: float, b: float):
+    """Appendix A.5: alpha_l = sum min(p/l, q); nothing is above alpha / l."""
+    between = 2 / (1 / a + 1 / b)
+    ends = theory.lenient_beta(*pair, a) + theory.lenient_beta(*pair, b)
+    assert theory.lenient_beta(*pair, between) >= ends / 2 - 1e-12
+    assert theory.lenient_beta(*pair, a) <= theory.beta(*pair) / a + 1e-12
