@@ -88,8 +88,8 @@ def _refuse(settings: GenerationConfig) -> None:
         if value not in harmless:
             raise RefusedError(
                 f"the model's generation config sets {entry}={value!r:.60}, which is not "
-                "built yet; generation_config='ignore' (--ignore-generation-config) generates "
-                "without it"
+                "followed here; generation_config='ignore' (--ignore-generation-config) "
+                "generates without it, and beam_search takes its own num_beams"
             )
 
 
