@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken import memory
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.copying import CopyDrafter
+from foretoken.drafters.heads import HeadsDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
@@ -18,12 +21,16 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import read_ends
 from foretoken.errors import InputError, RefusedError
+from foretoken.models.base import Model, OpenModel
 from foretoken.models.causal import output_rows
+from foretoken.models.heads import Heads, ends_of
 from foretoken.runtimes import Wish, place, place_exact, require_torch
 from foretoken.sources import Source, source
 from foretoken.sources import tokenizer as words_of
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words
+
+HEADS = "heads:"
 
 
 def load(
@@ -45,8 +52,8 @@ def load(
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
     and place). target None is the pair that ships with the package. draft None is then its draft,
-    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE" or any
-    Drafter.
+    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE"
+    or any Drafter.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft,
     which has no say in that text, runs as ever.
@@ -82,8 +89,15 @@ def load(
             f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
             "leave it out"
         )
+    if exact_shapes and isinstance(drafter, Heads):
+        raise RefusedError(
+            "exact_shapes=True shows no hidden states, which heads read; give another draft"
+        )
+    running = (place_exact if exact_shapes else place)(read, wish).model
+    if isinstance(drafter, Heads):
+        drafter = _attached(drafter, _name(draft), read, running)
     return Speculator(
-        target=(place_exact if exact_shapes else place)(read, wish).model,
+        target=running,
         drafter=drafter,
         tokenizer=words,
         ends=ends,
@@ -117,7 +131,7 @@ def _drafter(
     wish: Wish,
     revision: str | None,
     trust: bool,
-) -> Drafter:
+) -> Drafter | Heads:
     if not isinstance(draft, str | Path | PreTrainedModel):
         if isinstance(draft, type) or not hasattr(draft, "propose"):
             raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
@@ -130,10 +144,10 @@ def _drafter(
         return CopyDrafter()
     if draft == "uniform":
         return UniformDrafter(output_rows(target))
-    if isinstance(draft, str) and draft.startswith("heads:"):
-        raise RefusedError(
-            f"draft={draft!r}: heads are not built yet; give a model or 'ngram:FILE'"
-        )
+    if isinstance(draft, str) and draft.startswith(HEADS):
+        heads = Heads.load(draft.removeprefix(HEADS))
+        heads.require_shape(draft, target)
+        return heads
     if isinstance(draft, str) and draft.startswith("ngram:"):
         mark = fingerprint(words.get_vocab()) if words else None
         table = NGram.load(
@@ -149,6 +163,21 @@ def _drafter(
     spoken = words_of(draft, revision, trust)
     require_same_words(_name(draft), output_rows(network), spoken, V, words)
     return LMDrafter(place(read, wish).model, V)
+
+
+def _attached(
+    heads: Heads, name: str, read: Source | PreTrainedModel, target: Model
+) -> HeadsDrafter:
+    """Heads on a target that runs, with its output layer: read anew where torch's weights are
+    gone."""
+    network = getattr(target, "model", None)
+    if network is None:
+        here = isinstance(read, PreTrainedModel)
+        network = read if here else read.network(torch.float32, target.device)
+    heads.require_target(name, network)
+    output, words = ends_of(network)
+    heads.to(words.weight.device, words.weight.dtype)
+    return HeadsDrafter(cast(OpenModel, target), heads, output, words)
 
 
 def _name(source: object) -> str:

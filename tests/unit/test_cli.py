@@ -312,7 +312,7 @@ def test_bad_models_and_prompts(run, base, tmp_path):
     mistake(run("generate", "text", *target, "--draft", base / "bare"), "output rows")
     mistake(run("generate", "text", *target, "--draft", base / "t5"), "for a causal target")
     mistake(run("generate", "text", *target, "--draft", "ngram:no"), "there is no n-gram file")
-    mistake(run("generate", "text", *target, "--draft", "heads:no"), "heads are not built yet")
+    mistake(run("generate", "text", *target, "--draft", "heads:no"), "there is no file no")
     mistake(run("generate", "a" * 500, *target), "prompt 0 has 500 tokens, the model holds 96")
     mistake(run("generate", "", *target), "prompt 0 is empty")
     mistake(run("generate", "text", *target, "--gamma", 96), "gamma + 1 must fit in the context")

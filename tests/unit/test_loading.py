@@ -162,10 +162,6 @@ def test_an_ngram_file(pair, bare, tmp_path):
     refused(InputError, "is for 320 tokens, the target has 336", bare, f"ngram:{mine}")
 
 
-def test_heads_are_refused(pair):
-    refused(RefusedError, "heads are not built yet", pair[0], "heads:file")
-
-
 # Vocabularies
 
 

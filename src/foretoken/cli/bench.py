@@ -34,7 +34,8 @@ def bench(
     ],
     target: Model = None,
     draft: Annotated[
-        str | None, Option(help="Folder, hub id, lookup, copy, ngram:FILE, uniform or none.")
+        str | None,
+        Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy, uniform or none."),
     ] = None,
     gamma: Annotated[
         str, Option(help="Guesses per target call; 0 (plain) and automatic always run.")

@@ -33,7 +33,8 @@ def generate(
     ] = None,
     target: Model = None,
     draft: Annotated[
-        str | None, typer.Option(help="Folder, hub id, lookup, copy, ngram:FILE, uniform or none.")
+        str | None,
+        typer.Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy, uniform or none."),
     ] = None,
     gamma: Annotated[
         int | None,

@@ -46,7 +46,7 @@ def measure(
     ],
     target: Target = None,
     draft: Annotated[
-        str | None, Option(help="Folder, hub id, lookup, copy, ngram:FILE or uniform.")
+        str | None, Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy or uniform.")
     ] = None,
     gamma: Gamma = 4,
     temperature: Temperature = 0.0,

@@ -1,5 +1,5 @@
 """`foretoken train`: small language models and n-gram tables, from text or from a target's
-samples. Distillation has a file of its own."""
+samples. Distillation and heads have files of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from foretoken.cli import distill
+from foretoken.cli import distill, heads
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
 app.command()(distill.distill)
+app.command()(heads.heads)
 Data = Annotated[Path, typer.Option(help="Folder of .txt and .txt.gz files.")]
 
 

@@ -35,8 +35,10 @@ def overlaps(
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         try:
             found: list[float | None] = []
-            for at in range(0, len(new), CHUNK):
-                p = _laws(target, request, new, at, params)
+            # what reads the target's states is to find those of the token it is told
+            size = 1 if getattr(drafter, "reads_target", False) else CHUNK
+            for at in range(0, len(new), size):
+                p = _laws(target, request, new[: at + size], at, params)
                 found += [
                     _overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))
                 ]
@@ -50,8 +52,8 @@ def overlaps(
 def _laws(
     target: Model, request: Request, new: list[int], at: int, params: SamplingParams
 ) -> Tensor:
-    """p at the next positions from `at` on, `[n, V]`."""
-    block = [request.prompt[-1], *new][at : min(at + CHUNK, len(new))]
+    """p at the positions of `new` from `at` on, `[n, V]`."""
+    block = [request.prompt[-1], *new][at : len(new)]
     logits = target.score([block], [len(block)])
     check(logits, "target", [len(request.prompt) + at], [len(block)])
     p = law(logits[0], params)

@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.models.cache import RaggedCache
-from foretoken.models.head import Needed
+from foretoken.models.head import Needed, Read
 
 SWITCH = "_attn_implementation_internal"  # where a config holds the name of its attention
 PAD = (
@@ -181,7 +181,7 @@ class Forward:
         self.positions = table if isinstance(table, torch.nn.Embedding) else None
 
     @contextmanager
-    def __call__(self, cache: RaggedCache, needed: Needed | None = None) -> Iterator[None]:
+    def __call__(self, cache: RaggedCache, needed: Needed | Read | None = None) -> Iterator[None]:
         """Over `cache`, and with the output layer at the positions that are `needed` only."""
         ours = {SWITCH: self.name, PAD: None}
         stock = [{key: config[key] for key in ours if key in config} for config in self.configs]

@@ -87,3 +87,13 @@ class TreeModel(Model, Protocol):
     def keep(self, slots: list[list[int]]) -> None:
         """Row b keeps these of its slots, which ascend, and closes the gaps."""
         ...
+
+
+class OpenModel(Model, Protocol):
+    """A model that also shows what its output layer reads."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """`[B, max(need), H]`, at the very positions of the last score's logits; holds until the
+        next run."""
+        ...

@@ -17,7 +17,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.models.attention import Forward
 from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.cache import RaggedCache, admit, ragged_cache
-from foretoken.models.head import Needed
+from foretoken.models.head import Needed, shown
 from foretoken.transfer import sent
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
@@ -47,6 +47,11 @@ class CausalModel:
         self.vocab_size = output_rows(model)
         self.running = Forward(model)
         self.cache = ragged_cache(model, 0)
+        self._hidden: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        return shown(self._hidden)
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -111,6 +116,7 @@ class CausalModel:
                 return_dict=True,
             ).logits
         cache.advance(counts)
+        self._hidden = needed.hidden
         return needed.logits(logits)
 
 

@@ -52,6 +52,11 @@ class ExplicitModel:
         self.rows: Rows | None = None
 
     @property
+    def hidden(self) -> Tensor:
+        states = torch.from_numpy(self.decoder.read("hidden"))
+        return states.view(len(self.lengths), -1, states.shape[-1])
+
+    @property
     def lengths(self) -> list[int]:
         return self.rows.lengths if self.rows else []
 

@@ -21,8 +21,10 @@ from foretoken.models.base import Blocks, counts_of
 from foretoken.models.cache import ragged_cache
 from foretoken.models.causal import CausalModel, check_lengths, check_room, nothing, padded, staying
 from foretoken.models.fixed import FixedCache, Recordable, bucket, power, wide
-from foretoken.models.head import Needed
+from foretoken.models.head import Needed, Read, shown
 from foretoken.transfer import sent
+
+Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
 
 WIDEST = 33  # tokens of a block that is worth a recording; a row that catches up may bring more
 
@@ -52,6 +54,11 @@ class GraphModel:
         self.room = self.cache.room  # that they were made for
         self.pool: Any = None
         self.at: Tensor | None = None  # the rows' lengths on the device, where they are known
+        self._hidden: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        return shown(self._hidden)
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -69,9 +76,11 @@ class GraphModel:
         width = wide(most)
         end = bucket(max(self.cache.lengths) + width)
         self.cache.hold(B, end)
-        logits = self._pass(power(B), width, end)(ids, self._lengths())
+        logits, hidden = self._pass(power(B), width, end)(ids, self._lengths())
         self._advance(counts)
-        return Needed(counts, need, self.device).of(logits[:B])
+        needed = Needed(counts, need, self.device)
+        self._hidden = needed.of(hidden[:B])
+        return needed.of(logits[:B])
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.cache.lengths, lengths)
@@ -104,7 +113,7 @@ class GraphModel:
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         if (rows, width, end) not in self.passes:
 
-            def forward(ids: Tensor, lengths: Tensor) -> Tensor:
+            def forward(ids: Tensor, lengths: Tensor) -> Made:
                 return self._forward(ids, lengths, end)
 
             guard = Recordable(type(self.model).__name__)
@@ -112,13 +121,14 @@ class GraphModel:
             self.passes[rows, width, end] = Pass(forward, guard, shape, self.device, self.pool)
         return self.passes[rows, width, end]
 
-    def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Tensor:
-        """Logits `[rows, width, V]` of tokens behind so many; no shape depends on a number."""
+    def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Made:
+        """Of tokens behind so many; no shape depends on a number."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.slots
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)  # padding only
-        with self.running(self.cache):
+        read = Read()
+        with self.running(self.cache, read):
             logits = self.model(
                 input_ids=ids,
                 position_ids=positions,
@@ -127,7 +137,7 @@ class GraphModel:
                 return_dict=True,
             ).logits
         self.cache.advance([0] * len(self.cache.lengths))
-        return logits
+        return logits, read.hidden
 
 
 class Pass:
@@ -139,7 +149,7 @@ class Pass:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor], Tensor],
+        forward: Callable[[Tensor, Tensor], Made],
         guard: Recordable,
         shape: tuple[int, int],
         device: torch.device,
@@ -150,23 +160,23 @@ class Pass:
         self.lengths = torch.zeros(shape[0], dtype=torch.long, device=device)
         self.guard: Recordable | None = guard
         self.graph: Any = None
-        self.logits = torch.empty(0)
+        self.made: Made = torch.empty(0), torch.empty(0)
 
-    def __call__(self, ids: Tensor, lengths: Tensor) -> Tensor:
+    def __call__(self, ids: Tensor, lengths: Tensor) -> Made:
         """Rows and columns that are not given keep what they had: padding, which must be ids."""
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
         if self.guard is not None:
             with self.guard:
-                logits = self.forward(self.ids, self.lengths)
+                made = self.forward(self.ids, self.lengths)
             self.guard = None
             if self.pool is None or self.ids.shape[1] > WIDEST:
-                return logits
+                return made
             self._record()
         if self.graph is None:
             return self.forward(self.ids, self.lengths)
         self.graph.replay()
-        return self.logits
+        return self.made
 
     def _record(self) -> None:
         """The first runs on a side stream settle what libraries choose; each writes the same keys
@@ -175,7 +185,7 @@ class Pass:
             self._settle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                self.logits = self.forward(self.ids, self.lengths)
+                self.made = self.forward(self.ids, self.lengths)
             self.graph = graph
 
     def _settle(self) -> None:

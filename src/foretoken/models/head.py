@@ -24,7 +24,7 @@ class Needed:
         firsts = {start for start in starts if start is not None} or {0}
         self.first = firsts.pop()
         self.even = not firsts
-        self.cut = False  # whether a head has seen these positions only
+        self.hidden: Tensor | None = None  # what a head has seen: these positions only
         if not self.even:
             last = max(counts) - 1
             places = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
@@ -39,9 +39,26 @@ class Needed:
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """A forward pre-hook of the output layer."""
-        self.cut = True
-        return self.of(args[0]), *args[1:]
+        self.hidden = self.of(args[0])
+        return self.hidden, *args[1:]
 
     def logits(self, logits: Tensor) -> Tensor:
         """What a model returned, `[B, max(need), V]` also where its head is no layer."""
-        return logits if self.cut else self.of(logits)
+        return self.of(logits) if self.hidden is None else logits
+
+
+class Read:
+    """What the output layer reads, all of it."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.empty(0)
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> None:
+        """A forward pre-hook of the output layer."""
+        self.hidden: Tensor = args[0]
+
+
+def shown(hidden: Tensor | None) -> Tensor:
+    """Hidden states that a run has left; there must be some."""
+    assert hidden is not None, "no output layer has run"
+    return hidden

@@ -122,6 +122,11 @@ class PagedModel:
         self.added = 0  # tokens, since a pass of this size was needed
         self.lengths: list[int] = []
         self.blocks: list[list[int]] = []  # of every row
+        self.need: list[int] = []  # positions of every row in the last score
+
+    @property
+    def hidden(self) -> Tensor:
+        return ragged(self._output("hidden", sum(self.need)), self.need)
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         check_context([0] * len(prompts), prompts, self.context)
@@ -144,14 +149,8 @@ class PagedModel:
         flat = self._run(parts, places or [0])
         if not places:
             return torch.zeros(len(blocks), 0, self.vocab_size)
-        if min(need) == max(need):  # so no row was without a block
-            return flat.view(len(blocks), need[0], -1)
-        out = flat.new_zeros(len(blocks), max(need), flat.shape[1])
-        at = 0
-        for (b, _), n in zip(parts, wanted, strict=True):
-            out[b, :n] = flat[at : at + n]
-            at += n
-        return out
+        self.need = list(need)
+        return ragged(flat, need)
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -192,8 +191,12 @@ class PagedModel:
         self._put("block_indices", list(chain.from_iterable(held)))
         self._put("max_context_len", [max(ends)])
         self.request.infer(share_outputs=True)
-        logits = self.request.get_output_tensor(0).data
-        return torch.from_numpy(logits).view(-1, self.vocab_size)[: len(places)]
+        return self._output("logits", len(places))
+
+    def _output(self, name: str, count: int) -> Tensor:
+        """The first rows of what the last run made, `[count, ..]`; more may have been asked for."""
+        made = torch.from_numpy(self.request.get_tensor(name).data)
+        return made.flatten(0, -2)[:count]
 
     def _padding(self, tokens: int, end: int) -> int:
         """Tokens to add behind the last row, where the next ones will be written: a pass of the
@@ -232,3 +235,13 @@ class PagedModel:
         if self.bound.get(name) != size:
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
+
+
+def ragged(flat: Tensor, need: list[int]) -> Tensor:
+    """`[sum(need), n]`, row behind row -> `[B, max(need), n]`, zeros behind a row's own."""
+    if min(need) == max(need):
+        return flat.view(len(need), need[0], -1)
+    out = flat.new_zeros(len(need), max(need), flat.shape[1])
+    for row, part in zip(out, flat.split(need), strict=True):
+        row[: len(part)] = part
+    return out

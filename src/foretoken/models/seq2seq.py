@@ -27,7 +27,7 @@ from foretoken.models.causal import (
     padded,
     staying,
 )
-from foretoken.models.head import Needed
+from foretoken.models.head import Needed, shown
 
 
 class Seq2SeqModel:
@@ -53,6 +53,11 @@ class Seq2SeqModel:
         self.takes_positions = "decoder_position_ids" in accepted
         self.running = Forward(model)
         self.cache: CrossCache | None = None
+        self._hidden: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        return shown(self._hidden)
 
     @property
     def lengths(self) -> list[int]:
@@ -143,6 +148,7 @@ class Seq2SeqModel:
                 **extra,
             ).logits
         ragged.advance(counts)
+        self._hidden = needed.hidden
         return needed.logits(logits)
 
 

@@ -55,7 +55,7 @@ class Loop:
     def __init__(
         self,
         folder: Path,
-        model: PreTrainedModel,
+        model: nn.Module,
         recipe: Recipe,
         settings: dict[str, Any] | None = None,
     ) -> None:
@@ -151,15 +151,16 @@ def learning_rate(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * min(1.0, up, down)
 
 
-def optimizers(model: PreTrainedModel, rate: float) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embeddings and head, AdamW for what is left."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    outside = (*tables, model.get_output_embeddings())
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    outside = (*tables, head)
     outer = {id(p) for m in outside if m is not None for p in m.parameters()}
     inner = {id(p) for p in model.parameters() if p.ndim == 2 and id(p) not in outer}
     matrices = [p for p in model.parameters() if id(p) in inner]
     rest = [p for p in model.parameters() if id(p) not in inner]
-    return [
-        torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    adam = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    if not matrices:
+        return [adam]
+    return [torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw"), adam]

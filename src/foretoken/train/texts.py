@@ -98,19 +98,22 @@ class Authors:
 
 def logits(network: PreTrainedModel, texts: list[Text]) -> Tensor:
     """Of the new tokens of all texts that are not forced, in order, `[N, V]`."""
+    ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
+    return scores(network, texts, ids)[_asked(texts, ids.shape[1]).to(network.device)]
+
+
+def scores(network: PreTrainedModel, texts: list[Text], ids: Tensor) -> Tensor:
+    """Logits behind all `ids [B, T]` that are read of the texts, `[B, T, V]`."""
     device = network.device
-    ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], device)
     sources = [t.request.source for t in texts if t.request.source is not None]
     if not sources:
-        out = network(input_ids=ids, use_cache=False).logits
-    else:
-        read = padded(sources, device)
-        lengths = torch.tensor([len(s) for s in sources], device=device)
-        mask = torch.arange(read.shape[1], device=device) < lengths[:, None]
-        out = network(
-            input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
-        ).logits
-    return out[_asked(texts, ids.shape[1]).to(device)]
+        return network(input_ids=ids, use_cache=False).logits
+    read = padded(sources, device)
+    lengths = torch.tensor([len(s) for s in sources], device=device)
+    mask = torch.arange(read.shape[1], device=device) < lengths[:, None]
+    return network(
+        input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
+    ).logits
 
 
 def _asked(texts: list[Text], width: int) -> Tensor:

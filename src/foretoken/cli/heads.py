@@ -1,0 +1,88 @@
+"""`foretoken train heads`: blockwise heads for a target, which stays as it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from typer import Option
+
+from foretoken.cli.distill import COLUMNS
+from foretoken.cli.quiet import quiet
+from foretoken.errors import InputError
+
+
+def heads(
+    data: Annotated[
+        Path,
+        Option(
+            help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; a source a "
+            'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
+        ),
+    ],
+    out: Annotated[
+        Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")
+    ],
+    target: Annotated[
+        str | None, Option(help="Folder or hub id; left out: the pair that ships.")
+    ] = None,
+    heads: Annotated[int, Option(help="Guesses that one call makes: the largest gamma.")] = 4,
+    target_generated: Annotated[
+        float, Option(help="Share of texts that the target writes. The rest are the data's own.")
+    ] = 0.0,
+    length: Annotated[int, Option(help="New tokens of a text.")] = 128,
+    steps: Annotated[int, Option()] = 1000,
+    batch: Annotated[int, Option(help="Texts a step.")] = 8,
+    learning_rate: Annotated[float, Option()] = 2e-3,
+    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
+    save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
+    seed: Annotated[int, Option()] = 0,
+) -> None:
+    """Train blockwise heads on a target's hidden states: one call makes all guesses.
+
+    The target is frozen, and the heads learn its own law one place further on each. Use the file
+    as --draft heads:FILE, with this target. Alpha, head by head, is measured on held-out prompts,
+    over the target's own text at temperature 1. A run that was killed goes on with the same
+    command.
+    """
+    from foretoken.train.heads import Teacher, train_heads
+    from foretoken.train.loop import Recipe
+
+    quiet()
+    recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+    teacher = Teacher.read(target, data, length, target_generated)
+    try:
+        with ExitStack() as stack:
+            summary = train_heads(teacher, out, heads, recipe, _report(stack, steps))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(json.dumps(summary, indent=2))
+
+
+def _report(stack: ExitStack, steps: int) -> Any:
+    """A bar with the loss, and a line where the heads were measured."""
+    from foretoken.train.heads import Measured
+
+    progress = Progress(*COLUMNS, console=Console(stderr=True))
+    bar = progress.add_task("training", total=steps)
+
+    def report(step: int, loss: float, found: Measured | None) -> None:
+        if not progress.live.is_started:  # only now is nothing wrong with what was given
+            stack.enter_context(progress)
+        progress.update(bar, completed=step, description=f"loss {loss:.3f}")
+        if found is not None:
+            alpha, right = (
+                " ".join(f"{x:.3f}" for x in numbers) for numbers in (found.alpha, found.agreement)
+            )
+            progress.print(f"step {step}: alpha by head {alpha}; its argmax the target's {right}")
+
+    return report

@@ -1,0 +1,81 @@
+"""Blockwise heads on the target's hidden states as the approximation model (paper 3.6).
+
+Non-autoregressive: one call gives the laws of all guesses, each blind to the guesses before it, and
+the guesses are drawn independently from just these laws. Knows no files and no training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.distributions import law, likeliest
+from foretoken.drafters.base import Draft, pack
+from foretoken.draw import Draw
+from foretoken.models.base import OpenModel
+from foretoken.models.heads import Heads
+from foretoken.transfer import sent
+
+
+class HeadsDrafter:
+    """Guesses with `heads` between `target`'s hidden states and `output`, its output layer.
+
+    `words` embeds tokens. A row proposes nothing before its first step, from which its first state
+    comes, and never more than there are heads. Laws are standardized as the target's are.
+    """
+
+    runtime = "torch"
+    reads_target = True  # its states come from the target's passes, so these cannot run ahead
+
+    def __init__(
+        self, target: OpenModel, heads: Heads, output: nn.Module, words: nn.Module
+    ) -> None:
+        self.target, self.heads, self.output, self.words = target, heads, output, words
+        self.identity = f"heads {tuple(heads.inner.shape)} {heads.inner.dtype}"
+        self.states: list[Tensor | None] = []  # [H] of every row: what chose its last token
+        self.last: list[int] = []  # and that token
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.states += [None for _ in prompts]
+        self.last += [prompt[-1] for prompt in prompts]
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        ready = [state is not None for state in self.states]
+        budget = [
+            min(g, self.heads.count) if able else 0 for g, able in zip(gamma, ready, strict=True)
+        ]
+        most = max(budget, default=0)
+        if not most:
+            return pack([[] for _ in gamma])
+        logits = self._logits(most)
+        lengths, tops = torch.tensor(budget), logits.amax(-1)
+        if draw.params.greedy:
+            return Draft(likeliest(logits), lengths, None, 1, tops)
+        q = law(logits, draw.params)
+        tokens = torch.stack([draw(q[:, i], i) for i in range(most)], 1)
+        return Draft(tokens, lengths, q, 1, tops)
+
+    def _logits(self, guesses: int) -> Tensor:
+        """`[B, guesses, V]`; a row without a state has some, too."""
+        dtype, device = self.heads.inner.dtype, self.heads.inner.device
+        known = next(state for state in self.states if state is not None)
+        empty = torch.zeros_like(known)
+        hidden = torch.stack([empty if state is None else state for state in self.states])
+        words = self.words(sent(torch.tensor(self.last), device))
+        return self.output(self.heads(hidden.to(dtype), words.to(dtype), 0, guesses))
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        """The target's last pass read the token before and the guesses: what chose the last of
+        `tokens` stands as many places from its start as there are tokens before that one."""
+        hidden = self.target.hidden
+        at = sent(torch.tensor([len(kept) - 1 for kept in tokens]), hidden.device)
+        rows = torch.arange(len(tokens), device=hidden.device)
+        self.states = list(hidden[rows, at].unbind())
+        self.last = [kept[-1] for kept in tokens]
+
+    def leave(self, rows: list[int]) -> None:
+        stay = [b for b in range(len(self.states)) if b not in rows]
+        self.states = [self.states[b] for b in stay]
+        self.last = [self.last[b] for b in stay]

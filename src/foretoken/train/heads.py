@@ -1,0 +1,197 @@
+"""Train blockwise heads on a frozen target: `foretoken train heads`.
+
+Self-distillation: head k learns the target's own law k places further on (soft labels, forward KL),
+along texts of the data or of the target. A place further is a place that the head has not read, so
+that what it learns is the mean of that law over what may come between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from foretoken.errors import InputError
+from foretoken.loading import asset, load
+from foretoken.models.causal import padded
+from foretoken.models.head import Read
+from foretoken.models.heads import Heads, ends_of
+from foretoken.sources import source, tokenizer
+from foretoken.train import examples
+from foretoken.train.examples import Examples
+from foretoken.train.loop import Loop, Recipe, require_positive
+from foretoken.train.pair import Pair
+from foretoken.train.texts import Authors, Text, scores
+
+HELD_OUT = 32  # prompts that heads are measured on
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """For each head, on the target's own text behind held-out prompts, at temperature 1."""
+
+    alpha: list[float]  # mean of sum min(p, q): how likely its guess is kept (Corollary 3.6)
+    agreement: list[float]  # how often its likeliest token is the target's
+
+
+Report = Callable[[int, float, Measured | None], None]  # step, loss; measured where it is saved
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A target, which is frozen, and the texts it is looked at along."""
+
+    network: PreTrainedModel
+    texts: Examples
+    authors: Authors
+
+    @classmethod
+    def read(cls, target: str | None, data: Path, length: int, target_generated: float) -> Teacher:
+        """A target by name (None: the one that ships), in float32, and its texts in `data`."""
+        where = str(asset("target")) if target is None else target
+        words = tokenizer(where, None, False, wanted=True)
+        network = source(where, None, False).network(torch.float32, torch.device("cpu"))
+        return cls.of(network, words, data, length, target_generated)
+
+    @classmethod
+    def of(
+        cls,
+        network: PreTrainedModel,
+        words: PreTrainedTokenizerBase | None,
+        data: Path,
+        length: int,
+        target_generated: float,
+    ) -> Teacher:
+        """A target in memory. `target_generated`: the share of texts that it writes itself."""
+        require_positive("length", length)
+        if not 0 <= target_generated <= 1:
+            raise InputError(f"target_generated is {target_generated}; give a share in [0, 1]")
+        if words is None:
+            raise InputError("the target has no tokenizer, so text has no ids; give one with it")
+        network.eval().requires_grad_(False)
+        alone = load(network, "none", tokenizer=words)
+        heard = alone.target.encoder_decoder
+        texts = examples.read(data, words, length, encoder_decoder=heard)
+        pair = Pair(network, network, alone, alone)  # there is no draft that could write
+        return cls(network, texts, Authors(pair, 1.0, length, target_generated=target_generated))
+
+
+def train_heads(
+    teacher: Teacher, out: Path, count: int, recipe: Recipe, report: Report
+) -> dict[str, Any]:
+    """Train `count` heads until `recipe.steps` and write them to `out`; returns the summary.
+
+    They are trained in the target's dtype. Checkpoint and log stand in a folder beside `out`, named
+    .run, and are resumed with the result of a run that was never stopped. Raises InputError where
+    they are another run's.
+    """
+    require_positive("heads", count)
+    target, authors, texts = teacher.network, teacher.authors, teacher.texts
+    heads = Heads.fresh(target, count, recipe.seed).to(target.device, target.dtype)
+    apart = max(1, len(texts.held_out) // HELD_OUT)
+    exam = authors.by_target(texts.held_out[::apart][:HELD_OUT], recipe.seed)
+    loop = Loop(_folder(out), heads, recipe, _settings(heads, teacher, recipe))
+    found = None
+    while loop.step < recipe.steps:
+        loss = loop.advance(
+            lambda step: distance(
+                heads, target, authors.batch(texts.train, recipe.batch, recipe.seed, step)
+            )
+        )
+        found = measure(heads, target, exam, recipe.batch) if loop.due else None
+        if found:
+            loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(found.alpha, 1)})
+        report(loop.step, loss, found)
+    found = found or measure(heads, target, exam, recipe.batch)
+    heads.float().save(out)
+    return {
+        "heads": count,
+        "parameters": sum(weight.numel() for weight in heads.parameters()),
+        "steps": loop.step,
+        "alpha": found.alpha,
+        "agreement": found.agreement,
+        "seconds": loop.seconds,
+    }
+
+
+def _folder(out: Path) -> Path:
+    folder = out.with_suffix(".run")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _settings(heads: Heads, teacher: Teacher, recipe: Recipe) -> dict[str, Any]:
+    """What a run that goes on must have in common with the one that was begun."""
+    return {
+        "heads": heads.count,
+        "target": hashlib.sha256(heads.sketch.numpy().tobytes()).hexdigest()[:12],
+        "data": teacher.texts.digest,
+        "length": teacher.authors.length,
+        "target_generated": teacher.authors.target_generated,
+        "batch": recipe.batch,
+        "learning_rate": recipe.learning_rate,
+        "seed": recipe.seed,
+    }
+
+
+def distance(heads: Heads, target: PreTrainedModel, texts: list[Text]) -> Tensor:
+    """Mean cross-entropy of the heads' laws against the target's, in nats per guess."""
+    losses = [
+        functional.cross_entropy(student, teacher.softmax(-1), reduction="sum")
+        / max(1, len(teacher))  # texts may be too short for a head
+        for teacher, student in laws(heads, target, texts)
+    ]
+    return torch.stack(losses).mean()
+
+
+@torch.no_grad()
+def measure(heads: Heads, target: PreTrainedModel, texts: list[Text], batch: int) -> Measured:
+    """What each head is worth along `texts`, so many at a time."""
+    alpha, agreement, seen = ([0.0] * heads.count for _ in range(3))
+    for at in range(0, len(texts), batch):
+        for k, (teacher, student) in enumerate(laws(heads, target, texts[at : at + batch])):
+            alpha[k] += float(torch.minimum(teacher.softmax(-1), student.softmax(-1)).sum())
+            agreement[k] += int((teacher.argmax(-1) == student.argmax(-1)).sum())
+            seen[k] += len(teacher)
+    sums = (alpha, agreement)
+    return Measured(*([x / max(1, n) for x, n in zip(sum_, seen, strict=True)] for sum_ in sums))
+
+
+def laws(
+    heads: Heads, target: PreTrainedModel, texts: list[Text]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each head the target's logits and its own for the same tokens, `[N, V]` each.
+
+    At place i the target has read token i, and token i + 1 was chosen: head k (from 1) is to say
+    what the target says at place i + k.
+    """
+    rows = [[*text.request.prompt, *text.new] for text in texts]
+    ids = padded(rows, target.device)
+    hidden, logits = along(target, ids, texts)
+    output, words = ends_of(target)
+    lengths = torch.tensor([len(row) for row in rows], device=target.device)
+    within = torch.arange(ids.shape[1], device=target.device) < lengths[:, None]
+    for k in range(1, heads.count + 1):
+        real = within[:, k:]  # where the target speaks of this row's text
+        chosen = words(ids[:, 1:][:, : real.shape[1]][real])
+        states = heads(hidden[:, : real.shape[1]][real], chosen, k - 1, k).squeeze(1)
+        yield logits[:, k:][real], output(states)
+
+
+@torch.no_grad()
+def along(target: PreTrainedModel, ids: Tensor, texts: list[Text]) -> tuple[Tensor, Tensor]:
+    """What the output layer reads `[B, T, H]` and says `[B, T, V]` along the texts."""
+    seen, (output, _) = Read(), ends_of(target)
+    hook = output.register_forward_pre_hook(seen.enter)
+    try:
+        logits = scores(target, texts, ids)
+    finally:
+        hook.remove()
+    return seen.hidden, logits
