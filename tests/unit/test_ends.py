@@ -75,7 +75,7 @@ def test_every_entry_that_changes_the_law(entry):
         setattr(target.generation_config, entry, harmless)
         read_ends(target, refuse=True)
     setattr(target.generation_config, entry, 7)
-    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not built yet") as error:
+    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not followed here") as error:
         read_ends(target, refuse=True)
     assert "generation_config='ignore' (--ignore-generation-config)" in str(error.value)
     assert read_ends(target, refuse=False).eos == {0}
