@@ -19,7 +19,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
-from foretoken.judge import Sampled, choose
+from foretoken.judge import choose
 from foretoken.keys import Purpose, RowKey
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
@@ -121,18 +121,15 @@ def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
 
 
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
+    judge = choose(case.rule, case.params, case.lenience)
     draw = type("ThisWave", (case.draw,), {"wave": wave})
-    monkeypatch.setattr(Sampled, "draws", draw)
+    monkeypatch.setattr(type(judge), "draws", draw)
     rows = [
         Row.of(replace(request, key=RowKey(w, b)))
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
-    engine, judge = (
-        Engine(case.target(), case.drafter()),
-        choose(case.rule, case.params, case.lenience),
-    )
-    run = engine.run(rows, case.params, judge, Fixed(case.gamma))
+    run = Engine(case.target(), case.drafter()).run(rows, case.params, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()
