@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from foretoken.beam import Beam, BeamStats
     from foretoken.distributions import SamplingParams
     from foretoken.drafters.base import Draft, Drafter
+    from foretoken.drafters.cascade import CascadeDrafter
+    from foretoken.drafters.lm import LMDrafter
+    from foretoken.drafters.lookup import LookupDrafter
+    from foretoken.drafters.mixture import MixtureDrafter
+    from foretoken.drafters.ngram import NGram, NGramDrafter
+    from foretoken.drafters.uniform import UniformDrafter
     from foretoken.draw import Draw
     from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
     from foretoken.loading import load
@@ -22,6 +28,12 @@ _HOMES = {
     "beam": ("Beam", "BeamStats"),
     "distributions": ("SamplingParams",),
     "drafters.base": ("Draft", "Drafter"),
+    "drafters.cascade": ("CascadeDrafter",),
+    "drafters.lm": ("LMDrafter",),
+    "drafters.lookup": ("LookupDrafter",),
+    "drafters.mixture": ("MixtureDrafter",),
+    "drafters.ngram": ("NGram", "NGramDrafter"),
+    "drafters.uniform": ("UniformDrafter",),
     "draw": ("Draw",),
     "errors": ("ForetokenError", "InputError", "NumericsError", "RefusedError"),
     "loading": ("load",),
@@ -32,12 +44,18 @@ _HOMES = {
 __all__ = [
     "Beam",
     "BeamStats",
+    "CascadeDrafter",
     "Completion",
     "Draft",
     "Drafter",
     "Draw",
     "ForetokenError",
     "InputError",
+    "LMDrafter",
+    "LookupDrafter",
+    "MixtureDrafter",
+    "NGram",
+    "NGramDrafter",
     "NumericsError",
     "Piece",
     "RefusedError",
@@ -45,6 +63,7 @@ __all__ = [
     "Speculator",
     "Stats",
     "StepRecord",
+    "UniformDrafter",
     "load",
 ]
 

@@ -128,6 +128,8 @@ def identity(part: Any) -> str | None:
     own = getattr(part, "identity", None)
     if isinstance(own, str):
         return own
+    if getattr(part, "singular", False):  # made of parts, or with settings of its own
+        return None
     network = getattr(part, "model", None)
     if network is None:
         ours = type(part).__module__.startswith("foretoken.drafters.")

@@ -6,12 +6,14 @@ Knows laws and keys; knows no models and no rules.
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.distributions import SamplingParams, locate
-from foretoken.keys import Purpose, RowKey, exponentials, uniform
+from foretoken.keys import Purpose, RowKey, exponentials, uniform, within
 from foretoken.transfer import sent
 from foretoken.verify import Outcome
 
@@ -28,6 +30,7 @@ class Draw:
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.masses: list[Tensor] = []  # [B] of every law that was drawn from
+        self.offset = 0  # of guess 0 in the block
         self._ahead: Tensor | None = None  # [guesses + 2, B]
 
     def ahead(self, guesses: int, device: torch.device) -> None:
@@ -41,7 +44,19 @@ class Draw:
 
         A drafter that has kept its law's `running_sum` gives it as `cdf`: that is quicker.
         """
-        return self._drawn(law, i, Purpose.DRAFT, cdf)
+        return self._drawn(law, self.offset + i, Purpose.DRAFT, cdf)
+
+    def behind(self, guesses: int) -> Draw:
+        """The same step's draws for a drafter that goes on after so many guesses of another."""
+        later = copy(self)  # what was drawn from is remembered in one list
+        later.offset += guesses
+        return later
+
+    def within(self) -> list[RowKey]:
+        """Keys for a drafter that takes steps of its own: what it draws under them is independent
+        of this step and of every other."""
+        names = zip(self.keys, self.lengths, strict=True)
+        return [within(key, length, self.offset) for key, length in names]
 
     def kept(self, outcome: Outcome) -> Tensor:
         """How many guesses every row keeps, `[B]`."""
@@ -57,9 +72,10 @@ class Draw:
         return ids
 
     def _uniforms(self, offset: int, purpose: Purpose, device: torch.device) -> Tensor:
-        if self._ahead is None or self._ahead.device != device:
+        place = {Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)
+        if self._ahead is None or self._ahead.device != device or place >= len(self._ahead):
             return sent(self._numbers(offset, purpose), device)
-        return self._ahead[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
+        return self._ahead[place]
 
     def _numbers(self, offset: int, purpose: Purpose) -> Tensor:
         names = zip(self.keys, self.lengths, strict=True)

@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     ACCEPT = 1
     NEXT = 2
     SHARED = 3
+    WITHIN = 4
 
 
 def uniform(key: RowKey, length: int, offset: int, purpose: Purpose) -> float:
@@ -47,6 +48,13 @@ def exponentials(key: RowKey, position: int, count: int) -> np.ndarray:
     `[count]` in float64, none of them 0; an id's number does not depend on `count`."""
     raw = _bits(key, position, 0, Purpose.SHARED).random_raw(count)
     return -np.log(((raw >> np.uint64(12)) + 0.5) * 2.0**-52)
+
+
+def within(key: RowKey, length: int, offset: int) -> RowKey:
+    """Who draws where a drafter takes steps of its own (a cascade): a key that is itself a number
+    of that name, so that what is drawn under it is new in every outer step, at any depth."""
+    seed, row = _bits(key, length, offset, Purpose.WITHIN).random_raw(2).tolist()
+    return RowKey(seed >> 1, row >> 1)
 
 
 def _bits(key: RowKey, length: int, offset: int, purpose: Purpose) -> Any:

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken import memory
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Drafter, require_vocabulary
+from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.heads import HeadsDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -35,7 +36,7 @@ HEADS = "heads:"
 
 def load(
     target: str | Path | PreTrainedModel | None = None,
-    draft: str | Path | PreTrainedModel | Drafter | None = None,
+    draft: str | Path | PreTrainedModel | Drafter | Speculator | None = None,
     *,
     dtype: str = "float32",
     draft_dtype: str | None = None,
@@ -52,8 +53,9 @@ def load(
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
     and place). target None is the pair that ships with the package. draft None is then its draft,
-    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE"
-    or any Drafter.
+    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE",
+    any Drafter, or what `load` returned: a cascade, in which that target drafts, itself accelerated
+    by its draft.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft,
     which has no say in that text, runs as ever.
@@ -125,16 +127,24 @@ def asset(name: str) -> Path:
 
 
 def _drafter(
-    draft: str | Path | PreTrainedModel | Drafter,
+    draft: str | Path | PreTrainedModel | Drafter | Speculator,
     target: PreTrainedModel,
     words: PreTrainedTokenizerBase | None,
     wish: Wish,
     revision: str | None,
     trust: bool,
 ) -> Drafter | Heads:
+    V = output_rows(target)
+    if isinstance(draft, Speculator):
+        if draft.target.encoder_decoder:
+            _require_encoder(draft.target_name, target)
+        middle_V = draft.target.vocab_size
+        require_same_words(draft.target_name, middle_V, draft.tokenizer, V, words)
+        draft = CascadeDrafter(draft.target, draft.drafter)
     if not isinstance(draft, str | Path | PreTrainedModel):
         if isinstance(draft, type) or not hasattr(draft, "propose"):
             raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
+        require_vocabulary(draft, V, "the target")
         return draft
     if draft == "none":
         return NoDrafter()
@@ -143,7 +153,7 @@ def _drafter(
     if draft == "copy":
         return CopyDrafter()
     if draft == "uniform":
-        return UniformDrafter(output_rows(target))
+        return UniformDrafter(V)
     if isinstance(draft, str) and draft.startswith(HEADS):
         heads = Heads.load(draft.removeprefix(HEADS))
         heads.require_shape(draft, target)
@@ -151,15 +161,13 @@ def _drafter(
     if isinstance(draft, str) and draft.startswith("ngram:"):
         mark = fingerprint(words.get_vocab()) if words else None
         table = NGram.load(
-            draft.removeprefix("ngram:"), vocab_size=output_rows(target), fingerprint=mark
+            draft.removeprefix("ngram:"), vocab_size=V, fingerprint=mark
         )
         return NGramDrafter(table)
     read = _read(draft, revision, trust)
-    network, V = _structure(read), output_rows(target)
-    if network.config.is_encoder_decoder and not target.config.is_encoder_decoder:
-        raise RefusedError(
-            f"{_name(draft)} is an encoder-decoder: it cannot draft for a causal target"
-        )
+    network = _structure(read)
+    if network.config.is_encoder_decoder:
+        _require_encoder(_name(draft), target)
     spoken = words_of(draft, revision, trust)
     require_same_words(_name(draft), output_rows(network), spoken, V, words)
     return LMDrafter(place(read, wish).model, V)
@@ -180,9 +188,16 @@ def _attached(
     return HeadsDrafter(cast(OpenModel, target), heads, output, words)
 
 
+def _require_encoder(name: str, target: PreTrainedModel) -> None:
+    if not target.config.is_encoder_decoder:
+        raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
+
+
 def _name(source: object) -> str:
     if isinstance(source, str | Path):
         return str(source)
     if isinstance(source, PreTrainedModel):
         return source.name_or_path or type(source).__name__
+    if isinstance(source, Speculator):
+        return f"{source.target_name} drafted for by {source.draft_name}"
     return type(source).__name__

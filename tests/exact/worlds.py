@@ -60,7 +60,11 @@ class WorldDraw(Draw):
     wave: list[World]
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        return sample(law, self.middles(law, i, Purpose.DRAFT))
+        return sample(law, self.middles(law, self.offset + i, Purpose.DRAFT))
+
+    def within(self) -> list[RowKey]:
+        names = zip(self.keys, self.lengths, strict=True)
+        return [RowKey(key.seed, hash((key.row, n, self.offset))) for key, n in names]
 
     def kept(self, outcome: Outcome) -> Tensor:
         # the most guesses are kept for the least u

@@ -7,12 +7,13 @@ Rows are numbered by their place in the batch. `leave` closes the gaps: the rows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from foretoken.draw import Draw
+from foretoken.errors import InputError, RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,40 @@ class Drafter(Protocol):
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
         ...
+
+
+class Rewinding(Drafter, Protocol):
+    """A drafter that can go back: what cascades and mixtures are made of."""
+
+    def rewind(self, counts: list[int]) -> None:
+        """Forget the last counts[b] tokens that row b committed, and what was guessed behind them:
+        what follows is as if they had never come."""
+        ...
+
+
+def rewinding(drafter: Drafter, whole: str) -> Rewinding:
+    """`drafter`, a part of `whole`; RefusedError where it cannot go back."""
+    if not hasattr(drafter, "rewind"):
+        raise RefusedError(
+            f"{type(drafter).__name__} cannot go back, as the parts of {whole} must; "
+            "give it a method rewind(counts)"
+        )
+    return cast(Rewinding, drafter)
+
+
+def vocabulary(drafter: Drafter) -> int | None:
+    """V of the laws that a drafter makes; None where it makes none, or does not say."""
+    return getattr(drafter, "vocab_size", None)
+
+
+def require_vocabulary(drafter: Drafter, V: int, whose: str) -> None:
+    """Raise InputError where a drafter's laws are not over V tokens."""
+    own = vocabulary(drafter)
+    if own not in (None, V):
+        raise InputError(
+            f"{type(drafter).__name__} guesses among {own} tokens, {whose} has {V}; "
+            "give a drafter of the same vocabulary"
+        )
 
 
 def pack(guesses: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:

@@ -6,26 +6,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.distributions import law, likeliest
+from foretoken.distributions import SamplingParams, law, likeliest
 from foretoken.drafters.base import Draft, pack
 from foretoken.draw import Draw
 from foretoken.models.base import Blocks, Model
 
 
 class LMDrafter:
-    """Guesses with `model`, one run per guess; its laws are standardized as the target's are.
+    """Guesses with `model`, one run per guess; its laws are standardized as the target's are, or by
+    `params` of its own (0 as the temperature: always the likeliest).
+
+    vocab_size: V of the target, None where it is the model's.
 
     A decoder-only model may draft for an encoder-decoder target: it reads the source as the head
     of its prompt. Where a row has outgrown the model's context, or holds an id that the model does
     not know, in its text or source, it falls silent.
     """
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
-        self.model, self.vocab_size = model, vocab_size
+    def __init__(
+        self, model: Model, vocab_size: int | None = None, params: SamplingParams | None = None
+    ) -> None:
+        self.model, self.params = model, params
+        self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
+        self.singular = params is not None  # its speed does not follow from its model alone
         self._texts: list[list[int]] = []  # committed tokens, as the model reads them
         self._cached: list[int] = []  # how many of them are in its cache
-        self._silent: list[bool] = []  # rows whose text or source it cannot read
+        self._readable: list[int] = []  # how many of them it can read, from the left
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -35,23 +42,21 @@ class LMDrafter:
         texts = [
             [*(sources[b] if sources and not heard else []), *p] for b, p in enumerate(prompts)
         ]
-        deaf = [heard and not self._readable(source) for source in sources or prompts]
-        silent = [no or self._unknown(text) for no, text in zip(deaf, texts, strict=True)]
+        deaf = [heard and not self._hears(source) for source in sources or prompts]
+        readable = [0 if no else self._known(text) for no, text in zip(deaf, texts, strict=True)]
         heads = [
-            [] if no or self._room(text) <= 0 else text[:-1]
-            for no, text in zip(silent, texts, strict=True)
+            text[:-1] if self._room(text, known) > 0 else []
+            for text, known in zip(texts, readable, strict=True)
         ]
         if heard and sources:
             sources = [[0] if no else s for s, no in zip(sources, deaf, strict=True)]
         self.model.start(heads, sources if heard else None)
         self._texts += texts
         self._cached += [len(h) for h in heads]
-        self._silent += silent
+        self._readable += readable
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        rooms = [
-            0 if no else self._room(t) for t, no in zip(self._texts, self._silent, strict=True)
-        ]
+        rooms = [self._room(t, n) for t, n in zip(self._texts, self._readable, strict=True)]
         budget = [max(0, min(g, room)) for g, room in zip(gamma, rooms, strict=True)]
         feed: Blocks = [
             text[cached:] if g else []
@@ -73,9 +78,10 @@ class LMDrafter:
     def _guess(self, logits: Tensor, draw: Draw, i: int, laws: list[Tensor]) -> Tensor:
         """Guess i of every row, `[B]`; unless it is the argmax, `laws` gains what it was drawn
         from, `[B, V]`."""
-        if draw.params.greedy:
+        params = self.params or draw.params
+        if params.greedy:
             return likeliest(logits)
-        q = law(logits, draw.params)
+        q = law(logits, params)
         if q.shape[-1] < self.vocab_size:
             q = functional.pad(q, (0, self.vocab_size - q.shape[-1]))
         laws.append(q)
@@ -105,25 +111,40 @@ class LMDrafter:
         for b, kept in enumerate(tokens):
             # the last token kept is the target's own or was never fed: it cannot be in the cache
             self._cached[b] = min(self._cached[b], len(self._texts[b]) + len(kept) - 1)
+            if self._readable[b] == len(self._texts[b]):
+                self._readable[b] += self._known(kept)
             self._texts[b] += kept
-            self._silent[b] |= self._unknown(kept)
+        self.model.set_lengths(self._cached)
+
+    def rewind(self, counts: list[int]) -> None:
+        for b, count in enumerate(counts):
+            if count:
+                del self._texts[b][-count:]
+                self._cached[b] = min(self._cached[b], len(self._texts[b]) - 1)
+                self._readable[b] = min(self._readable[b], len(self._texts[b]))
         self.model.set_lengths(self._cached)
 
     def leave(self, rows: list[int]) -> None:
         stay = [b for b in range(len(self._texts)) if b not in rows]
         self._texts = [self._texts[b] for b in stay]
         self._cached = [self._cached[b] for b in stay]
-        self._silent = [self._silent[b] for b in stay]
+        self._readable = [self._readable[b] for b in stay]
         self.model.leave(rows)
 
-    def _readable(self, source: list[int]) -> bool:
+    def _hears(self, source: list[int]) -> bool:
         limit = self.model.source_context
-        return not self._unknown(source) and (limit is None or len(source) <= limit)
+        return self._known(source) == len(source) and (limit is None or len(source) <= limit)
 
-    def _unknown(self, tokens: list[int]) -> bool:
-        return max(tokens, default=0) >= self.model.vocab_size
+    def _known(self, tokens: list[int]) -> int:
+        """How many of them, from the left, are ids of the model."""
+        V = self.model.vocab_size
+        if max(tokens, default=0) < V:
+            return len(tokens)
+        return next(i for i, token in enumerate(tokens) if token >= V)
 
-    def _room(self, text: list[int]) -> int:
+    def _room(self, text: list[int], readable: int) -> int:
         """How many guesses fit in the model's context behind `text`."""
+        if readable < len(text):
+            return 0
         context = self.model.context
         return 10**9 if context is None else context - len(text) + 1

@@ -41,6 +41,10 @@ class LookupDrafter:
         for text, kept in zip(self.texts, tokens, strict=True):
             text.read(kept)
 
+    def rewind(self, counts: list[int]) -> None:
+        for text, count in zip(self.texts, counts, strict=True):
+            text.unread(count)
+
     def leave(self, rows: list[int]) -> None:
         gone = set(rows)
         self.texts = [text for b, text in enumerate(self.texts) if b not in gone]
@@ -53,15 +57,29 @@ class _Text:
         self.longest = longest
         self.ids: list[int] = []
         self.follows: dict[int, int] = {}  # hash of a run -> place of the token after it
+        self.before: list[list[int | None]] = []  # at every token, what `follows` held until then
 
     def read(self, tokens: list[int]) -> None:
         """Append. A run is indexed when its successor arrives: the end never matches itself."""
         for token in tokens:
-            if token != BARRIER:
-                place = len(self.ids)
-                for key in self._keys(min(self.longest, place)):
-                    self.follows[key] = place
+            keys, place = self._ended(token), len(self.ids)
+            self.before.append([self.follows.get(key) for key in keys])
+            self.follows.update(dict.fromkeys(keys, place))
             self.ids.append(token)
+
+    def unread(self, count: int) -> None:
+        """Take the last `count` tokens back."""
+        for _ in range(count):
+            keys = self._ended(self.ids.pop())
+            for key, place in zip(keys, self.before.pop(), strict=True):
+                if place is None:
+                    self.follows.pop(key, None)
+                else:
+                    self.follows[key] = place
+
+    def _ended(self, token: int) -> list[int]:
+        """Keys of the runs that this token follows: those at the end of what was read."""
+        return [] if token == BARRIER else list(self._keys(min(self.longest, len(self.ids))))
 
     def copy(self, count: int) -> list[int]:
         """At most `count` tokens from where the match goes on, past the end its own guesses."""

@@ -130,8 +130,8 @@ class NGramDrafter:
     """Guesses from an n-gram table, its laws standardized as the target's are."""
 
     def __init__(self, table: NGram) -> None:
-        self.table = table
-        self.tails: list[deque[int]] = []  # the last N-1 tokens of every row
+        self.table, self.vocab_size = table, table.vocab_size
+        self.texts: list[list[int]] = []
         rows = max(16, MEMO_BYTES // (12 * table.vocab_size))
         self.law = lru_cache(rows)(self._law)
         self.best = lru_cache(MEMO_BEST)(self._best)
@@ -139,21 +139,26 @@ class NGramDrafter:
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.tails += [deque(prompt, maxlen=self.table.order - 1) for prompt in prompts]
+        self.texts += [list(prompt) for prompt in prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        tails = [tail.copy() for tail in self.tails]
+        n = self.table.order - 1
+        tails = [deque(text[max(0, len(text) - n) :], maxlen=n) for text in self.texts]
         if draw.params.greedy:
             return pack([self._likeliest(t, g) for t, g in zip(tails, gamma, strict=True)])
         return self._drawn(tails, gamma, draw)
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for tail, kept in zip(self.tails, tokens, strict=True):
-            tail.extend(kept)
+        for text, kept in zip(self.texts, tokens, strict=True):
+            text.extend(kept)
+
+    def rewind(self, counts: list[int]) -> None:
+        for text, count in zip(self.texts, counts, strict=True):
+            del text[len(text) - count :]
 
     def leave(self, rows: list[int]) -> None:
         gone = set(rows)
-        self.tails = [tail for b, tail in enumerate(self.tails) if b not in gone]
+        self.texts = [text for b, text in enumerate(self.texts) if b not in gone]
 
     def _likeliest(self, tail: deque[int], gamma: int) -> list[int]:
         guesses: list[int] = []

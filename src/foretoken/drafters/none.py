@@ -19,5 +19,8 @@ class NoDrafter:
     def commit(self, tokens: list[list[int]]) -> None:
         """Nothing to learn."""
 
+    def rewind(self, counts: list[int]) -> None:
+        """Nothing to take back."""
+
     def leave(self, rows: list[int]) -> None:
         """Nothing to forget."""

@@ -19,6 +19,7 @@ class UniformDrafter:
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
             raise InputError(f"vocab_size is {vocab_size}; give the target's, 1 or more")
+        self.vocab_size = vocab_size
         self.law = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
         self.cdf = running_sum(self.law)
 
@@ -36,6 +37,9 @@ class UniformDrafter:
 
     def commit(self, tokens: list[list[int]]) -> None:
         """Nothing to learn."""
+
+    def rewind(self, counts: list[int]) -> None:
+        """Nothing to take back."""
 
     def leave(self, rows: list[int]) -> None:
         """Nothing to forget."""

@@ -1,0 +1,113 @@
+"""Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
+
+Each part goes on where the one before it stopped, and is told the guesses so far. Knows no models.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from foretoken.drafters.base import (
+    Draft,
+    Drafter,
+    Rewinding,
+    pack,
+    require_vocabulary,
+    rewinding,
+    vocabulary,
+)
+from foretoken.draw import Draw
+from foretoken.errors import InputError
+
+
+class MixtureDrafter:
+    """`parts`: drafters, each with the most guesses it makes in a step; None: all that are left.
+
+    Where a part makes fewer, the next takes over there, so lookup before a model guesses whenever
+    it finds something. Every guess comes with the law of the part that made it. Raises InputError
+    for parts of different vocabularies, RefusedError for one that cannot go back.
+    """
+
+    singular = True  # its speed does not follow from its type
+
+    def __init__(self, parts: list[tuple[Drafter, int | None]]) -> None:
+        counts = [most for _, most in parts]
+        if not parts or None in counts[:-1] or any(n is not None and n < 1 for n in counts):
+            raise InputError(
+                f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
+            )
+        self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
+        known = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
+        self.vocab_size = known[0] if known else None
+        for drafter, _ in parts:
+            require_vocabulary(drafter, known[0] if known else 0, "another part of the mixture")
+        runtimes = {getattr(drafter, "runtime", "python"): None for drafter, _ in parts}
+        self.runtime = "+".join(runtimes)
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        for drafter, _ in self.parts:
+            heard = sources and [list(source) for source in sources]
+            drafter.start(rows, [list(prompt) for prompt in prompts], heard)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        guesses: list[list[int]] = [[] for _ in gamma]
+        drafts: list[Draft] = []
+        drawn = 0
+        for drafter, most in self.parts:
+            left = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
+            asked = left if most is None else [min(n, most) for n in left]
+            if any(asked):
+                drafts.append(_continue(drafter, guesses, asked, draw.behind(drawn)))
+                _extend(guesses, drafts[-1])
+                drawn += max(asked)
+        return pack(guesses, _joined(drafts), sum(draft.calls for draft in drafts))
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for drafter, _ in self.parts:
+            drafter.commit([list(kept) for kept in tokens])
+
+    def rewind(self, counts: list[int]) -> None:
+        for drafter, _ in self.parts:
+            drafter.rewind(list(counts))
+
+    def leave(self, rows: list[int]) -> None:
+        for drafter, _ in self.parts:
+            drafter.leave(rows)
+
+
+def _continue(
+    drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw
+) -> Draft:
+    """What `drafter` guesses behind the guesses of others, of which it then knows nothing."""
+    if not any(guesses):
+        return drafter.propose(asked, draw)
+    drafter.commit([list(x) for x in guesses])
+    draft = drafter.propose(asked, draw)
+    drafter.rewind([len(x) for x in guesses])
+    return draft
+
+
+def _extend(guesses: list[list[int]], draft: Draft) -> None:
+    for x, ids, n in zip(guesses, draft.tokens.tolist(), draft.lengths.tolist(), strict=True):
+        x += ids[:n]
+
+
+def _joined(drafts: list[Draft]) -> Tensor | None:
+    """The laws of all guesses, `[B, G, V]`, a certain guess's all on it; None where all are
+    certain."""
+    laws = [draft.q for draft in drafts if draft.q is not None]
+    if not laws:
+        return None
+    like = max(laws, key=lambda q: q.element_size())  # a wider type holds a narrower one's numbers
+    ids = torch.arange(like.shape[-1], device=like.device)
+    rows: list[list[Tensor]] = [[] for _ in like]
+    for draft in drafts:
+        x = draft.tokens.to(like.device)
+        q = x[..., None] == ids if draft.q is None else draft.q
+        for row, law, n in zip(rows, q.to(like), draft.lengths.tolist(), strict=True):
+            row.append(law[:n])
+    return pad_sequence([torch.cat(row) for row in rows], batch_first=True)

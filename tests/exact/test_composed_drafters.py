@@ -1,0 +1,224 @@
+"""Drafters made of drafters, and drafts with a standardization of their own: two consecutive steps
+leave the target's law as it is, and what looks like a short cut does not.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from exact.guessers import Certain, Guesser
+from exact.test_negative_controls import GridDraw, on_a_grid
+from exact.worlds import Case, Table, bias
+from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import Draft
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.keys import Purpose, RowKey
+from foretoken.verify import RULES, block, speculative
+from oracle import random_model
+
+V, GAMMA = 2, 2
+VISIBLE = 1e-3
+P, M, Q, R = (random_model(seed, V) for seed in (1, 2, 3, 4))
+
+
+class Rewound(Guesser):
+    """A Guesser that can go back."""
+
+    def rewind(self, counts: list[int]) -> None:
+        self.texts = [text[: len(text) - n] for text, n in zip(self.texts, counts, strict=True)]
+
+
+class CertainRewound(Certain, Rewound):
+    """Certain of its guesses, and can go back."""
+
+
+def lm(law, **changes) -> LMDrafter:
+    return LMDrafter(Table(law, V, **changes))
+
+
+def cascade(drafter, gamma: int = 1, **changes) -> CascadeDrafter:
+    return CascadeDrafter(Table(M, V, **changes), drafter, gamma)
+
+
+CASCADES = {
+    "lm": lambda: cascade(lm(Q)),
+    "lm-guesses-past-the-end": lambda: cascade(lm(Q), gamma=3),
+    "lookup": lambda: cascade(LookupDrafter()),
+    "uniform": lambda: cascade(UniformDrafter(V)),
+    "certain": lambda: cascade(CertainRewound(Q)),
+    "stops": lambda: cascade(Rewound(Q, after=lambda law, x: law[x] < 0.5), gamma=2),
+    "no-guesses": lambda: cascade(lm(Q), gamma=0),
+    "middle-outgrown": lambda: cascade(lm(Q), context=3),
+    "depth-3": lambda: cascade(CascadeDrafter(Table(Q, V), lm(R), 1)),
+    "mixture-within": lambda: cascade(MixtureDrafter([(LookupDrafter(), 1), (lm(Q), None)]), 2),
+}
+MIXTURES = {
+    "two-models": lambda: MixtureDrafter([(lm(Q), 1), (lm(R), None)]),
+    "one-part": lambda: MixtureDrafter([(lm(Q), None)]),
+    "lookup-then-model": lambda: MixtureDrafter([(LookupDrafter(), 2), (lm(Q), None)]),
+    "model-then-certain": lambda: MixtureDrafter([(lm(Q), 1), (CertainRewound(R), None)]),
+    "model-then-uniform": lambda: MixtureDrafter([(lm(Q), 1), (UniformDrafter(V), 1)]),
+    "cascades": lambda: MixtureDrafter([(cascade(lm(Q)), 1), (cascade(lm(R)), None)]),
+    "first-stops": lambda: MixtureDrafter(
+        [(Rewound(Q, before=lambda law, i: bool(law.max() < 0.7)), 2), (lm(R), None)]
+    ),
+}
+
+
+def case(drafter, rule=speculative, **changes) -> Case:
+    return Case(lambda: Table(P, V), drafter, rule, GAMMA, **changes)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", CASCADES)
+def test_cascades(kind, rule, monkeypatch):
+    """The middle model's guesses are cut at gamma, a count that their values have no say in."""
+    assert bias(case(CASCADES[kind], RULES[rule]), P, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures(kind, rule, monkeypatch):
+    assert bias(case(MIXTURES[kind], RULES[rule]), P, monkeypatch) < 1e-12
+
+
+OWN = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.4),
+    SamplingParams(temperature=2.0),
+    SamplingParams(temperature=1.0, top_k=1),
+    SamplingParams(temperature=1.0, top_k=2),
+    SamplingParams(temperature=1.5, top_p=0.7),
+    SamplingParams(temperature=1.0, min_p=0.5),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("own", OWN, ids=str)
+def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
+    """Wider or narrower than the target's, and so with guesses that the target cannot make."""
+    p, q = random_model(1, 3), random_model(2, 3)
+    for params in (
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.8, top_k=2),
+        SamplingParams(temperature=1.0, top_p=0.6),
+        SamplingParams(temperature=0.0),
+    ):
+        found = Case(
+            lambda: Table(p, 3), lambda: LMDrafter(Table(q, 3), 3, own), RULES[rule], 2, params
+        )
+        assert bias(found, p, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("kind", ["lm", "depth-3", "mixture-within"])
+def test_cascades_at_other_temperatures(kind, temperature, monkeypatch):
+    params = SamplingParams(temperature)
+    assert bias(case(CASCADES[kind], params=params), P, monkeypatch) < 1e-12
+
+
+class InnerClaim(CascadeDrafter):
+    """Says that its guesses are the inner drafter's."""
+
+    def propose(self, gamma, draw):
+        draft = super().propose(gamma, draw)
+        if draft.q is None:
+            return draft
+        q = draft.q.clone()
+        for b, (text, x) in enumerate(zip(self._texts, self._guesses, strict=True)):
+            for i in range(len(x)):
+                q[b, i] = torch.from_numpy(Q(tuple(text[: len(text) - len(x) + i])))
+        return Draft(draft.tokens, draft.lengths, q)
+
+
+class Choosy(CascadeDrafter):
+    """Drops a last guess that is unlikely."""
+
+    def propose(self, gamma, draw):
+        draft = super().propose(gamma, draw)
+        if draft.q is None:
+            return draft
+        last = draft.tokens.shape[1] - 1
+        likely = draft.q[:, last].gather(1, draft.tokens[:, last:])[:, 0] > 0.5
+        return Draft(draft.tokens, draft.lengths - (~likely & (draft.lengths > last)).long(), draft.q)
+
+
+class FirstClaim(MixtureDrafter):
+    """Says that all guesses are the first part's."""
+
+    def propose(self, gamma, draw):
+        draft = super().propose(gamma, draw)
+        assert draft.q is not None
+        return Draft(draft.tokens, draft.lengths, draft.q[:, :1].expand_as(draft.q))
+
+
+class TargetsClaim(LMDrafter):
+    """Draws by its own temperature, and says that it was the target's."""
+
+    def propose(self, gamma, draw):
+        draft = super().propose(gamma, draw)
+        assert draft.q is not None and self.params is not None
+        q = draft.q ** self.params.temperature
+        return Draft(draft.tokens, draft.lengths, q / q.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "liar",
+    [
+        lambda: InnerClaim(Table(M, V), lm(Q), 1),
+        lambda: Choosy(Table(M, V), lm(Q), 1),
+        lambda: FirstClaim([(lm(Q), 1), (lm(R), None)]),
+        lambda: TargetsClaim(Table(Q, V), V, SamplingParams(temperature=0.4)),
+    ],
+    ids=["inner-q", "drops", "first-q", "target-q"],
+)
+def test_lies_are_seen(liar, rule, monkeypatch):
+    assert bias(case(liar, RULES[rule]), P, monkeypatch) > VISIBLE
+
+
+class NewInEveryStep(GridDraw):
+    """The middle model's own tokens are drawn on the grid."""
+
+    def next_token(self, law: Tensor) -> Tensor:
+        if self.keys[0].row == 0:  # the target's own
+            return super().next_token(law)
+        return self.shared(law, [(length, 0, Purpose.NEXT) for length in self.lengths])
+
+
+class OldNoise(NewInEveryStep):
+    """What a cascade draws is not named by the outer step."""
+
+    def within(self) -> list[RowKey]:
+        return [RowKey(key.seed, 1 + key.row) for key in self.keys]
+
+
+def test_noise_that_is_named_by_the_inner_step_alone(monkeypatch):
+    """A guess that is made again after an outer rejection would meet its old noise."""
+    monkeypatch.setattr(GridDraw, "CELLS", 4)
+    p, m = on_a_grid(5, V, 4), on_a_grid(6, V, 4)
+
+    def found(draw: type[GridDraw]) -> float:
+        drafter = lambda: CascadeDrafter(Table(m, V), UniformDrafter(V), 0)  # noqa: E731
+        return bias(
+            Case(lambda: Table(p, V), drafter, block, GAMMA, draw=draw), p, monkeypatch
+        )
+
+    assert found(NewInEveryStep) < 1e-12
+    assert found(OldNoise) > VISIBLE
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [*CASCADES, *MIXTURES])
+@pytest.mark.parametrize(("gamma", "steps"), [(3, 2), (2, 3)])
+def test_proof_larger(gamma, steps, kind, rule, monkeypatch):
+    drafter = (CASCADES | MIXTURES)[kind]
+    larger = Case(lambda: Table(P, V), drafter, RULES[rule], gamma, steps=steps)
+    assert bias(larger, P, monkeypatch) < 1e-12
