@@ -4,6 +4,9 @@ leave the target's law as it is, and what looks like a short cut does not.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,11 +23,16 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.keys import Purpose, RowKey
 from foretoken.verify import RULES, block, speculative
-from oracle import random_model
+from oracle import Model, random_model
 
 V, GAMMA = 2, 2
 VISIBLE = 1e-3
-P, M, Q, R = (random_model(seed, V) for seed in (1, 2, 3, 4))
+P, M, Q, R = 1, 2, 3, 4  # seeds of the target, the middle model and two drafts
+
+
+@cache
+def law(seed: int, V: int) -> Model:
+    return random_model(seed, V)
 
 
 class Rewound(Guesser):
@@ -38,12 +46,16 @@ class CertainRewound(Certain, Rewound):
     """Certain of its guesses, and can go back."""
 
 
-def lm(law, **changes) -> LMDrafter:
-    return LMDrafter(Table(law, V, **changes))
+def table(seed: int, **changes) -> Table:
+    return Table(law(seed, V), V, **changes)
+
+
+def lm(seed: int) -> LMDrafter:
+    return LMDrafter(table(seed))
 
 
 def cascade(drafter, gamma: int = 1, **changes) -> CascadeDrafter:
-    return CascadeDrafter(Table(M, V, **changes), drafter, gamma)
+    return CascadeDrafter(table(M, **changes), drafter, gamma)
 
 
 CASCADES = {
@@ -51,41 +63,41 @@ CASCADES = {
     "lm-guesses-past-the-end": lambda: cascade(lm(Q), gamma=3),
     "lookup": lambda: cascade(LookupDrafter()),
     "uniform": lambda: cascade(UniformDrafter(V)),
-    "certain": lambda: cascade(CertainRewound(Q)),
-    "stops": lambda: cascade(Rewound(Q, after=lambda law, x: law[x] < 0.5), gamma=2),
+    "certain": lambda: cascade(CertainRewound(law(Q, V))),
+    "stops": lambda: cascade(Rewound(law(Q, V), after=lambda q, x: q[x] < 0.5), gamma=2),
     "no-guesses": lambda: cascade(lm(Q), gamma=0),
     "middle-outgrown": lambda: cascade(lm(Q), context=3),
-    "depth-3": lambda: cascade(CascadeDrafter(Table(Q, V), lm(R), 1)),
+    "depth-3": lambda: cascade(CascadeDrafter(table(Q), lm(R), 1)),
     "mixture-within": lambda: cascade(MixtureDrafter([(LookupDrafter(), 1), (lm(Q), None)]), 2),
 }
 MIXTURES = {
     "two-models": lambda: MixtureDrafter([(lm(Q), 1), (lm(R), None)]),
     "one-part": lambda: MixtureDrafter([(lm(Q), None)]),
     "lookup-then-model": lambda: MixtureDrafter([(LookupDrafter(), 2), (lm(Q), None)]),
-    "model-then-certain": lambda: MixtureDrafter([(lm(Q), 1), (CertainRewound(R), None)]),
+    "model-then-certain": lambda: MixtureDrafter([(lm(Q), 1), (CertainRewound(law(R, V)), None)]),
     "model-then-uniform": lambda: MixtureDrafter([(lm(Q), 1), (UniformDrafter(V), 1)]),
     "cascades": lambda: MixtureDrafter([(cascade(lm(Q)), 1), (cascade(lm(R)), None)]),
     "first-stops": lambda: MixtureDrafter(
-        [(Rewound(Q, before=lambda law, i: bool(law.max() < 0.7)), 2), (lm(R), None)]
+        [(Rewound(law(Q, V), before=lambda q, i: bool(q.max() < 0.7)), 2), (lm(R), None)]
     ),
 }
 
 
 def case(drafter, rule=speculative, **changes) -> Case:
-    return Case(lambda: Table(P, V), drafter, rule, GAMMA, **changes)
+    return Case(lambda: table(P), drafter, rule, GAMMA, **changes)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", CASCADES)
 def test_cascades(kind, rule, monkeypatch):
     """The middle model's guesses are cut at gamma, a count that their values have no say in."""
-    assert bias(case(CASCADES[kind], RULES[rule]), P, monkeypatch) < 1e-12
+    assert bias(case(CASCADES[kind], RULES[rule]), law(P, V), monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures(kind, rule, monkeypatch):
-    assert bias(case(MIXTURES[kind], RULES[rule]), P, monkeypatch) < 1e-12
+    assert bias(case(MIXTURES[kind], RULES[rule]), law(P, V), monkeypatch) < 1e-12
 
 
 OWN = [
@@ -120,7 +132,7 @@ def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
 @pytest.mark.parametrize("kind", ["lm", "depth-3", "mixture-within"])
 def test_cascades_at_other_temperatures(kind, temperature, monkeypatch):
     params = SamplingParams(temperature)
-    assert bias(case(CASCADES[kind], params=params), P, monkeypatch) < 1e-12
+    assert bias(case(CASCADES[kind], params=params), law(P, V), monkeypatch) < 1e-12
 
 
 class InnerClaim(CascadeDrafter):
@@ -133,7 +145,7 @@ class InnerClaim(CascadeDrafter):
         q = draft.q.clone()
         for b, (text, x) in enumerate(zip(self._texts, self._guesses, strict=True)):
             for i in range(len(x)):
-                q[b, i] = torch.from_numpy(Q(tuple(text[: len(text) - len(x) + i])))
+                q[b, i] = torch.from_numpy(law(Q, V)(tuple(text[: len(text) - len(x) + i])))
         return Draft(draft.tokens, draft.lengths, q)
 
 
@@ -172,15 +184,15 @@ class TargetsClaim(LMDrafter):
 @pytest.mark.parametrize(
     "liar",
     [
-        lambda: InnerClaim(Table(M, V), lm(Q), 1),
-        lambda: Choosy(Table(M, V), lm(Q), 1),
+        lambda: InnerClaim(table(M), lm(Q), 1),
+        lambda: Choosy(table(M), lm(Q), 1),
         lambda: FirstClaim([(lm(Q), 1), (lm(R), None)]),
-        lambda: TargetsClaim(Table(Q, V), V, SamplingParams(temperature=0.4)),
+        lambda: TargetsClaim(table(Q), V, SamplingParams(temperature=0.4)),
     ],
     ids=["inner-q", "drops", "first-q", "target-q"],
 )
 def test_lies_are_seen(liar, rule, monkeypatch):
-    assert bias(case(liar, RULES[rule]), P, monkeypatch) > VISIBLE
+    assert bias(case(liar, RULES[rule]), law(P, V), monkeypatch) > VISIBLE
 
 
 class NewInEveryStep(GridDraw):
@@ -217,8 +229,9 @@ def test_noise_that_is_named_by_the_inner_step_alone(monkeypatch):
 @pytest.mark.prove
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", [*CASCADES, *MIXTURES])
-@pytest.mark.parametrize(("gamma", "steps"), [(3, 2), (2, 3)])
-def test_proof_larger(gamma, steps, kind, rule, monkeypatch):
+@pytest.mark.parametrize(("size", "gamma", "steps"), [(3, 2, 2), (2, 3, 2), (2, 2, 3)])
+def test_proof_larger(size, gamma, steps, kind, rule, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "V", size)
     drafter = (CASCADES | MIXTURES)[kind]
-    larger = Case(lambda: Table(P, V), drafter, RULES[rule], gamma, steps=steps)
-    assert bias(larger, P, monkeypatch) < 1e-12
+    larger = Case(lambda: table(P), drafter, RULES[rule], gamma, steps=steps)
+    assert bias(larger, law(P, V), monkeypatch) < 1e-12

@@ -117,11 +117,10 @@ class LMDrafter:
         self.model.set_lengths(self._cached)
 
     def rewind(self, counts: list[int]) -> None:
-        for b, count in enumerate(counts):
-            if count:
-                del self._texts[b][-count:]
-                self._cached[b] = min(self._cached[b], len(self._texts[b]) - 1)
-                self._readable[b] = min(self._readable[b], len(self._texts[b]))
+        for b, (text, count) in enumerate(zip(self._texts, counts, strict=True)):
+            del text[len(text) - count :]
+            self._cached[b] = min(self._cached[b], len(text) - 1)
+            self._readable[b] = min(self._readable[b], len(text))
         self.model.set_lengths(self._cached)
 
     def leave(self, rows: list[int]) -> None:
