@@ -160,9 +160,7 @@ def _drafter(
         return heads
     if isinstance(draft, str) and draft.startswith("ngram:"):
         mark = fingerprint(words.get_vocab()) if words else None
-        table = NGram.load(
-            draft.removeprefix("ngram:"), vocab_size=V, fingerprint=mark
-        )
+        table = NGram.load(draft.removeprefix("ngram:"), vocab_size=V, fingerprint=mark)
         return NGramDrafter(table)
     read = _read(draft, revision, trust)
     network = _structure(read)

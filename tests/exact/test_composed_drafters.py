@@ -158,7 +158,9 @@ class Choosy(CascadeDrafter):
             return draft
         last = draft.tokens.shape[1] - 1
         likely = draft.q[:, last].gather(1, draft.tokens[:, last:])[:, 0] > 0.5
-        return Draft(draft.tokens, draft.lengths - (~likely & (draft.lengths > last)).long(), draft.q)
+        return Draft(
+            draft.tokens, draft.lengths - (~likely & (draft.lengths > last)).long(), draft.q
+        )
 
 
 class FirstClaim(MixtureDrafter):
@@ -176,7 +178,7 @@ class TargetsClaim(LMDrafter):
     def propose(self, gamma, draw):
         draft = super().propose(gamma, draw)
         assert draft.q is not None and self.params is not None
-        q = draft.q ** self.params.temperature
+        q = draft.q**self.params.temperature
         return Draft(draft.tokens, draft.lengths, q / q.sum(-1, keepdim=True))
 
 
@@ -218,9 +220,7 @@ def test_noise_that_is_named_by_the_inner_step_alone(monkeypatch):
 
     def found(draw: type[GridDraw]) -> float:
         drafter = lambda: CascadeDrafter(Table(m, V), UniformDrafter(V), 0)  # noqa: E731
-        return bias(
-            Case(lambda: Table(p, V), drafter, block, GAMMA, draw=draw), p, monkeypatch
-        )
+        return bias(Case(lambda: Table(p, V), drafter, block, GAMMA, draw=draw), p, monkeypatch)
 
     assert found(NewInEveryStep) < 1e-12
     assert found(OldNoise) > VISIBLE

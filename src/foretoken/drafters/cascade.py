@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.drafters.base import Draft, Drafter, pack, require_vocabulary, rewinding
 from foretoken.draw import Draw
 from foretoken.errors import InputError, NumericsError, RefusedError
+from foretoken.judge import choose
 from foretoken.models.base import Blocks, Model
 from foretoken.request import Request, Row
 from foretoken.step import step
@@ -66,8 +67,7 @@ class CascadeDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         rooms = [
-            0 if no else self._room(text)
-            for text, no in zip(self._texts, self._deaf, strict=True)
+            0 if no else self._room(text) for text, no in zip(self._texts, self._deaf, strict=True)
         ]
         budget = [max(0, min(g, room)) for g, room in zip(gamma, rooms, strict=True)]
         keys = draw.within()
@@ -76,12 +76,13 @@ class CascadeDrafter:
             for text, g, key in zip(self._texts, budget, keys, strict=True)
         ]
         laws = _Laws(rows)
+        judge = choose(laws, draw.params)
         target = cast(Model, _Target(self.middle, rows, self._cached))
         calls = 0
         while any(row.room for row in rows):
             asked = [max(0, min(self.gamma, row.room - 1)) for row in rows]
             try:
-                step(rows, target, self.drafter, laws, draw.params, asked)
+                step(rows, target, self.drafter, judge, draw.params, asked)
             except NumericsError as error:
                 raise NumericsError(f"in a cascade's middle model as the target: {error}") from None
             laws.keep()
@@ -141,8 +142,8 @@ class _Target:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         feed: list[list[int]] = []
         wanted: list[int] = []
-        for b, (row, block) in enumerate(zip(self.rows, blocks, strict=True)):
-            feed.append([*row.tokens[self.cached[b] : -1], *block] if row.room else [])
+        for b, (row, new) in enumerate(zip(self.rows, blocks, strict=True)):
+            feed.append([*row.tokens[self.cached[b] : -1], *new] if row.room else [])
             wanted.append(need[b] if row.room else 0)
             self.cached[b] += len(feed[b])
         return self.model.score(feed, wanted)

@@ -79,9 +79,7 @@ class MixtureDrafter:
             drafter.leave(rows)
 
 
-def _continue(
-    drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw
-) -> Draft:
+def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw) -> Draft:
     """What `drafter` guesses behind the guesses of others, of which it then knows nothing."""
     if not any(guesses):
         return drafter.propose(asked, draw)
