@@ -154,7 +154,7 @@ def test_proposing_is_not_committing(params):
     drafter = drafter_at([[0], [3, 0]])
     first, again = (drafter.propose([3, 1], draws(2, params)) for _ in range(2))
     assert torch.equal(first.tokens, again.tokens)
-    assert [list(tail) for tail in drafter.tails] == [[0], [3, 0]]
+    assert drafter.texts == [[0], [3, 0]]
     if first.q is not None and again.q is not None:
         assert torch.equal(first.q, again.q)
 

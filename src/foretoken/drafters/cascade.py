@@ -140,6 +140,7 @@ class _Target:
         self.vocab_size, self.device = model.vocab_size, model.device
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)  # as takes_tensors says
         feed: list[list[int]] = []
         wanted: list[int] = []
         for b, (row, new) in enumerate(zip(self.rows, blocks, strict=True)):
