@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft, Rewinding
 from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
@@ -37,6 +38,7 @@ DRAFTERS = {
     "none": NoDrafter,
     "uniform": lambda: UniformDrafter(V),
     "lookup": lambda: LookupDrafter(2),
+    "copy": CopyDrafter,
     "ngram": lambda: NGramDrafter(TABLE),
     "unigram": lambda: NGramDrafter(fit([[0, 1, 1]], V, 1)),
     "lm": lm,
@@ -90,7 +92,8 @@ def test_going_back(kind, data):
         drafter.rewind(back)
         new = [x[: len(x) - n] for x, n in zip(new, back, strict=True)]
     fresh = DRAFTERS[kind]()
-    fresh.start([0, 1], [text + x for text, x in zip(texts, new, strict=True)], None)
+    fresh.start([0, 1], [list(text) for text in texts], None)
+    fresh.commit([list(x) for x in new])
     lengths = [len(text) + len(x) for text, x in zip(texts, new, strict=True)]
     gamma = [data.draw(st.integers(0, 4)) for _ in texts]
     found = drafter.propose(list(gamma), draw(lengths, temperature))

@@ -33,6 +33,10 @@ class CopyDrafter:
         for copy, kept in zip(self.copies, tokens, strict=True):
             copy.read(kept)
 
+    def rewind(self, counts: list[int]) -> None:
+        for copy, count in zip(self.copies, counts, strict=True):
+            copy.unread(count)
+
     def leave(self, rows: list[int]) -> None:
         gone = set(rows)
         self.copies = [copy for b, copy in enumerate(self.copies) if b not in gone]
@@ -45,6 +49,7 @@ class _Copy:
     ids: list[int]
     output: list[int] = field(default_factory=list[int])
     place: int | None = 0
+    before: list[int | None] = field(default_factory=list[int | None])  # its place at every token
 
     def guess(self, count: int) -> list[int]:
         return [] if self.place is None else self.ids[self.place : self.place + count]
@@ -52,11 +57,18 @@ class _Copy:
     def read(self, tokens: list[int]) -> None:
         """Follow the output as long as it copies, and find the place again where it does not."""
         for token in tokens:
+            self.before.append(self.place)
             self.output.append(token)
             if self.place is not None and self.ids[self.place : self.place + 1] == [token]:
                 self.place += 1
             else:
                 self.place = self._find()
+
+    def unread(self, count: int) -> None:
+        """Take the last `count` tokens back."""
+        for _ in range(count):
+            self.output.pop()
+            self.place = self.before.pop()
 
     def _find(self) -> int | None:
         """Behind the output's shortest end that the input holds in one place; None if none is."""
