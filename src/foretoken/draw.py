@@ -30,7 +30,7 @@ class Draw:
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.masses: list[Tensor] = []  # [B] of every law that was drawn from
-        self.offset = 0  # of guess 0 in the block
+        self.offsets = [0] * len(keys)  # of guess 0 in each row's block
         self._ahead: Tensor | None = None  # [guesses + 2, B]
 
     def ahead(self, guesses: int, device: torch.device) -> None:
@@ -44,19 +44,19 @@ class Draw:
 
         A drafter that has kept its law's `running_sum` gives it as `cdf`: that is quicker.
         """
-        return self._drawn(law, self.offset + i, Purpose.DRAFT, cdf)
+        return self._drawn(law, i, Purpose.DRAFT, cdf)
 
-    def behind(self, guesses: int) -> Draw:
-        """The same step's draws for a drafter that goes on after so many guesses of another."""
+    def behind(self, guesses: list[int]) -> Draw:
+        """The same step's draws for a drafter that goes on after each row's guesses of others."""
         later = copy(self)  # what was drawn from is remembered in one list
-        later.offset += guesses
+        later.offsets = [n + count for n, count in zip(self.offsets, guesses, strict=True)]
+        later._ahead = None
         return later
 
     def within(self) -> list[RowKey]:
         """Keys for a drafter that takes steps of its own: what it draws under them is independent
         of this step and of every other."""
-        names = zip(self.keys, self.lengths, strict=True)
-        return [within(key, length, self.offset) for key, length in names]
+        return [within(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
 
     def kept(self, outcome: Outcome) -> Tensor:
         """How many guesses every row keeps, `[B]`."""
@@ -72,14 +72,13 @@ class Draw:
         return ids
 
     def _uniforms(self, offset: int, purpose: Purpose, device: torch.device) -> Tensor:
-        place = {Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)
-        if self._ahead is None or self._ahead.device != device or place >= len(self._ahead):
+        if self._ahead is None or self._ahead.device != device:
             return sent(self._numbers(offset, purpose), device)
-        return self._ahead[place]
+        return self._ahead[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
 
     def _numbers(self, offset: int, purpose: Purpose) -> Tensor:
-        names = zip(self.keys, self.lengths, strict=True)
-        numbers = [uniform(key, length, offset, purpose) for key, length in names]
+        names = zip(self.keys, self.lengths, self.offsets, strict=True)
+        numbers = [uniform(key, length, first + offset, purpose) for key, length, first in names]
         return torch.tensor(numbers, dtype=torch.float64)
 
 
@@ -101,6 +100,16 @@ class SharedDraw(Draw):
         self.masses.append(law.sum(-1, dtype=torch.float64))
         return self.winners(law[:, None], i).squeeze(1)
 
+    def behind(self, guesses: list[int]) -> Draw:
+        later = super().behind(guesses)
+        assert isinstance(later, SharedDraw)
+        later._noise = {}
+        return later
+
+    def within(self) -> list[RowKey]:
+        """The same keys: at any depth a position has its one noise."""
+        return self.keys
+
     def winners(self, laws: Tensor, first: int = 0) -> Tensor:
         """The ids of consecutive positions, `[B, n]`, from their `laws [B, n, V]`; the first
         position is `first` behind the committed text."""
@@ -110,7 +119,7 @@ class SharedDraw(Draw):
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
         if (offset, V) not in self._noise:
-            names = zip(self.keys, self.lengths, strict=True)
-            rows = [exponentials(key, length + offset, V) for key, length in names]
+            names = zip(self.keys, self.lengths, self.offsets, strict=True)
+            rows = [exponentials(key, length + first + offset, V) for key, length, first in names]
             self._noise[offset, V] = torch.from_numpy(np.stack(rows))
         return self._noise[offset, V]

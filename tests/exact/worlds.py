@@ -44,10 +44,12 @@ class World:
     def take(self, name: Name, law: list[float]) -> int:
         """The outcome of the draw of that name; a second draw of one name is no new chance."""
         possible = [k for k, mass in enumerate(law) if mass > 0]
-        if len(possible) > 1 and name not in self.path:
+        if len(possible) == 1:  # a number that decides nothing is as good as new
+            return possible[0]
+        if name not in self.path:
             self.others += [{**self.path, name: k} for k in possible[1:]]
             self.path = {**self.path, name: possible[0]}
-        k = self.path[name] if len(possible) > 1 else possible[0]
+        k = self.path[name]
         if name not in self.drawn:
             self.weight *= law[k] / sum(law)
         self.drawn.add(name)
@@ -60,11 +62,11 @@ class WorldDraw(Draw):
     wave: list[World]
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        return sample(law, self.middles(law, self.offset + i, Purpose.DRAFT))
+        return sample(law, self.middles(law, i, Purpose.DRAFT))
 
     def within(self) -> list[RowKey]:
-        names = zip(self.keys, self.lengths, strict=True)
-        return [RowKey(key.seed, hash((key.row, n, self.offset))) for key, n in names]
+        names = zip(self.keys, self.lengths, self.offsets, strict=True)
+        return [RowKey(key.seed, hash((key.row, *name))) for key, *name in names]
 
     def kept(self, outcome: Outcome) -> Tensor:
         # the most guesses are kept for the least u
@@ -76,8 +78,9 @@ class WorldDraw(Draw):
     def middles(self, laws: Tensor, i: int, purpose: Purpose) -> Tensor:
         """For each row the middle of the interval of [0, 1), cut by its law, that it takes."""
         middles = []
-        for key, length, law in zip(self.keys, self.lengths, laws.tolist(), strict=True):
-            k = self.wave[key.seed].take((key.row, length, i, purpose), law)
+        names = zip(self.keys, self.lengths, self.offsets, laws.tolist(), strict=True)
+        for key, length, first, law in names:
+            k = self.wave[key.seed].take((key.row, length, first + i, purpose), law)
             middles.append((sum(law[:k]) + law[k] / 2) / sum(law))
         return torch.tensor(middles, dtype=torch.float64)
 

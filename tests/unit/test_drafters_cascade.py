@@ -11,6 +11,7 @@ from foretoken.distributions import SamplingParams
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.draw import Draw
@@ -167,6 +168,22 @@ def test_a_text_does_not_depend_on_its_mates_and_a_cascade_accepts_what_its_midd
         for each in (found, single)
     ]
     assert alphas[0] == pytest.approx(alphas[1], abs=0.15)  # both are estimates
+
+
+def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
+    options = {"max_new_tokens": 30, "temperature": 1.0, "gamma": 4, "rule": "coupled", "seed": 3}
+    found, prompts = spec(), [[1, 2, 3], [4]]
+    plain = found.generate(prompts, **options | {"gamma": 0})
+    assert [c.tokens for c in found.generate(prompts, **options)] == [c.tokens for c in plain]
+    same = Speculator(
+        found.target, CascadeDrafter(CausalModel(found.target.model), LookupDrafter())
+    )
+    parts = [(LMDrafter(CausalModel(found.target.model)), most) for most in (1, None)]
+    for each in same, Speculator(found.target, MixtureDrafter(parts)):
+        again = each.generate(prompts, **options)
+        assert [c.tokens for c in again] == [c.tokens for c in plain]
+        assert all(c.stats.accepted == c.stats.drafted for c in again)
+        assert all(c.stats.alpha == pytest.approx(1) for c in again)
 
 
 def test_automatic_gamma_over_a_cascade():

@@ -16,6 +16,7 @@ from foretoken.draw import Draw
 from foretoken.errors import InputError, RefusedError
 from foretoken.keys import Purpose, RowKey, uniform
 from foretoken.models.table import TableModel
+from foretoken.speculator import Speculator
 from oracle import random_model
 
 V = 5
@@ -108,3 +109,18 @@ def test_parts_that_do_not_fit():
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None
     assert costs.identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
     assert MixtureDrafter([(LookupDrafter(), 1), (lm(Q), 1)]).runtime == "python+table"
+
+
+def test_a_text_does_not_depend_on_its_mates():
+    """Where lookup finds something in one row and nothing in another, the model's numbers are
+    still those of each row's own places."""
+    P = random_model(3, V)
+    parts = [(LookupDrafter(), 2), (lm(Q), 1), (lm(R), None)]
+    spec = Speculator(TableModel(P, V), MixtureDrafter(parts))
+    prompts = [[1, 2, 1, 2, 1], [3], [4, 0, 2]]
+    options = {"max_new_tokens": 25, "temperature": 1.0, "gamma": 5}
+    for seed in range(5):
+        together = spec.generate(prompts, seed=seed, **options)
+        for i, prompt in enumerate(prompts):
+            (alone,) = spec.generate(prompt, seed=[(seed, i)], **options)
+            assert alone.tokens == together[i].tokens

@@ -97,3 +97,22 @@ def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
         alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
         wide = torch.nn.functional.pad(LAWS[b : b + 1, None], (0, 24))
         assert alone.winners(wide).item() == together[b]
+
+
+def test_behind_other_guesses_numbers_go_on():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    draw.ahead(2, torch.device("cpu"))
+    later = draw.behind([1, 1, 1]).behind([1, 0, 2])
+    found = later(LAWS, 1)
+    plain = Draw(KEYS, LENGTHS, PARAMS)
+    expected = [plain(LAWS, i)[b] for b, i in enumerate([3, 2, 4])]
+    assert found.tolist() == [int(token) for token in expected]
+    assert len(draw.masses) == 1  # all are looked at
+    assert not set(later.within()) & set(draw.within())
+
+
+def test_behind_other_guesses_the_noise_of_coupled_mode_is_that_of_the_position():
+    later = SharedDraw(KEYS, LENGTHS, PARAMS).behind([2, 0, 1])
+    there = SharedDraw(KEYS, [n + g for n, g in zip(LENGTHS, [2, 0, 1], strict=True)], PARAMS)
+    assert torch.equal(later(LAWS, 1), there(LAWS, 1))
+    assert later.within() == KEYS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.keys import Purpose, RowKey, exponentials, uniform
+from foretoken.keys import Purpose, RowKey, exponentials, uniform, within
 
 NOISE = [0.07215561246322333, 2.0947124788524554, 0.1455634493359009]
 NAMES = [
@@ -100,3 +100,12 @@ def test_shared_noise_is_exponential_and_uncorrelated_with_its_neighbours(along)
     assert stats.spearmanr(noise[1:], noise[:-1]).pvalue > 1e-6
     uniforms = [uniform(RowKey(5, 0), i, 0, Purpose.DRAFT) for i in range(N)]
     assert stats.spearmanr(noise, uniforms).pvalue > 1e-6
+
+
+def test_keys_within_differ_by_every_part_of_their_name_and_from_what_is_drawn_beside_them():
+    names = [(RowKey(s, r), n, i) for s in (0, 1) for r in (0, 1) for n in range(4) for i in (0, 1)]
+    found = [within(*name) for name in names]
+    assert len(set(found)) == len(names) and found == [within(*name) for name in names]
+    assert all(0 <= part < 2**63 for key in found for part in key)
+    deeper = [within(key, 1, 0) for key in found]
+    assert not set(deeper) & set(found)

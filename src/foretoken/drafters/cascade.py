@@ -6,16 +6,18 @@ middle model's law, whatever guesses for it; that law is the q they come with. K
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from foretoken.distributions import SamplingParams, law
 from foretoken.drafters.base import Draft, Drafter, pack, require_vocabulary, rewinding
-from foretoken.draw import Draw
+from foretoken.draw import Draw, SharedDraw
 from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.judge import choose
+from foretoken.judge import Coupled, Judge, Verdict, choose
 from foretoken.models.base import Blocks, Model
 from foretoken.request import Request, Row
 from foretoken.step import step
@@ -76,7 +78,9 @@ class CascadeDrafter:
             for text, g, key in zip(self._texts, budget, keys, strict=True)
         ]
         laws = _Laws(rows)
-        judge = choose(laws, draw.params)
+        judge: Judge = choose(laws, draw.params)
+        if isinstance(draw, SharedDraw):  # the middle model meets the target's noise
+            judge = _Shared(laws)
         target = cast(Model, _Target(self.middle, rows, self._cached))
         calls = 0
         while any(row.room for row in rows):
@@ -177,6 +181,26 @@ class _Laws:
             return None
         laws = [torch.cat(kept) for kept in self.kept]
         return pad_sequence(laws, batch_first=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Coupled mode within coupled mode: its judge, whose laws are remembered too."""
+
+    draws: ClassVar[type[Draw]] = SharedDraw
+    laws: _Laws
+
+    def __call__(
+        self,
+        logits: Tensor,
+        x: Tensor,
+        lengths: Tensor,
+        q: Tensor | None,
+        params: SamplingParams,
+        draw: Draw,
+    ) -> Verdict:
+        self.laws.p = law(logits, params)
+        return Coupled()(logits, x, lengths, q, params, draw)
 
 
 def _agreed(guesses: list[int], kept: list[int]) -> int:

@@ -56,14 +56,12 @@ class MixtureDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         guesses: list[list[int]] = [[] for _ in gamma]
         drafts: list[Draft] = []
-        drawn = 0
         for drafter, most in self.parts:
             left = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
             asked = left if most is None else [min(n, most) for n in left]
             if any(asked):
-                drafts.append(_continue(drafter, guesses, asked, draw.behind(drawn)))
+                drafts.append(_continue(drafter, guesses, asked, draw))
                 _extend(guesses, drafts[-1])
-                drawn += max(asked)
         return pack(guesses, _joined(drafts), sum(draft.calls for draft in drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -83,9 +81,10 @@ def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], dr
     """What `drafter` guesses behind the guesses of others, of which it then knows nothing."""
     if not any(guesses):
         return drafter.propose(asked, draw)
+    counts = [len(x) for x in guesses]
     drafter.commit([list(x) for x in guesses])
-    draft = drafter.propose(asked, draw)
-    drafter.rewind([len(x) for x in guesses])
+    draft = drafter.propose(asked, draw.behind(counts))
+    drafter.rewind(counts)
     return draft
 
 
