@@ -53,9 +53,9 @@ def load(
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
     and place). target None is the pair that ships with the package. draft None is then its draft,
-    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE",
-    any Drafter, or what `load` returned: a cascade, in which that target drafts, itself accelerated
-    by its draft.
+    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
+    "heads:FILE", any Drafter, or what `load` returned: a cascade, where that target drafts, itself
+    accelerated by its draft.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft,
     which has no say in that text, runs as ever.
