@@ -142,7 +142,7 @@ def test_a_text_without_tokens_is_refused():
         ({"max_new_tokens": None}, "max_new_tokens is None; give a whole number"),
         ({"gamma": 1.5}, "gamma is 1.5; give a whole number"),
         ({"gamma": "3"}, "gamma is '3'; give a whole number"),
-        ({"rule": 5}, "rule is 5; give one of speculative, block, match, rejection, or a function"),
+        ({"rule": 5}, "rule is 5; give one of speculative, block, match, rejection, coupled"),
         ({"temperature": None}, "temperature is None; give a number"),
         ({"temperature": "0.5"}, "temperature is '0.5'; give a number"),
         ({"top_p": None}, "top_p is None; give a number"),
@@ -160,7 +160,7 @@ def test_a_text_without_tokens_is_refused():
         ({"min_p": 2.0}, "min_p is 2.0"),
         (
             {"rule": "greedy"},
-            "rule is 'greedy'; give one of speculative, block, match, rejection, or a function",
+            "rule is 'greedy'; give one of speculative, block, match, rejection, coupled",
         ),
         ({"lenience": 0.0}, r"lenience is 0.0; give a number in \(0, 1\], 1 being exact"),
         ({"lenience": 1.5}, "lenience is 1.5; give a number"),
