@@ -11,6 +11,7 @@ Shallow Aggressive Decoding, is a drafter: `drafters.copying`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 from foretoken.distributions import sample
 from foretoken.errors import InputError, RefusedError
 from foretoken.verify import Outcome, Rule, leading, live, speculative
+
+ROUNDING = 1e-2  # of the sum of a law, in the lowest precision
 
 
 def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
@@ -65,8 +68,12 @@ def rejection_sample(p: Tensor, q: Tensor, uniforms: Iterator[float]) -> Tried:
     A.2). One token in the law p, by M = max p/q draws on average; p, q `[V]`.
 
     Two numbers in [0, 1) are taken from `uniforms` for every try. Raises RefusedError where p gives
-    what q cannot: M is infinite, and no try would ever do.
+    what q cannot: M is infinite, and no try would ever do; InputError for what is no law.
     """
+    for name, law in (("p", p), ("q", q)):
+        total = float(law.sum())
+        if not (bool((law >= 0).all()) and abs(total - 1) < ROUNDING):
+            raise InputError(f"{name} sums to {total}; give numbers of 0 or more that sum to 1")
     least = float(_least_ratio(p, q))
     if not least > 0:
         raise RefusedError("p gives a token that q cannot (M is infinite); give a q that covers p")
@@ -81,14 +88,23 @@ def rejection_sample(p: Tensor, q: Tensor, uniforms: Iterator[float]) -> Tried:
 
 def blockwise_top_k(logits: Tensor, x: Tensor, lengths: Tensor, k: int) -> Tensor:
     """Blockwise parallel decoding's looser criterion (Stern et al. 2018, arXiv 1811.03115, section
-    5.1): n [B], the leading guesses that are each among the k likeliest of `logits [B, G+1, V]`.
+    5.1): n [B], the leading guesses that are each among the k likeliest of `logits [B, G+1, V]`, the
+    lowest index first on ties.
 
-    Not the target's text, but at k = 1, the exact match: that is `verify.greedy`.
+    Not the target's text, but at k = 1, the exact match: that is `verify.greedy`. InputError where
+    a guess is judged by NaN.
     """
-    if not 1 <= k <= logits.shape[-1]:
-        raise InputError(f"k is {k}; give 1 to {logits.shape[-1]}, the number of tokens")
-    best = logits[:, : x.shape[1]].topk(k).indices
-    return leading((best == x[..., None]).any(-1), lengths)
+    V = logits.shape[-1]
+    if not isinstance(k, Integral) or not 1 <= k <= V:
+        raise InputError(f"k is {k!r:.60}; give 1 to {V}, the number of tokens")
+    scores, at = logits[:, : x.shape[1]], x[..., None]
+    if bool((scores.isnan().any(-1) & live(x, lengths)).any()):
+        raise InputError(
+            "logits hold NaN, which has no place among the likeliest; look at the model"
+        )
+    own = scores.gather(2, at)
+    ahead = (scores > own) | ((scores == own) & (torch.arange(V, device=x.device) < at))
+    return leading(ahead.sum(-1) < k, lengths)
 
 
 def blockwise_near(best: Tensor, x: Tensor, lengths: Tensor, distance: int) -> Tensor:

@@ -67,6 +67,8 @@ def load(
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     where = memory.usable(device)
+    if not isinstance(exact_shapes, bool):
+        raise InputError(f"exact_shapes is {exact_shapes!r:.60}; give True or False")
     wish, draft_wish = Wish(dtype, where, runtime), Wish(draft_dtype or dtype, where, runtime)
     if exact_shapes:
         require_torch(wish)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from foretoken.comparators import (
     rejection,
     rejection_sample,
 )
+from foretoken.distributions import likeliest
 from foretoken.errors import InputError, RefusedError
 from foretoken.verify import greedy
 
@@ -99,6 +101,39 @@ def test_a_draft_that_does_not_cover_the_target():
         rejection_sample(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]), iter([]))
 
 
+@pytest.mark.parametrize("bad", [[nan, 1.0], [0.0, 0.0], [inf, 0.0], [1.5, -0.5], [1e-30, 0.0]])
+def test_what_is_no_law_cannot_be_sampled(bad):
+    law = torch.tensor([0.5, 0.5])
+    for p, q, whose in ((bad, law, "p"), (law, bad, "q")):
+        with pytest.raises(InputError, match=f"^{whose} sums to .*; give .* that sum to 1$"):
+            rejection_sample(torch.as_tensor(p), torch.as_tensor(q), iter([0.5] * 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_of_equals_the_lowest_index_is_the_likelier(dtype):
+    """Logits of three values only, so that nearly every position has ties."""
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randint(3, (400, 4, 40), generator=rng).to(dtype)
+    lengths = torch.randint(4, (400,), generator=rng)
+    order = logits.argsort(dim=-1, descending=True, stable=True)
+    for k in (1, 2, 7):
+        rank = torch.randint(k + 1, (400, 3, 1), generator=rng)  # k: just not among them
+        x = order[:, :3].gather(2, rank).squeeze(2)
+        live = torch.arange(3) < lengths[:, None]
+        n = ((rank.squeeze(2) < k) & live).long().cumprod(1).sum(1)
+        assert torch.equal(blockwise_top_k(logits, x, lengths, k), n)
+        if k == 1:
+            assert torch.equal(greedy(likeliest(logits), x, lengths), n)
+
+
+def test_nan_has_no_place_among_the_likeliest():
+    logits, x = torch.zeros(1, 3, 4), torch.zeros(1, 2, dtype=torch.long)
+    logits[0, 1, 2] = nan
+    assert blockwise_top_k(logits, x, torch.tensor([1]), 1).tolist() == [1]  # it is in padding
+    with pytest.raises(InputError, match="logits hold NaN"):
+        blockwise_top_k(logits, x, torch.tensor([2]), 1)
+
+
 def test_blockwise_criteria():
     logits = torch.tensor([[[3.0, 2, 1, 0], [0, 1, 2, 3], [0, 3, 2, 1], [1, 0, 0, 0]]])
     x, lengths = torch.tensor([[0, 2, 3]]), torch.tensor([3])
@@ -111,8 +146,8 @@ def test_blockwise_criteria():
     assert blockwise_near(best, x, lengths, 1).tolist() == [2]
     assert blockwise_near(best, x, lengths, 2).tolist() == [3]
     assert blockwise_near(best, x, torch.tensor([2]), 2).tolist() == [2]  # the rest is padding
-    for k in 0, 5:
-        with pytest.raises(InputError, match=f"k is {k}; give 1 to 4"):
+    for k in 0, 5, 1.5, "2":
+        with pytest.raises(InputError, match=f"k is {k!r}; give 1 to 4"):
             blockwise_top_k(logits, x, lengths, k)
     with pytest.raises(InputError, match="distance is -1"):
         blockwise_near(best, x, lengths, -1)

@@ -8,13 +8,14 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from foretoken.errors import RefusedError
 from foretoken.loading import asset
 from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
 from foretoken.models.exact import WIDTH, ExactModel, steady
-from foretoken.models.families import build
+from foretoken.models.families import CAUSAL, build
 from foretoken.models.selfcheck import check, stir
 from foretoken.runtimes import ON_A_GRID
 from foretoken.sources import source
@@ -109,6 +110,18 @@ def test_the_last_pass_ends_with_the_context() -> None:
         one.start([ids[:2]])
     assert torch.allclose(model.score([ids[2:]], [5]), ragged.score([ids[2:]], [5]), atol=1e-4)
     assert model.score([[]], [0]).shape == (1, 0, model.vocab_size)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_experts_are_refused_unseen(dtype: torch.dtype) -> None:
+    """One look at a pass may well find none of the rows that differ; in float64 none runs."""
+    with pytest.raises(RefusedError, match="Mixtral.* has no exact shapes: .* behind a token"):
+        ExactModel(small("Mixtral", dtype))
+
+
+def test_experts_that_no_layer_has_are_none() -> None:
+    settings = CAUSAL | {"intermediate_size": 48, "num_experts": 8, "mlp_only_layers": [0, 1]}
+    ExactModel(Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)))
 
 
 @pytest.mark.parametrize("name", ["Llama", "T5"])

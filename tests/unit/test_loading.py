@@ -447,6 +447,12 @@ def test_exact_shapes_that_there_are_not(options, says):
     refused(RefusedError, says, "no-such/model", exact_shapes=True, **options)
 
 
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_exact_shapes_is_yes_or_no(value):
+    says = f"exact_shapes is {value!r}; give True or False"
+    refused(InputError, says, "no-such/model", exact_shapes=value)
+
+
 def test_exact_shapes(pair):
     spec = foretoken.load(*pair, exact_shapes=True)
     (done,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)

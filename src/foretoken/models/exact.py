@@ -43,13 +43,16 @@ class Alone:
 class ExactModel:
     """Model protocol over `model` on torch; a pass takes its whole width, be it for one token.
 
-    Raises RefusedError where rows cannot be rolled back one by one.
+    Raises RefusedError where rows cannot be rolled back one by one, and for experts, whose products
+    take as many rows as chose them: which rows round differently is a matter of luck.
     """
 
     runtime = "transformers, exact shapes"
     takes_tensors = False  # a pass begins with tokens from before the block
 
     def __init__(self, model: PreTrainedModel) -> None:
+        if has_experts(model):
+            raise unsteady(model)
         self.model = model
         self.encoder_decoder = bool(model.config.is_encoder_decoder)
         self.empty = (Seq2SeqModel if self.encoder_decoder else CausalModel)(model)
@@ -111,7 +114,7 @@ class ExactModel:
 
 def steady(model: ExactModel) -> ExactModel:
     """The same model, after a look whether logits follow what stands behind a token; RefusedError
-    where they do, as with experts, whose products take as many rows as chose them."""
+    where they do."""
     ids = [(7 * i + 1) % model.vocab_size for i in range(WIDTH)]
     ids = ids[: model.context]
     model.start([[]], [ids[:1]] if model.encoder_decoder else None)
@@ -119,9 +122,21 @@ def steady(model: ExactModel) -> ExactModel:
     for cut in {1, len(ids) // 2, len(ids) - 1} - {0}:
         model.set_lengths([0])
         if not torch.equal(model.score([ids[:cut]], [cut])[0], whole[:cut]):
-            raise RefusedError(
-                f"{type(model.model).__name__} has no exact shapes: its logits depend on what "
-                "stands behind a token in a pass; leave exact_shapes at False"
-            )
+            raise unsteady(model.model)
     model.leave([0])
     return model
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    """Whether a part of it is an expert or chooses among them, by the names of parts and
+    classes."""
+    names = (f"{name} {type(part).__name__}".lower() for name, part in model.named_modules())
+    return any("expert" in name or "router" in name for name in names)
+
+
+def unsteady(model: PreTrainedModel) -> RefusedError:
+    """That there are no exact shapes, and why."""
+    return RefusedError(
+        f"{type(model).__name__} has no exact shapes: its logits depend on what stands behind a "
+        "token in a pass; leave exact_shapes at False"
+    )
