@@ -43,12 +43,14 @@ def main() -> None:
     print(machine.save(f"exact-shapes-{way}", {"gammas": GAMMAS, "rows": rows}))
 
 
-def compare(spec: foretoken.Speculator, way: dict[str, Any]) -> dict[str, Any]:
-    """Every prompt decoded plainly and with guesses, until `TOKENS` tokens are there."""
+def compare(
+    spec: foretoken.Speculator, way: dict[str, Any], enough: int = TOKENS
+) -> dict[str, Any]:
+    """Every prompt decoded plainly and with guesses, until there are `enough` tokens."""
     texts = tokens = accepted = 0
     differences: list[int] = []
     for i, prompt in enumerate(PROMPTS):
-        if tokens >= TOKENS:
+        if tokens >= enough:
             break
         options = {"max_new_tokens": LENGTH, "seed": i, **way}
         (plain,) = spec.generate(prompt, gamma=0, **options)

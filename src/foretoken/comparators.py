@@ -88,8 +88,8 @@ def rejection_sample(p: Tensor, q: Tensor, uniforms: Iterator[float]) -> Tried:
 
 def blockwise_top_k(logits: Tensor, x: Tensor, lengths: Tensor, k: int) -> Tensor:
     """Blockwise parallel decoding's looser criterion (Stern et al. 2018, arXiv 1811.03115, section
-    5.1): n [B], the leading guesses that are each among the k likeliest of `logits [B, G+1, V]`, the
-    lowest index first on ties.
+    5.1): n [B], the leading guesses that are each among the k likeliest of `logits [B, G+1, V]`,
+    the lowest index first on ties.
 
     Not the target's text, but at k = 1, the exact match: that is `verify.greedy`. InputError where
     a guess is judged by NaN.

@@ -140,6 +140,28 @@ def test_lenience_is_said(run, base, temperature, says):
     (completion,) = json.loads(run("generate", "It was", *args, "--json").out)["completions"]
     assert completion["lenience"] == 0.2
     assert completion["stats"]["bias"] == expected.stats.bias
+    assert completion["rule"] == "block" and completion["law"] == "not the target's"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
+    """Without a guess the text is the target's."""
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
+    args = (*args, "--gamma", 0, "--temperature", temperature)
+    result = run("generate", "It was", *args, "--lenience", 0.2)
+    what = "law: nothing was guessed" if temperature else "greedy text: all 12 tokens are its first"
+    assert result.code == 0 and result.err.startswith(f"lenience 0.2: still the target's {what}")
+    assert result.err.count("\n") == 1
+    for extra in ((), ("--lenience", 0.2)):
+        document = json.loads(run("generate", "It was", *args, "--json", *extra).out)
+        assert document["completions"][0]["law"] == "the target's"
+
+
+def test_greedy_lenience_that_let_nothing_else_pass(run, base):
+    """The draft is the target: every token is its first choice."""
+    args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 12)
+    result = run("generate", "It was", *args, "--gamma", 3, "--lenience", 0.2)
+    assert result.err.startswith("lenience 0.2: still the target's greedy text: all 12 tokens")
 
 
 def test_compare(run, base):

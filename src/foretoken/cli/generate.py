@@ -134,7 +134,8 @@ def generate(
     interrupted = any(completion.finish_reason == "interrupted" for completion in done)
     comparison = _compare(spec, lines, seed, options) if compare and not interrupted else None
     if as_json:
-        print(json.dumps(_document(spec, lines, done, comparison, options), allow_nan=False))
+        document = _document(spec, lines, done, comparison, options, greedy=params.greedy)
+        print(json.dumps(document, allow_nan=False))
     elif comparison:
         _report(comparison)
     if lenience < 1 and not as_json:
@@ -254,8 +255,11 @@ def _report(comparison: Any) -> None:
 
 
 def _departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
-    """How far lenience led from the target."""
+    """How far lenience led from the target, if it did."""
     tokens = sum(len(completion.tokens) for completion in done)
+    if all(_is_targets(completion, lenience, greedy=greedy) for completion in done):
+        why = f"greedy text: all {tokens} tokens are its first choice." if greedy else ""
+        return f"lenience {lenience:g}: still the target's {why or 'law: nothing was guessed.'}"
     bias = sum(completion.stats.bias * len(completion.tokens) for completion in done)
     if greedy:
         return (
@@ -270,6 +274,13 @@ def _departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
     )
 
 
+def _is_targets(completion: Completion, lenience: float, *, greedy: bool) -> bool:
+    """Whether the text is in the target's law: no guess had the chance to pass too easily, or, at
+    temperature 0, none did."""
+    stats = completion.stats
+    return lenience == 1 or not (stats.bias if greedy else stats.drafted)
+
+
 def _asked(comparison: Any) -> str:
     fixed = comparison.gamma is not None
     return f"gamma {comparison.gamma}" if fixed else f"gamma {comparison.mean_gamma:.1f} a step"
@@ -281,6 +292,8 @@ def _document(
     done: list[Completion],
     comparison: Any,
     options: dict[str, Any],
+    *,
+    greedy: bool,
 ) -> dict[str, Any]:
     completions = [
         {
@@ -290,7 +303,11 @@ def _document(
             "finish_reason": completion.finish_reason,
             "seed": completion.seed,
             "gamma": options["gamma"],
+            "rule": options["rule"],
             "lenience": options["lenience"],
+            "law": "the target's"
+            if _is_targets(completion, options["lenience"], greedy=greedy)
+            else "not the target's",
             "gammas": [step.gamma for step in completion.steps],
             "stats": completion.stats.to_dict(),
         }
