@@ -115,7 +115,7 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
         (("--data", "no"), "there is no no; give text, or lines of sources"),
         (("--target", "bare"), "the target has no tokenizer"),
         (("--shape", "hidden_size"), "shape has 'hidden_size'; give name=value"),
-        (("--shape", "width=3"), "width is no field of a llama config"),
+        (("--shape", "width=3"), "width is no size of a llama model"),
         (("--out", "no/run"), "there is no folder"),
     ],
 )

@@ -3,7 +3,9 @@ run that was killed ends where one that was not does."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import foretoken
+from foretoken.cli.distill import distill as command
+from foretoken.cli.distill import fields
 from foretoken.distributions import SamplingParams, law
 from foretoken.errors import InputError, RefusedError
 from foretoken.request import Request
@@ -112,6 +116,46 @@ def test_a_fresh_draft_learns_from_nothing(tmp_path):
     recipe = replace(RECIPE, steps=40, learning_rate=0.03)
     _, alphas = taught(joined(target, draft, None), tmp_path, recipe=recipe)
     assert max(alphas) > 1.3 * alphas[0]
+
+
+def test_the_shape_of_the_documents_fits_the_pair_that_ships():
+    asked = inspect.signature(command).parameters["shape"].annotation
+    given = re.search(r"num_hidden_layers=[\w=,]+\w", str(asked)).group()
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    assert f"--shape\n  {given}`" in text
+    draft = pair(None, None, fields(given), 0).draft
+    assert draft.config.num_hidden_layers == 1 and draft.config.hidden_size == 96
+
+
+def test_sizes_by_their_common_names_and_two_that_go_together_only():
+    draft = fresh(t5(), {"hidden_size": 20, "num_layers": 1}, 0)
+    assert draft.config.d_model == 20 and draft.config.num_decoder_layers == 2
+    target = llama(V=V)
+    heads = target.config.num_attention_heads
+    shape = {"hidden_size": 4 * (heads + 1), "num_attention_heads": heads + 1}
+    assert fresh(target, shape | {"num_key_value_heads": 1}, 0).config.hidden_size == 4 * (
+        heads + 1
+    )
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_run_does_not_go_on_with_other_models(tmp_path, name):
+    taught(models(), tmp_path)
+    other = random("Llama", 3).float()
+    own = models()
+    for changed in (other, llama(V=V, seed=9)):
+        given = {"target": own.target, "draft": own.draft} | {name: changed}
+        with pytest.raises(InputError, match=rf"was begun with {name} \w+, not \w+; give"):
+            taught(joined(given["target"], given["draft"], None), tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_run_that_diverges_says_so(tmp_path, share):
+    recipe = replace(RECIPE, learning_rate=1e30)
+    with pytest.raises(
+        InputError, match=r"diverged at step \d.* give a learning_rate below 1e\+30"
+    ):
+        taught(models(), tmp_path, replace(LESSON, on_policy=share), recipe)
 
 
 def test_a_draft_whose_output_is_padded_less_than_the_target_s(tmp_path):
@@ -217,9 +261,21 @@ def test_pairs_that_are_none(tmp_path):
     for draft, shape, said in (
         (None, {}, "no draft; give a folder"),
         (other, {"hidden_size": 8}, "not both"),
-        (None, {"width": 8}, "width is no field of a llama config"),
-        (None, {"vocab_size": 8}, "vocab_size is no field .* that may differ"),
-        (None, {"hidden_act": "none"}, "no model has the shape"),
+        (None, {"width": 8}, "width is no size of a llama model .*; give of hidden_size, inter"),
+        (None, {"vocab_size": 8}, "vocab_size is no size .* that may differ"),
+        (None, {"hidden_act": "none"}, "hidden_act is no size"),
+        (None, {"model_type": "foo"}, "model_type is no size"),
+        (None, {"_name_or_path": "abc"}, "_name_or_path is no size"),
+        (None, {"dtype": "bfloat16"}, "dtype is no size"),
+        (None, {"eos_token_id": 7}, "eos_token_id is no size"),
+        (None, {"to_dict": 1}, "to_dict is no size"),
+        (None, {"is_encoder_decoder": True}, "is_encoder_decoder is no size"),
+        (None, {"num_hidden_layers": "x"}, "num_hidden_layers is x; give a whole number"),
+        (None, {"num_hidden_layers": -2}, "num_hidden_layers is -2; give a whole number"),
+        (None, {"num_hidden_layers": 0}, "num_hidden_layers is 0; give a whole number"),
+        (None, {"hidden_size": True}, "hidden_size is True; give a whole number"),
+        (None, {"hidden_size": 33}, "no model has the shape .* not a multiple"),
+        (None, {"num_key_value_heads": 3}, "no model has the shape"),
     ):
         with pytest.raises(InputError, match=said) as error:
             pair(target, draft, shape, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.train.loop import Loop, Recipe, learning_rate, optimizers
+from foretoken.train.loop import Loop, Recipe, folder_of_run, learning_rate, optimizers
 from tiny import llama, t5
 
 RECIPE = Recipe(steps=6, batch=1, learning_rate=1e-3, warmup=1, save_every=2)
@@ -46,23 +46,20 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_path):
     assert same(whole, advanced(cut, 6))
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
-    advanced(loop(tmp_path), 2)
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
+    resource = pytest.importorskip("resource")
+    advanced(loop(tmp_path, V=4096), 2)  # so large that it fills up amid a tensor
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    save = torch.save
-
-    def half_written(state, file):
-        save(state, file)
-        file.truncate(file.tell() // 2)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", half_written)
-    with pytest.raises(OSError, match="checkpoint.pt cannot be written: .*No space left"):
-        advanced(loop(tmp_path), 4)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="checkpoint.pt cannot be written: .*too large"):
+            advanced(loop(tmp_path, V=4096), 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.jsonl"}
-    monkeypatch.undo()
-    assert advanced(loop(tmp_path), 6).step == 6
+    assert advanced(loop(tmp_path, V=4096), 6).step == 6
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
@@ -93,6 +90,35 @@ def test_a_checkpoint_of_other_settings_or_another_model_is_refused(tmp_path):
         loop(tmp_path, loss="lk")
 
 
+def test_another_recipe_is_refused_and_more_steps_are_not(tmp_path):
+    loop(tmp_path).save()
+    model = loop(tmp_path).model
+    for name in ("batch", "learning_rate", "warmup", "seed"):
+        with pytest.raises(InputError, match=f"was begun with {name} .*, not 9"):
+            Loop(tmp_path, model, replace(RECIPE, **{name: 9}))
+    assert Loop(tmp_path, model, replace(RECIPE, steps=9)).step == 0
+
+
+def test_a_run_that_diverges_stops_with_its_last_checkpoint(tmp_path):
+    run = advanced(loop(tmp_path), 2)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    weight = run.model.get_input_embeddings().weight
+    said = "diverged at step 2: (loss|slope) is nan; give a learning_rate below 0.001 and"
+    for loss in (weight.sum() * torch.nan, (weight.sum() * 0).sqrt() * 0):  # 0 has the slope nan
+        with pytest.raises(InputError, match=said):
+            run.advance(lambda step, loss=loss: loss)
+    with pytest.raises(InputError, match="diverged at step 2: held_out is nan"):
+        run.save(loss=1.0, held_out=float("nan"))
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before and same(run, loop(tmp_path))
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file; give another --out"):
+        folder_of_run(tmp_path / "file")
+    assert folder_of_run(tmp_path / "a" / "b").is_dir()
+
+
 @pytest.mark.parametrize("model", [llama(), llama(tie_word_embeddings=False), t5()])
 def test_embeddings_and_head_are_not_for_muon(model):
     muon, adam = (o.param_groups[0]["params"] for o in optimizers(model, 1e-3))
@@ -104,7 +130,16 @@ def test_embeddings_and_head_are_not_for_muon(model):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"batch": -1}, {"learning_rate": 0.0}, {"seed": -1}, {"save_every": 0}]
+    "wrong",
+    [
+        {"steps": 0},
+        {"batch": -1},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("inf")},
+        {"warmup": -1},
+        {"seed": -1},
+        {"save_every": 0},
+    ],
 )
 def test_a_recipe_that_cannot_be_followed(wrong):
     ((name, value),) = wrong.items()

@@ -42,8 +42,8 @@ def distill(
     shape: Annotated[
         str | None,
         Option(
-            help="A fresh draft: fields of the target's config to change, such as "
-            "num_hidden_layers=1,hidden_size=128."
+            help="A fresh draft: sizes in the target's config to change, such as "
+            "num_hidden_layers=1,hidden_size=96."
         ),
     ] = None,
     loss: Annotated[

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,12 +21,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.distributions import SamplingParams
-from foretoken.errors import InputError
+from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, require_positive
+from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 from foretoken.train.losses import LOSSES, log_law
-from foretoken.train.pair import Pair
+from foretoken.train.pair import Pair, fingerprint
 from foretoken.train.texts import Authors, Text, logits
 
 # step, training loss, alpha where measured, the best so far
@@ -75,14 +76,14 @@ def distill(
     one included, to `out/model`; returns the summary.
 
     A checkpoint in `out` is resumed, with the result of an unbroken run. Raises InputError where
-    examples do not fit the models, or the checkpoint was begun otherwise.
+    examples do not fit the models, the run diverges, or the checkpoint was begun otherwise.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
     authors = Authors(pair, lesson.temperature, lesson.length, **shares)
     _require_room(pair, examples, lesson.length)
-    begun = {"batch": recipe.batch, "learning_rate": recipe.learning_rate, "seed": recipe.seed}
-    out.mkdir(parents=True, exist_ok=True)
-    loop = Loop(out, pair.draft, recipe, asdict(lesson) | begun | {"data": examples.digest})
+    models = {name: fingerprint(getattr(pair, name)) for name in ("target", "draft")}
+    settings = asdict(lesson) | models | {"data": examples.digest}
+    loop = Loop(folder_of_run(out), pair.draft, recipe, settings)
     apart = max(1, len(examples.held_out) // lesson.held_out)
     exam = authors.by_target(examples.held_out[::apart][: lesson.held_out], recipe.seed)
     if not loop.kept:
@@ -90,14 +91,17 @@ def distill(
         loop.kept = {"before": before, "best": _best(loop, before)}
         report(0, 0.0, before, before)
     while loop.step < recipe.steps:
-        loss = loop.advance(
-            lambda step: _loss(
-                pair, authors.batch(examples.train, recipe.batch, recipe.seed, step), lesson
+        try:
+            loss = loop.advance(
+                lambda step: _loss(
+                    pair, authors.batch(examples.train, recipe.batch, recipe.seed, step), lesson
+                )
             )
-        )
-        found = None
-        if loop.due:
-            found = alpha(pair, exam, lesson.temperature)
+            found = alpha(pair, exam, lesson.temperature) if loop.due else None
+        except NumericsError:  # the draft's: the target has written the exam
+            loop.require_finite(logits=nan)
+            raise
+        if found is not None:
             if found > loop.kept["best"]["alpha"]:
                 loop.kept["best"] = _best(loop, found)
             loop.save(loss=loss, alpha=found)

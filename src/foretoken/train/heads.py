@@ -26,7 +26,7 @@ from foretoken.models.heads import Heads, ends_of
 from foretoken.sources import source, tokenizer
 from foretoken.train import examples
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, require_positive
+from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 from foretoken.train.pair import Pair
 from foretoken.train.texts import Authors, Text, scores
 
@@ -93,11 +93,14 @@ def train_heads(
     they are another run's.
     """
     require_positive("heads", count)
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; give another --out, for a file")
     target, authors, texts = teacher.network, teacher.authors, teacher.texts
     heads = Heads.fresh(target, count, recipe.seed).to(target.device, target.dtype)
     apart = max(1, len(texts.held_out) // HELD_OUT)
     exam = authors.by_target(texts.held_out[::apart][:HELD_OUT], recipe.seed)
-    loop = Loop(_folder(out), heads, recipe, _settings(heads, teacher, recipe))
+    folder = folder_of_run(out.with_suffix(".run"))
+    loop = Loop(folder, heads, recipe, _settings(heads, teacher))
     found = None
     while loop.step < recipe.steps:
         loss = loop.advance(
@@ -121,13 +124,7 @@ def train_heads(
     }
 
 
-def _folder(out: Path) -> Path:
-    folder = out.with_suffix(".run")
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def _settings(heads: Heads, teacher: Teacher, recipe: Recipe) -> dict[str, Any]:
+def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
     """What a run that goes on must have in common with the one that was begun."""
     return {
         "heads": heads.count,
@@ -135,9 +132,6 @@ def _settings(heads: Heads, teacher: Teacher, recipe: Recipe) -> dict[str, Any]:
         "data": teacher.texts.digest,
         "length": teacher.authors.length,
         "target_generated": teacher.authors.target_generated,
-        "batch": recipe.batch,
-        "learning_rate": recipe.learning_rate,
-        "seed": recipe.seed,
     }
 
 

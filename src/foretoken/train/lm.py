@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 from foretoken.train import corpus
-from foretoken.train.loop import Loop, Recipe, require_positive
+from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 
 Report = Callable[
     [int, float, float | None], None
@@ -67,7 +67,7 @@ def train_lm(
     weights are the start. A checkpoint in `out` is resumed.
     """
     texts = corpus.read_texts(data)
-    out.mkdir(parents=True, exist_ok=True)
+    folder_of_run(out)
     words = _tokenizer(out, texts, shape, tokenizer or init)
     books = corpus.build(texts, words)
     if len(books.train) <= shape.context or len(books.held_out) <= shape.context:

@@ -7,7 +7,9 @@ over the last quarter. Knows neither data nor what is learnt.
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError
+
+FIXED = ("batch", "learning_rate", "warmup", "seed")  # of a recipe, from a run's first step on
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,10 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "save_every"):
             require_positive(name, getattr(self, name))
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; give a number above 0")
+        if not 0 < self.learning_rate <= 1e30:  # a step of it must be a float32
+            raise InputError(f"learning_rate is {self.learning_rate}; give a number in (0, 1e30]")
+        if self.warmup < 0:
+            raise InputError(f"warmup is {self.warmup}; give 0 or more")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; give an integer in [0, 2**63)")
 
@@ -47,6 +53,14 @@ def require_positive(name: str, value: int) -> None:
     """InputError for a count below 1."""
     if value < 1:
         raise InputError(f"{name} is {value}; give 1 or more")
+
+
+def folder_of_run(path: Path) -> Path:
+    """The folder, new or as it stands. InputError where a file is in its place."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; give another --out, for a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 class Loop:
@@ -62,9 +76,11 @@ class Loop:
         """Goes on from the checkpoint in `folder`, if there is one.
 
         `settings`: plain values with which the run was begun. Raises InputError where the
-        checkpoint is another model's or was begun with others.
+        checkpoint is another model's or was begun with others, or with another recipe; only
+        `steps` and `save_every` may change.
         """
-        self.folder, self.model, self.recipe, self.settings = folder, model, recipe, settings or {}
+        self.folder, self.model, self.recipe = folder, model, recipe
+        self.settings = {name: getattr(recipe, name) for name in FIXED} | (settings or {})
         self.step, self.seconds = 0, 0.0
         self.kept: dict[str, Any] = {}
         self.optimizers = optimizers(model, recipe.learning_rate)
@@ -81,12 +97,16 @@ class Loop:
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
-        """One optimiser step down `loss_at(step)`; returns that loss."""
+        """One optimiser step down `loss_at(step)`; returns that loss.
+
+        Raises InputError where the loss or its slope is no number; the weights are then as before.
+        """
         start = time.perf_counter()
         rate = learning_rate(self.step, self.recipe)
         loss = loss_at(self.step)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        slope = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.require_finite(loss=loss.item(), slope=float(slope))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -96,9 +116,21 @@ class Loop:
         self.seconds += time.perf_counter() - start
         return loss.item()
 
+    def require_finite(self, **figures: float) -> None:
+        """InputError, with the remedy, where one of the figures is no number."""
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise InputError(
+                    f"the run diverged at step {self.step}: {name} is {value}; give a "
+                    f"learning_rate below {self.recipe.learning_rate:g} and another --out "
+                    f"({self.folder} keeps its last checkpoint, if any)"
+                )
+
     def save(self, **figures: float) -> None:
         """Write the checkpoint beside its final name first, so that a kill or a full disk leaves
-        the old one whole; then a line of `log.jsonl`."""
+        the old one whole; then a line of `log.jsonl`. A figure that is no number is an InputError,
+        and nothing is written."""
+        self.require_finite(**figures)
         state = {
             "settings": self.settings,
             "step": self.step,
@@ -109,8 +141,9 @@ class Loop:
         }
         part = self.folder / "checkpoint.part"
         try:
-            with part.open("wb") as file:  # by its name alone a full disk were a RuntimeError
-                torch.save(state, file)
+            whole = io.BytesIO()  # torch's own writer says RuntimeError of a full disk
+            torch.save(state, whole)
+            part.write_bytes(whole.getbuffer())
             os.replace(part, self.checkpoint)
         except OSError as error:
             part.unlink(missing_ok=True)

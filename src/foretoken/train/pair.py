@@ -7,11 +7,14 @@ config changed, so that its vocabulary is the target's.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
@@ -19,13 +22,15 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import asset, load
 from foretoken.models.causal import output_rows
 from foretoken.models.selfcheck import on_torch, self_check
+from foretoken.models.sketch import sketch
 from foretoken.sources import source
 from foretoken.sources import tokenizer as words_of
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words
 
 CPU = torch.device("cpu")
-Shape = dict[str, Any]  # fields of a config
+Shape = dict[str, Any]  # sizes in a config
+NO_SIZE = re.compile(r"^_|_id$|vocab|num_labels|pretraining_tp|_pattern$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +78,54 @@ def joined(
 
 
 def fresh(target: PreTrainedModel, shape: Shape, seed: int) -> PreTrainedModel:
-    """A random model like the target but for the fields in `shape`, float32."""
-    config = copy.deepcopy(target.config)
+    """A random model like the target but for the sizes in `shape`, float32.
+
+    Raises InputError for what is no size of this architecture, and for sizes that do not go
+    together.
+    """
+    config = target.config
+    may = sizes(config)
     for name, value in shape.items():
-        if name == "vocab_size" or not hasattr(config, name):
+        if config.attribute_map.get(name, name) not in may:
             raise InputError(
-                f"{name} is no field of a {config.model_type} config that may differ; "
-                "give such as num_hidden_layers or hidden_size"
+                f"{name} is no size of a {config.model_type} model that may differ; "
+                f"give of {', '.join(may)}"
             )
-        setattr(config, name, value)
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
-    torch.manual_seed(seed)
+        if type(value) is not int or value < 1:
+            raise InputError(f"{name} is {value}; give a whole number, 1 or more")
     try:
-        model = type(target)(config).float().eval()
+        model = _random(target, {config.attribute_map.get(n, n): v for n, v in shape.items()}, seed)
     except Exception as error:  # whatever the architecture has to say
         raise InputError(f"no model has the shape {shape}: {one_line(error)}") from None
     model.generation_config = copy.deepcopy(target.generation_config)
+    return model
+
+
+def sizes(config: PreTrainedConfig) -> dict[str, int]:
+    """The counts in a config that make up its architecture, but for the vocabulary's."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if type(value) is int and value > 0 and not NO_SIZE.search(name)
+    }
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Of its sizes and a few of its weights."""
+    found = hashlib.sha256(json.dumps(sizes(model.config), sort_keys=True).encode())
+    found.update(sketch(model).numpy().tobytes())
+    return found.hexdigest()[:12]
+
+
+def _random(target: PreTrainedModel, changes: Shape, seed: int) -> PreTrainedModel:
+    values = target.config.to_dict() | changes
+    if values.get("layer_types"):
+        values["layer_types"] = values["layer_types"][: values["num_hidden_layers"]]
+    torch.manual_seed(seed)
+    model = type(target)(type(target.config).from_dict(values)).float().eval()
+    one = torch.zeros(1, 1, dtype=torch.long)
+    with torch.no_grad():  # heads that do not divide each other are noticed only here
+        model(one, decoder_input_ids=one) if model.config.is_encoder_decoder else model(one)
     return model
 
 
