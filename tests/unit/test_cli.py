@@ -501,6 +501,11 @@ def python(*args: object, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, text=True, **(pipes | options))
 
 
+def heeds_ctrl_c() -> None:
+    """A shell that runs the tests in the background has told them, and theirs, to ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_mistake_is_one_line_in_another_process(base):
     with python("generate", "It was", "--target", base / "target", "--draft", base / "bare") as run:
         out, err = run.communicate(timeout=120)
@@ -511,7 +516,7 @@ def test_ctrl_c_keeps_what_was_generated(base, tmp_path):
     """A long text, streamed and as a batch: interrupted once it is under way."""
     target = folder(tmp_path / "long", llama(64, context=10**6, eos_token_id=None))
     args = ("--target", target, "--draft", "none", "--max-new-tokens", 900_000)
-    with python("generate", "1,2,3", *args) as process:
+    with python("generate", "1,2,3", *args, preexec_fn=heeds_ctrl_c) as process:
         head = process.stdout.read(20)  # it is under way
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=60)
