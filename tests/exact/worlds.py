@@ -7,6 +7,7 @@ length being the probability. A world is one such course; one batch runs many wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -29,17 +30,23 @@ from oracle import Model as Law
 from oracle import Text, extend, joint, standardize, tv
 
 Name = tuple[int, int, int, Purpose]  # of a draw: row, committed length, offset, purpose
-Path = dict[Name, int]  # which outcome was taken at the draws so far that had several
+Path = dict[Name, tuple[int, float]]  # the outcome taken wherever there were several; its chance
 
 
 @dataclass
 class World:
-    """One course: follows `path`, then the first possible outcome; `others` branch off it."""
+    """One course: follows `path`, then the first possible outcome; `others` branch off it.
+
+    A draw that is thrown away, for a row that wanted no guess, may come or not, as the row's mates
+    have it: it counts by being on the path.
+    """
 
     path: Path
-    weight: float = 1.0
     others: list[Path] = field(default_factory=list)
-    drawn: set[Name] = field(default_factory=set)
+
+    @property
+    def weight(self) -> float:
+        return math.prod(chance for _, chance in self.path.values())
 
     def take(self, name: Name, law: list[float]) -> int:
         """The outcome of the draw of that name; a second draw of one name is no new chance."""
@@ -47,13 +54,10 @@ class World:
         if len(possible) == 1:  # a number that decides nothing is as good as new
             return possible[0]
         if name not in self.path:
-            self.others += [{**self.path, name: k} for k in possible[1:]]
-            self.path = {**self.path, name: possible[0]}
-        k = self.path[name]
-        if name not in self.drawn:
-            self.weight *= law[k] / sum(law)
-        self.drawn.add(name)
-        return k
+            ways = [{**self.path, name: (k, law[k] / sum(law))} for k in possible]
+            self.path = ways[0]
+            self.others += ways[1:]
+        return self.path[name][0]
 
 
 class WorldDraw(Draw):
