@@ -6,6 +6,7 @@ fail one certificate in 10,000, and no bug planted here would be missed once in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,9 +20,12 @@ from foretoken import load
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.draw import Draw
+from foretoken.errors import InputError
 from foretoken.keys import Purpose
 from foretoken.lab.certify import Certificate, Plan, certify
 from foretoken.lab.controls import next_row
+from foretoken.lab.sampling import ALONE, Asked, texts
+from foretoken.lab.shapes import compare
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from foretoken.verify import Outcome, block, speculative
@@ -31,7 +35,7 @@ from pairs import relative, target
 V = 6
 P, Q = random_model(31, V), random_model(32, V)
 PROMPTS = [[0], [3, 1]]
-PLAN = Plan(gamma=2, texts=128, greedy=16, dtype="float64", laws=(SamplingParams(1.0),))
+PLAN = Plan(gamma=2, texts=128, greedy=16, laws=(SamplingParams(1.0),))
 
 
 def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
@@ -52,7 +56,7 @@ def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
 def test_honest_pairs_pass(drafter, rule):
     found = issue(drafter(), rule=rule)
     assert found.verdict == "lossless" and found.faults == []
-    assert found.identity.same == found.identity.tokens == 64
+    assert found.identity.same == found.identity.tokens == 96
     assert found.shapes.noise == 0 and found.guesses > 300
     least = min(control.p_value for control in found.controls if control.p_value is not None)
     assert least < 1e-20  # the controls are not found by luck
@@ -184,6 +188,78 @@ class OneTooMany(TableModel):
     def set_lengths(self, lengths: list[int]) -> None:
         pairs = zip(self._texts, lengths, strict=True)
         super().set_lengths([min(len(text), length + 1) for text, length in pairs])
+
+
+class OffAlone(TableModel):
+    """Says at each place what belongs to the place before, where a row is by itself."""
+
+    def score(self, blocks, need: list[int]) -> Tensor:
+        logits = super().score(blocks, need)
+        return logits.roll(1, 1) if len(need) == 1 and need[0] > 1 else logits
+
+
+def test_a_bug_of_single_rows_is_found():
+    found = issue(target=OffAlone(P, V), texts=16)
+    assert not found.shapes.ok and any(one.verdict == "bug" for one in found.identity.differences)
+
+
+def test_texts_of_every_prompt_are_sampled_alone():
+    asked = Asked(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
+
+    def tokens(model: TableModel) -> list[list[int]]:
+        made = texts(Speculator(model, Guesser(Q)), PROMPTS, asked, 0, lambda at, _: at, "")
+        return [one.tokens for _, found in made for one in found]
+
+    pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
+    alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}
+    assert alone == {0, 1}
+
+
+class HalfOff(TableModel):
+    """The logits of a block are off by a half, in float32."""
+
+    def score(self, blocks, need: list[int]) -> Tensor:
+        logits = super().score(blocks, need).float()
+        logits[:, 1:, 0] += 0.5
+        return logits
+
+
+def test_the_tolerance_is_that_of_the_computation():
+    found = issue(target=HalfOff(P, V), texts=16)
+    assert found.shapes.dtype == "float32" and found.shapes.allowed < 1e-3
+    assert not found.shapes.ok
+    model = target("Llama")
+    for dtype in (torch.float32, torch.bfloat16):
+        spec = load(model.to(dtype), relative(model), dtype="auto", runtime="transformers")
+        shapes = compare(spec.target, spec.requests([[1, 2, 3]], 4, 0), [[4, 5, 6, 7]], 3)
+        assert shapes.dtype == str(dtype).removeprefix("torch.") and shapes.ok
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(1.0, top_p=0.7), "temperature 1, top-p 0.7: "),
+        (SamplingParams(1.0, top_k=4, min_p=0.2), "temperature 1, top-k 4, min-p 0.2: "),
+    ],
+)
+def test_every_warper_reaches_the_texts(params, name):
+    found = issue(laws=(params,))
+    assert found.faults == [] and all(test.name.startswith(name) for test in found.tests)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"laws": ()}, "laws is empty; give one or more"),
+        ({"laws": (SamplingParams(),)}, "temperature is 0.0 in a law; give more"),
+        ({"texts": 16.5}, "texts is 16.5; give a whole number"),
+        ({"seed": -1}, "seed is -1; give an integer in"),
+        ({"gamma": None}, "gamma is None; give 1 or more"),
+    ],
+)
+def test_mistakes_in_a_plan(changes, says):
+    with pytest.raises(InputError, match=re.escape(says)):
+        Plan(**changes)
 
 
 @pytest.mark.parametrize("model", [NoPenalty, OneTooMany])

@@ -57,9 +57,9 @@ def test_a_certificate_for_reading(run, base):
     code, out, err = run(*pair(base))
     assert code == 0 and "greedy: plain" in err and "Traceback" not in err
     for says in (
-        "rule block, gamma 3, 2 prompts, seed 0",
+        "computed in float32, rule block, gamma 3, 2 prompts, seed 0",
         "passes   a block's logits are within ",
-        "greedy   4 texts of 192 tokens, gamma 1 and 3, against plain: identical",
+        "greedy   6 texts of 288 tokens, gamma 1 and 3, against plain: identical",
         "said to be certain: all as said",
         "temperature 1: pull towards the draft",
         "temperature 1: against plain, oddest: prompt ",
@@ -77,7 +77,7 @@ def test_a_broken_rule_in_json(run, base, monkeypatch):
     assert code == 1 and found["verdict"] == "not lossless"
     assert any("target's law, by rank: p-value" in fault for fault in found["faults"])
     assert found["plan"]["rule"] == "broken" and found["false_alarm"] == 1e-4
-    assert found["identity"]["same"] == found["identity"]["tokens"] == 192
+    assert found["identity"]["same"] == found["identity"]["tokens"] == 288
     assert found["shapes"]["noise"] <= found["shapes"]["allowed"]
     least = min(test["p_value"] for test in found["tests"])
     assert least < found["level"] < 1e-4

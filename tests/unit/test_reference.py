@@ -54,18 +54,18 @@ class Late(TableModel):
 
 def test_blocks_against_single_tokens():
     texts = [[1, 2, 3, 4, 0, 1, 2, 3], [3, 4]]
-    # one place is forced, whatever the logits
-    same = compare(TableModel(P, V), REQUESTS, texts, 3, "float64")
-    assert same.positions == 9 and same.noise < 1e-12 and same.ok
-    off = compare(Late(P, V), REQUESTS, texts, 3, "float64")
+    # one place is forced, whatever the logits; the first row runs alone too
+    same = compare(TableModel(P, V), REQUESTS, texts, 3)
+    assert same.positions == 17 and same.noise < 1e-12 and same.ok
+    off = compare(Late(P, V), REQUESTS, texts, 3)
     assert abs(off.noise - 1e-4) < 1e-9 and 0 < off.variation < 1e-4 and not off.ok
-    assert compare(Late(P, V), REQUESTS, texts, 3, "float32").ok
+    assert off.dtype == "float64" and compare(Late(P, V), REQUESTS, texts, 3, "float32").ok
 
 
 def test_a_difference_is_rounding_or_a_bug():
     law = [0.30, 0.30000001, 0.2, 0.1, 0.1]
     target = TableModel(lambda text: law, V)
-    noisy = Shapes(10, 1e-6, 1.0, 1e-7, allowed=1e-3)
+    noisy = Shapes("float32", 10, 1e-6, 1.0, 1e-7, allowed=1e-3)
 
     def parted(plain, found, shapes=noisy):
         return first_difference(target, REQUESTS[0], plain, found, shapes, (0, 2))
@@ -75,6 +75,6 @@ def test_a_difference_is_rounding_or_a_bug():
     assert (near.place, near.plain, near.speculative) == (1, 1, 0)
     assert near.verdict == "float noise" and 0 < near.gap < 4e-6
     assert parted([1, 1], [1, 2]).verdict == "bug"
-    assert parted([1, 1], [1, 0], Shapes(10, 1.0, 1.0, 0.5, 1e-3)).verdict == "bug"
+    assert parted([1, 1], [1, 0], Shapes("float32", 10, 1.0, 1.0, 0.5, 1e-3)).verdict == "bug"
     ended = parted([1, 1], [1])
     assert (ended.plain, ended.speculative, ended.gap, ended.verdict) == (1, None, None, "bug")

@@ -76,7 +76,7 @@ def certify(
     lines = cli.read(prompts, limit) if prompts else []
     keys_of(seed, 1)
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, dtype=dtype, laws=LAWS)
+    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=LAWS)
     quiet()
     spec = load(target, draft, dtype=dtype, draft_dtype=draft_dtype, device=device, runtime=runtime)
     try:
@@ -125,8 +125,9 @@ def _pair(spec: Speculator) -> dict[str, str]:
 def _show(spec: Speculator, plan: Any, found: Certificate, console: Console) -> None:
     pair = _pair(spec)
     console.print(
-        f"target {pair['target']}, draft {pair['draft']}: {pair['runtime']}, {plan.dtype}, rule "
-        f"{plan.rule}, gamma {plan.gamma}, {found.prompts} prompts, seed {plan.seed}\n",
+        f"target {pair['target']}, draft {pair['draft']}: {pair['runtime']}, computed in "
+        f"{found.shapes.dtype}, rule {plan.rule}, gamma {plan.gamma}, "
+        f"{found.prompts} prompts, seed {plan.seed}\n",
         soft_wrap=True,
         markup=False,
     )
@@ -209,7 +210,7 @@ def _verdict(found: Certificate) -> list[str]:
     from foretoken.lab.certify import FALSE_ALARM
 
     if found.verdict == "void":
-        return ["\nVOID: a planted bug was missed; more texts (--thorough) may find it"]
+        return ["\nVOID: a planted bug was missed; other prompts, or --thorough, may find it"]
     if found.verdict == "lossless":
         return [
             f"\nLOSSLESS: no test of {len(found.tests)} fell below {found.level:.1e}; an exact "

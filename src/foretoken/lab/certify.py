@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -20,9 +22,9 @@ from foretoken.lab.identity import Identity, first_difference
 from foretoken.lab.odds import Test, binned
 from foretoken.lab.sampling import Asked, Track, against_plain, against_the_law
 from foretoken.lab.sampling import texts as texts_of
-from foretoken.lab.shapes import Shapes, compare
+from foretoken.lab.shapes import Shapes, companies, compare
 from foretoken.lab.watch import Seen, Watched
-from foretoken.options import NAMED, Prompt, check
+from foretoken.options import NAMED, Prompt, check, keys_of
 from foretoken.speculator import BATCH, Speculator
 from foretoken.verify import Rule, block
 
@@ -41,13 +43,23 @@ class Plan:
     texts: int = 192  # sampled of a prompt, in each law, speculatively and plainly
     greedy: int = 48  # new tokens of a greedy text
     seed: int = 0
-    dtype: str = "float32"  # of the computation: what noise it explains
     laws: Sequence[SamplingParams] = LAWS
 
     def __post_init__(self) -> None:
-        check(self.laws[0], self.greedy, self.gamma, self.rule, lenience=1.0)
-        if self.gamma < 1:
+        if not self.laws:
+            raise InputError("laws is empty; give one or more SamplingParams")
+        for law in self.laws:
+            check(law, self.greedy, self.gamma, self.rule, lenience=1.0)
+            if law.greedy:
+                raise InputError(
+                    f"temperature is {law.temperature} in a law; give more, greedy text is "
+                    "compared anyway"
+                )
+        keys_of(self.seed, 1)
+        if not self.gamma or self.gamma < 1:
             raise InputError(f"gamma is {self.gamma}; give 1 or more to certify a draft")
+        if not isinstance(self.texts, Integral):
+            raise InputError(f"texts is {self.texts!r:.60}; give a whole number")
         if self.texts < 16:
             raise InputError(f"texts is {self.texts}; give 16 or more, tests need some")
 
@@ -154,24 +166,32 @@ def _greedy(
     return shapes, _identity(spec, prompts, plain, plan, shapes), plain
 
 
-def _shapes(spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: Plan) -> Shapes:
+def _shapes(
+    spec: Speculator,
+    prompts: list[Prompt],
+    texts: list[list[int]],
+    plan: Plan,
+    dtype: str | None = None,
+) -> Shapes:
     requests = spec.requests(prompts[:BATCH], plan.greedy, plan.seed)
-    return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1, plan.dtype)
+    return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1, dtype)
 
 
 def _identity(
     spec: Speculator, prompts: list[Prompt], plain: list[list[int]], plan: Plan, shapes: Shapes
 ) -> Identity:
     requests = spec.requests(prompts, plan.greedy, plan.seed)
-    differences, tokens, same = [], 0, 0
+    differences, texts, tokens, same = [], 0, 0, 0
     gammas = sorted({1, plan.gamma})
-    for gamma in gammas:
-        for i, text in enumerate(_texts(spec, prompts, plan, gamma)):
+    for gamma, rows in product(gammas, companies(len(prompts))):
+        found = _texts(spec, [prompts[i] for i in rows], plan, gamma)
+        for i, text in zip(rows, found, strict=True):
             off = first_difference(spec.target, requests[i], plain[i], text, shapes, (i, gamma))
+            texts += 1
             tokens += len(plain[i])
             same += len(plain[i]) if off is None else off.place
             differences += [] if off is None else [off]
-    return Identity(gammas, len(gammas) * len(prompts), tokens, same, differences)
+    return Identity(gammas, texts, tokens, same, differences)
 
 
 def _texts(spec: Speculator, prompts: list[Prompt], plan: Plan, gamma: int) -> list[list[int]]:
@@ -225,7 +245,7 @@ def _wrong_model(
 ) -> Iterable[Control]:
     broken = replace(spec, target=OffByOne(spec.target))
     name = "block logits one place off"
-    yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan).ok)
+    yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan, shapes.dtype).ok)
     identity = _identity(broken, prompts, texts, plan, shapes)
     yield Control(f"{name}: greedy text", not identity.ok)
 

@@ -23,6 +23,8 @@ from foretoken.request import Completion, Request
 from foretoken.speculator import BATCH, Speculator
 from foretoken.verify import Rule
 
+ALONE = 11  # every so manieth text runs by itself; prime, so that every prompt has some
+
 Track = Callable[[Sequence[int], str], Iterable[int]]
 
 
@@ -39,30 +41,50 @@ class Asked:
 
     @property
     def name(self) -> str:
-        k = self.params.top_k
-        return f"temperature {self.params.temperature:g}" + (f", top-k {k}" if k else "")
+        own = self.params
+        parts = (
+            (True, f"temperature {own.temperature:g}"),
+            (own.top_k > 0, f"top-k {own.top_k}"),
+            (own.top_p < 1, f"top-p {own.top_p:g}"),
+            (own.min_p > 0, f"min-p {own.min_p:g}"),
+        )
+        return ", ".join(said for wanted, said in parts if wanted)
 
 
 def texts(
     spec: Speculator, prompts: Sequence[Prompt], asked: Asked, stream: int, track: Track, what: str
 ) -> Iterable[tuple[range, list[Completion]]]:
     """`asked.texts` completions of every prompt, batch by batch, with their numbers; number k
-    continues prompt k % len(prompts). No two streams share a random number."""
+    continues prompt k % len(prompts). No two streams share a random number. Some texts with guesses
+    are made alone: a single row may take another way through the models."""
     count = asked.texts * len(prompts)
     for first in track(range(0, count, BATCH), f"{asked.name}: {what}"):
-        numbers = range(first, min(first + BATCH, count))
-        found = spec.generate(
-            [prompts[k % len(prompts)] for k in numbers],
-            max_new_tokens=asked.length,
-            temperature=asked.params.temperature,
-            top_k=asked.params.top_k,
-            gamma=asked.gamma,
-            rule=asked.rule,
-            seed=[(asked.seed, (stream << 32) + k) for k in numbers],
-        )
-        if any(one.finish_reason == "interrupted" for one in found):
-            raise KeyboardInterrupt
-        yield numbers, found
+        batch = range(first, min(first + BATCH, count))
+        alone = [k for k in batch if asked.gamma and k % ALONE == 0]
+        found: dict[int, Completion] = {}
+        for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):
+            made = _made(spec, prompts, asked, stream, numbers)
+            found |= zip(numbers, made, strict=True)
+        yield batch, [found[k] for k in batch]
+
+
+def _made(
+    spec: Speculator, prompts: Sequence[Prompt], asked: Asked, stream: int, numbers: list[int]
+) -> list[Completion]:
+    found = spec.generate(
+        [prompts[k % len(prompts)] for k in numbers],
+        max_new_tokens=asked.length,
+        temperature=asked.params.temperature,
+        top_k=asked.params.top_k,
+        top_p=asked.params.top_p,
+        min_p=asked.params.min_p,
+        gamma=asked.gamma,
+        rule=asked.rule,
+        seed=[(asked.seed, (stream << 32) + k) for k in numbers],
+    )
+    if any(one.finish_reason == "interrupted" for one in found):
+        raise KeyboardInterrupt
+    return found
 
 
 @dataclass(slots=True)

@@ -40,8 +40,10 @@ log = logging.getLogger(__name__)
 
 def compiled(exported: Exported, dtype: str = "float32") -> Model:
     """The graphs, ready to run on this machine's CPU."""
-    core, facts = ov.Core(), exported.facts
+    core = ov.Core()
     options = settings(core, dtype)
+    kind = {"f32": "float32", "bf16": "bfloat16"}[options["INFERENCE_PRECISION_HINT"]]
+    facts = exported.facts | {"computed": "int8" if dtype == "int8" else kind}
     graphs = dict(exported.graphs)
     if facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], facts["windows"])

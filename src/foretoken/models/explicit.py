@@ -45,6 +45,7 @@ class ExplicitModel:
         self.context: int | None = facts["context"]
         self.source_context: int | None = facts["source_context"]
         self.identity: str | None = facts.get("identity")  # what its speed follows from
+        self.computed: str = facts.get("computed", "float32")  # the arithmetic's dtype
         self.device = torch.device("cpu")
         self.encoder = None if encoder is None else Feed(encoder)
         self.decoder = Feed(decoder)

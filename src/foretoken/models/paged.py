@@ -110,6 +110,7 @@ class PagedModel:
         self.vocab_size: int = facts["vocab_size"]
         self.context: int | None = facts["context"]
         self.identity: str | None = facts.get("identity")  # what its speed follows from
+        self.computed: str = facts.get("computed", "float32")  # the arithmetic's dtype
         self.request = compiled.create_infer_request()
         caches = [p.get_any_name() for p in compiled.inputs if "cache." in p.get_any_name()]
         self.block = int(compiled.input("key_cache.0").get_partial_shape()[2].get_length())
