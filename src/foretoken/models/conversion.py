@@ -43,7 +43,7 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
     core = ov.Core()
     options = settings(core, dtype)
     kind = {"f32": "float32", "bf16": "bfloat16"}[options["INFERENCE_PRECISION_HINT"]]
-    facts = exported.facts | {"computed": "int8" if dtype == "int8" else kind}
+    facts = {**exported.facts, "computed": "int8" if dtype == "int8" else kind}
     graphs = dict(exported.graphs)
     if facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
