@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -228,9 +229,9 @@ def test_the_tolerance_is_that_of_the_computation():
     found = issue(target=HalfOff(P, V), texts=16)
     assert found.shapes.dtype == "float32" and found.shapes.allowed < 1e-3
     assert not found.shapes.ok
-    model = target("Llama")
     for dtype in (torch.float32, torch.bfloat16):
-        spec = load(model.to(dtype), relative(model), dtype="auto", runtime="transformers")
+        model = deepcopy(target("Llama")).to(dtype)  # others share the target
+        spec = load(model, relative(model), dtype="auto", runtime="transformers")
         shapes = compare(spec.target, spec.requests([[1, 2, 3]], 4, 0), [[4, 5, 6, 7]], 3)
         assert shapes.dtype == str(dtype).removeprefix("torch.") and shapes.ok
 
