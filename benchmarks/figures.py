@@ -37,24 +37,27 @@ TEXTS = (
     "The road led through a dark wood, and",
     "There was a knock at the door, and",
 )
+GREEDY, SAMPLED = "--temperature=0", "--temperature=1"
+CUT = f"{SAMPLED} --top-k=50 --top-p=0.9"
 ALL = ("transformers", "openvino-genai", "llama.cpp")
 
-# name: pair, draft, temperature, dtype, gammas, peers, prompts, repeats
+# name: pair, draft, law, dtype, gammas, peers, prompts, repeats
 RUNS: dict[str, tuple[str, str, str, str, str, tuple[str, ...], int, int]] = {
-    "default-greedy": ("", "", "0", "float32", "2,3,4,5", (), 16, 5),
-    "default-sampled": ("", "", "1", "float32", "2,3,4,5", (), 16, 5),
-    "llama-f32-greedy": ("llama", "a86", "0", "float32", "3,5", ALL, 1, 5),
-    "llama-f32-sampled": ("llama", "a80", "1", "float32", "3,5", ALL[:1], 1, 5),
-    "llama-bf16-greedy": ("llama", "a86", "0", "bfloat16", "3,5", ALL, 1, 5),
-    "llama-bf16-sampled": ("llama", "a80", "1", "bfloat16", "3,5", ALL[:1], 1, 5),
-    "llama-int8-greedy": ("llama", "a86", "0", "int8", "3,5", ALL[1:], 1, 5),
-    "t5-f32-greedy": ("t5", "a86", "0", "float32", "3,5", ALL[:1], 1, 5),
-    "t5-bf16-greedy": ("t5", "a86", "0", "bfloat16", "3,5", ALL[:1], 1, 5),
-    "alpha-02": ("llama", "a02", "1", "float32", "1,3", (), 1, 5),
-    "alpha-20": ("llama", "a20", "1", "float32", "1,2,3", (), 2, 5),
-    "alpha-50": ("llama", "a50", "1", "float32", "2,3,5", (), 2, 5),
-    "alpha-80": ("llama", "a80", "1", "float32", "3,5,7", (), 2, 5),
-    "alpha-95": ("llama", "a95", "1", "float32", "5,11,16", (), 2, 5),
+    "default-greedy": ("", "", GREEDY, "float32", "2,3,4,5", (), 16, 5),
+    "default-sampled": ("", "", SAMPLED, "float32", "2,3,4,5", (), 16, 5),
+    "llama-f32-greedy": ("llama", "a86", GREEDY, "float32", "3,5", ALL, 1, 5),
+    "llama-f32-sampled": ("llama", "a80", SAMPLED, "float32", "3,5", ALL[:1], 1, 5),
+    "llama-f32-cut": ("llama", "a80", CUT, "float32", "3,5", (), 1, 5),
+    "llama-bf16-greedy": ("llama", "a86", GREEDY, "bfloat16", "3,5", ALL, 1, 5),
+    "llama-bf16-sampled": ("llama", "a80", SAMPLED, "bfloat16", "3,5", ALL[:1], 1, 5),
+    "llama-int8-greedy": ("llama", "a86", GREEDY, "int8", "3,5", ALL[1:], 1, 5),
+    "t5-f32-greedy": ("t5", "a86", GREEDY, "float32", "3,5", ALL[:1], 1, 5),
+    "t5-bf16-greedy": ("t5", "a86", GREEDY, "bfloat16", "3,5", ALL[:1], 1, 5),
+    "alpha-02": ("llama", "a02", SAMPLED, "float32", "1,3", (), 1, 5),
+    "alpha-20": ("llama", "a20", SAMPLED, "float32", "1,2,3", (), 2, 5),
+    "alpha-50": ("llama", "a50", SAMPLED, "float32", "2,3,5", (), 2, 5),
+    "alpha-80": ("llama", "a80", SAMPLED, "float32", "3,5,7", (), 2, 5),
+    "alpha-95": ("llama", "a95", SAMPLED, "float32", "5,11,16", (), 2, 5),
 }
 
 
@@ -70,13 +73,13 @@ def main() -> None:
 
 
 def bench(name: str, folder: Path, out: Path) -> None:
-    pair, draft, temperature, dtype, gammas, peers, count, repeats = RUNS[name]
+    pair, draft, law, dtype, gammas, peers, count, repeats = RUNS[name]
     folder.mkdir(parents=True, exist_ok=True)
     prompts = folder / f"{pair or 'texts'}-{count}.jsonl"
     given = PROMPTS if pair else TEXTS
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in given[:count]))
     command = [sys.executable, "-m", "foretoken", "bench", "--prompts", prompts, "--out", out]
-    command += ["--temperature", temperature, "--dtype", dtype, "--gamma", gammas]
+    command += [*law.split(), "--dtype", dtype, "--gamma", gammas]
     command += ["--repeats", str(repeats), "--max-new-tokens", "96"]
     if pair:
         place = built(pair, folder)
