@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from foretoken import checked
 from foretoken.errors import InputError
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
@@ -28,8 +29,8 @@ def beta(p: ArrayLike, q: ArrayLike) -> float:
 
     Raises InputError where p and q are not two laws over the same tokens.
     """
-    p, q = _law("p", p), _law("q", q)
-    return min(1.0, float(np.minimum(p, _same_size(p, q)).sum()))
+    p, q = checked.laws(p, q)
+    return min(1.0, float(np.minimum(p, q).sum()))
 
 
 def alpha(betas: ArrayLike) -> float:
@@ -38,17 +39,16 @@ def alpha(betas: ArrayLike) -> float:
     if values.size == 0:
         raise InputError("betas is empty; give the beta of one prefix or more")
     for value in values.ravel().tolist():
-        _probability("beta", value)
+        checked.probability("beta", value)
     return float(values.mean())
 
 
 def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, ...]:
     """Probability that a guess drawn from q is kept with lenience l: the five forms that appendix
     A.5 prints, in its order. They are equal; the last is sum min(p/l, q)."""
-    p, q = _law("p", p), _law("q", q)
-    q, lenience = _same_size(p, q), _lenience(lenience)
+    p, q = checked.laws(p, q)
     p, q = p[q > 0], q[q > 0]  # what q never guesses adds nothing
-    scaled = lenience * q
+    scaled = checked.lenience(lenience) * q
     return (
         float(q @ np.where(scaled <= p, 1.0, p / scaled)),
         float(q @ (p / np.maximum(p, scaled))),
@@ -71,22 +71,21 @@ def lenient_bias(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
     """The same at temperature 0: sum of q where p >= l max p (appendix A.5, whose inequality is
     printed the wrong way round). p is the target's law at temperature 1."""
-    p, q = _law("p", p), _law("q", q)
-    return min(1.0, float(_same_size(p, q)[p >= _lenience(lenience) * p.max()].sum()))
+    p, q = checked.laws(p, q)
+    return min(1.0, float(q[p >= checked.lenience(lenience) * p.max()].sum()))
 
 
 def match_beta(p: ArrayLike, q: ArrayLike) -> float:
     """Probability that a guess drawn from q equals a token drawn from p, sum p q: token matching,
     never above `beta`."""
-    p, q = _law("p", p), _law("q", q)
-    return min(1.0, float(p @ _same_size(p, q)))
+    p, q = checked.laws(p, q)
+    return min(1.0, float(p @ q))
 
 
 def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
     """Probability that rejection sampling keeps a draw from q, 1/M = min q/p over what p can give,
     never above `beta` (appendix A.2); 0 where p gives what q cannot."""
-    p, q = _law("p", p), _law("q", q)
-    q = _same_size(p, q)
+    p, q = checked.laws(p, q)
     return min(1.0, float((q[p > 0] / p[p > 0]).min()))
 
 
@@ -95,8 +94,8 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> float:
 
     That is sum |p - q| / 2, total variation, and 1 - beta (Lemma 3.3). Raises as `beta` does.
     """
-    p, q = _law("p", p), _law("q", q)
-    return min(1.0, float(np.abs(p - _same_size(p, q)).sum() / 2))
+    p, q = checked.laws(p, q)
+    return min(1.0, float(np.abs(p - q).sum() / 2))
 
 
 def match_probability(p: ArrayLike, q: ArrayLike) -> float:
@@ -105,8 +104,8 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
     sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), between (1 - d) / (1 + d) and 1 - d, d being `d_lk`
     (Daliri, Musco, Suresh 2024, arXiv 2408.07978). Raises as `beta` does.
     """
-    p, q = _law("p", p), _law("q", q)
-    both = (p > 0) & (_same_size(p, q) > 0)
+    p, q = checked.laws(p, q)
+    both = (p > 0) & (q > 0)
     order = np.argsort(p[both] / q[both])
     pi, qi = p[both][order], q[both][order]
     # p_j / p_i is the larger of the two from i on, where p_j / q_j is at least p_i / q_i
@@ -120,7 +119,7 @@ def tokens_law(alpha: float, gamma: int) -> list[float]:
 
     The entry of k is at k - 1: alpha^(k-1) (1 - alpha), and alpha^gamma for the last.
     """
-    alpha, gamma = _probability("alpha", alpha), _count("gamma", gamma)
+    alpha, gamma = checked.probability("alpha", alpha), checked.count("gamma", gamma)
     return [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
 
 
@@ -129,7 +128,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
     gamma + 1 at alpha = 1; precise just below, where 1 - alpha^(gamma+1) would cancel.
     """
-    alpha, gamma = _probability("alpha", alpha), _count("gamma", gamma)
+    alpha, gamma = checked.probability("alpha", alpha), checked.count("gamma", gamma)
     if alpha in (0, 1):
         return gamma * alpha + 1.0
     tokens = -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
@@ -163,7 +162,7 @@ def walltime_factor(
 
 def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
     """How many times the arithmetic of plain decoding; c_hat is c in operations (Theorem 3.11)."""
-    c_hat = _cost("c_hat", c_hat)
+    c_hat = checked.cost("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
@@ -184,7 +183,7 @@ def optimal_gamma(
 
     The smallest on ties; 0 means: do not speculate. A sequence v needs entries up to max_gamma + 1.
     """
-    gammas = range(_count("max_gamma", max_gamma) + 1)
+    gammas = range(checked.count("max_gamma", max_gamma) + 1)
     return max(gammas, key=lambda gamma: walltime_factor(alpha, gamma, c, v=v, tokens=tokens))
 
 
@@ -195,18 +194,18 @@ def oracle_factor(alpha: float, c: float) -> float:
     run; inf at alpha 1, c 0. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
     as alpha -> 1 with c = (1 - alpha) / (e - 2), where the paper says "~60 %".
     """
-    per_token = 1 - _probability("alpha", alpha) + _cost("c", c) * alpha
+    per_token = 1 - checked.probability("alpha", alpha) + checked.cost("c", c) * alpha
     return 1 / per_token if per_token > 0 else math.inf
 
 
 def improves(alpha: float, c: float) -> bool:
     """Whether some gamma is faster than plain decoding: exactly where alpha > c (Corollary 3.9)."""
-    return _probability("alpha", alpha) > _cost("c", c)
+    return checked.probability("alpha", alpha) > checked.cost("c", c)
 
 
 def guaranteed_factor(alpha: float, c: float) -> float:
     """(1 + alpha) / (1 + c), what gamma = 1 gains and the best gamma at least (Corollary 3.9)."""
-    return (1 + _probability("alpha", alpha)) / (1 + _cost("c", c))
+    return (1 + checked.probability("alpha", alpha)) / (1 + checked.cost("c", c))
 
 
 def factor_bound(alpha: float) -> float:
@@ -221,8 +220,8 @@ def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
     q). Holds where all that runs side by side has a core of its own. What a wrong guess started is
     taken to have ended by then: it is called off, and as long as the right g takes it has anyway.
     """
-    beta, f, g = _probability("beta", beta), _cost("f", f), _cost("g", g)
-    return _cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
+    beta, f, g = checked.probability("beta", beta), checked.cost("f", f), checked.cost("g", g)
+    return checked.cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
 
 
 def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
@@ -234,7 +233,9 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
 
 def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
     """Whether speculation is faster than f and then g: exactly where q < beta min(f, g)."""
-    return _cost("q", q) < _probability("beta", beta) * min(_cost("f", f), _cost("g", g))
+    return checked.cost("q", q) < checked.probability("beta", beta) * min(
+        checked.cost("f", f), checked.cost("g", g)
+    )
 
 
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
@@ -242,8 +243,8 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
 
     Cutting gamma to n - 1 leaves the number of runs as it is: what is cut would be thrown away.
     """
-    tokens = _count("tokens", tokens, least=1)
-    most = min(_count("gamma", gamma), tokens - 1)
+    tokens = checked.count("tokens", tokens, least=1)
+    most = min(checked.count("gamma", gamma), tokens - 1)
     laws = [np.array(tokens_law(alpha, g)[::-1]) for g in range(most + 1)]
     runs = [_round_cost(g, c, v) for g in range(most + 1)]
     cost = np.zeros(tokens + 1)
@@ -254,7 +255,7 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
 
 
 def _round_cost(gamma: int, c: float, v: VerifyCost | None) -> float:
-    return gamma * _cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
+    return gamma * checked.cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
 
 
 def _verify_cost(v: VerifyCost, n: int) -> float:
@@ -267,44 +268,3 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
     if not 0 < cost < math.inf:
         raise InputError(f"v of {n} tokens is {cost}; give a finite number above 0")
     return float(cost)
-
-
-def _law(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    law = np.asarray(values, dtype=np.float64)
-    if law.ndim != 1:
-        raise InputError(f"{name} has shape {law.shape}; give one law, of shape (V,)")
-    if not (law >= 0).all():
-        raise InputError(f"{name} has a probability of {law.min()}; give none below 0")
-    if not abs(law.sum() - 1) < 1e-4:  # float32 laws are sums of many roundings
-        raise InputError(f"{name} sums to {law.sum()}; give a law, which sums to 1")
-    return law
-
-
-def _same_size(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
-    if p.size != q.size:
-        raise InputError(f"p has {p.size} tokens and q {q.size}; give laws over the same tokens")
-    return q
-
-
-def _probability(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise InputError(f"{name} is {value}; give a number in [0, 1]")
-    return value
-
-
-def _lenience(value: float) -> float:
-    if not 0 < value <= 1:
-        raise InputError(f"lenience is {value}; give a number in (0, 1], 1 being exact")
-    return value
-
-
-def _cost(name: str, value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise InputError(f"{name} is {value}; give a finite number, 0 or more")
-    return value
-
-
-def _count(name: str, value: float, least: int = 0) -> int:
-    if not (value >= least and float(value).is_integer()):
-        raise InputError(f"{name} is {value}; give a whole number, {least} or more")
-    return int(value)

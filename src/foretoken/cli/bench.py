@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
+from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
@@ -25,34 +26,27 @@ if TYPE_CHECKING:
     from foretoken.lab.race import Contestant, Round, Task
     from foretoken.speculator import Speculator
 
-Model = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
-
 
 def bench(
-    prompts: Annotated[
-        Path, Option(help='One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.')
-    ],
-    target: Model = None,
-    draft: Annotated[
-        str | None,
-        Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy, uniform or none."),
-    ] = None,
+    prompts: option.Prompts,
+    target: option.Target = None,
+    draft: option.Draft = None,
     gamma: Annotated[
         str, Option(help="Guesses per target call; 0 (plain) and automatic always run.")
     ] = "2,4,8",
     max_new_tokens: Annotated[int, Option(help="New tokens, exactly: no text ends earlier.")] = 96,
     repeats: Annotated[int, Option(help="Rounds that count, after one that warms up.")] = 5,
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, Option(help="0 is off.")] = 0,
-    top_p: Annotated[float, Option(help="1 is off.")] = 1.0,
-    seed: Annotated[int, Option()] = 0,
+    temperature: option.Temperature = 0.0,
+    top_k: option.TopK = 0,
+    top_p: option.TopP = 1.0,
+    seed: option.Seed = 0,
     rule: Annotated[
         str, Option(help="block, speculative or coupled; to compare: match, rejection.")
     ] = "block",
-    dtype: Annotated[str, Option(help="float32, bfloat16, int8, ...")] = "float32",
-    draft_dtype: Annotated[str | None, Option(help="The draft's, if not the target's.")] = None,
-    device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
-    runtime: Annotated[str, Option(help="auto, or a runtime that doctor lists.")] = "auto",
+    dtype: option.Dtype = "float32",
+    draft_dtype: option.DraftDtype = None,
+    device: option.Device = "cpu",
+    runtime: option.Runtime = "auto",
     vs: Annotated[
         list[str] | None,
         Option(help="transformers, openvino-genai, llama.cpp; give it again for another."),
@@ -60,7 +54,7 @@ def bench(
     out: Annotated[
         Path | None, Option(help="Folder for bench.json and plots; Ctrl-C leaves what is there.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
+    as_json: option.Json = False,
 ) -> None:
     """Time plain decoding, several gammas, automatic gamma and peers, turn by turn."""
     from foretoken.lab import scoreboard  # late: torch takes seconds to import

@@ -15,6 +15,7 @@ from rich.progress import track
 from typer import Option
 
 from foretoken.cli import measure as cli
+from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
@@ -40,7 +41,7 @@ THOROUGH = 8  # times the sampled texts: a third of the total variation is caugh
 
 
 def certify(
-    target: cli.Target = None,
+    target: option.Target = None,
     draft: Annotated[
         str | None, Option(help="Folder, hub id, lookup, ngram:FILE or uniform.")
     ] = None,
@@ -53,13 +54,13 @@ def certify(
     ] = 32,
     gamma: Annotated[int, Option(help="Guesses per target call.")] = 3,
     rule: Annotated[str, Option(help="The rule to certify.")] = "block",
-    seed: cli.Seed = 0,
-    dtype: cli.Dtype = "float32",
-    draft_dtype: cli.DraftDtype = None,
-    device: cli.Device = "cpu",
-    runtime: cli.Runtime = "auto",
+    seed: option.Seed = 0,
+    dtype: option.Dtype = "float32",
+    draft_dtype: option.DraftDtype = None,
+    device: option.Device = "cpu",
+    runtime: option.Runtime = "auto",
     thorough: Annotated[bool, Option("--thorough", help="Eight times the texts.")] = False,
-    as_json: cli.Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Certify that a pair keeps the target's law: exit code 0 if so, 1 if not.
 

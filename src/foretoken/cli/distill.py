@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
+from foretoken.cli import option
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -25,17 +26,9 @@ COLUMNS = (
 
 
 def distill(
-    data: Annotated[
-        Path,
-        Option(
-            help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; a source a "
-            'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
-        ),
-    ],
+    data: option.Examples,
     out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
-    target: Annotated[
-        str | None, Option(help="Folder or hub id; left out: the pair that ships.")
-    ] = None,
+    target: option.Target = None,
     draft: Annotated[
         str | None, Option(help="Folder or hub id of the draft to go on from.")
     ] = None,
@@ -74,7 +67,7 @@ def distill(
     learning_rate: Annotated[float, Option()] = 1e-3,
     warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
     save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
-    seed: Annotated[int, Option()] = 0,
+    seed: option.Seed = 0,
 ) -> None:
     """Teach a draft its target's law, so that more guesses are kept.
 

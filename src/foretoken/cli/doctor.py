@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from foretoken.cli import option
 from foretoken.cli.quiet import quiet
 
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
@@ -31,7 +32,7 @@ def doctor(
         typer.Option("--clear-cache", help="Remove them, and measured costs; all is made again."),
     ] = False,
     dtype: Annotated[str, typer.Option(help="As for generate.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: option.Json = False,
 ) -> None:
     """Versions, device, memory, and which models run on what here, and why."""
     quiet()

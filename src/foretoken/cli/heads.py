@@ -13,25 +13,18 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
+from foretoken.cli import option
 from foretoken.cli.distill import COLUMNS
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 
 def heads(
-    data: Annotated[
-        Path,
-        Option(
-            help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; a source a "
-            'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
-        ),
-    ],
+    data: option.Examples,
     out: Annotated[
         Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")
     ],
-    target: Annotated[
-        str | None, Option(help="Folder or hub id; left out: the pair that ships.")
-    ] = None,
+    target: option.Target = None,
     heads: Annotated[int, Option(help="Guesses that one call makes: the largest gamma.")] = 4,
     target_generated: Annotated[
         float, Option(help="Share of texts that the target writes. The rest are the data's own.")
@@ -42,7 +35,7 @@ def heads(
     learning_rate: Annotated[float, Option()] = 2e-3,
     warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
     save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
-    seed: Annotated[int, Option()] = 0,
+    seed: option.Seed = 0,
 ) -> None:
     """Train blockwise heads on a target's hidden states: one call makes all guesses.
 

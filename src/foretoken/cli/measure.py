@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,78 +14,44 @@ from rich.console import Console
 from rich.progress import track
 from typer import Option
 
+from foretoken.cli import option, sheet
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli import sheet
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement import Measurement
 
-Target = Annotated[
-    str | None, Option(help="Folder or hub id; left out: the pair that ships.", show_default=False)
-]
-Gamma = Annotated[int, Option(help="Guesses per target call while measuring.")]
-Temperature = Annotated[float, Option(help="0 is greedy.")]
-TopK = Annotated[int, Option(help="0 is off.")]
-TopP = Annotated[float, Option(help="1 is off.")]
-MinP = Annotated[float, Option(help="0 is off.")]
-MaxNewTokens = Annotated[int, Option(help="New tokens of a prompt at most.")]
-Limit = Annotated[int | None, Option(help="Prompts of the file to use; left out: all.")]
-Seed = Annotated[int, Option()]
-Dtype = Annotated[str, Option(help="float32, bfloat16, int8, float16, float64, auto.")]
-DraftDtype = Annotated[str | None, Option(help="The draft's, if not the target's.")]
-Device = Annotated[str, Option(help="cpu, cuda, ...")]
-Runtime = Annotated[str, Option(help="auto, or a runtime that doctor lists.")]
-Json = Annotated[bool, Option("--json", help="One JSON document.")]
-
 
 def measure(
-    prompts: Annotated[
-        Path, Option(help='One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.')
-    ],
-    target: Target = None,
+    context: typer.Context,
+    prompts: option.Prompts,
+    target: option.Target = None,
     draft: Annotated[
         str | None, Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy or uniform.")
     ] = None,
-    gamma: Gamma = 4,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    max_new_tokens: MaxNewTokens = 64,
-    limit: Limit = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float32",
-    draft_dtype: DraftDtype = None,
-    device: Device = "cpu",
-    runtime: Runtime = "auto",
+    gamma: option.Gamma = 4,
+    temperature: option.Temperature = 0.0,
+    top_k: option.TopK = 0,
+    top_p: option.TopP = 1.0,
+    min_p: option.MinP = 0.0,
+    max_new_tokens: option.MaxNewTokens = 64,
+    limit: option.Limit = None,
+    seed: option.Seed = 0,
+    dtype: option.Dtype = "float32",
+    draft_dtype: option.DraftDtype = None,
+    device: option.Device = "cpu",
+    runtime: option.Runtime = "auto",
     out: Annotated[
         Path | None, Option(help="JSON file to write, for foretoken plan; resumed after a kill.")
     ] = None,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Measure a pair: alpha, acceptance by position, c, v(n), overhead, memory, speed-up."""
     texts = read(prompts, limit)
-    options = {
-        "target": target,
-        "draft": draft,
-        "prompts": str(prompts),
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "gamma": gamma,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "dtype": dtype,
-        "draft_dtype": draft_dtype,
-        "device": device,
-        "runtime": runtime,
-    }
     if out is not None and not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; make it or give another --out")
-    found = run(texts, options, out)
+    found = run(texts, context.params, out)
     if as_json:
         print(json.dumps(document(found), allow_nan=False))
     else:
@@ -102,7 +68,10 @@ def read(file: Path, limit: int | None) -> list[prompt_files.Line]:
 
 
 def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None) -> Measurement:
-    """Load the pair and measure it, with a bar on standard error; what is wrong fails first."""
+    """Load the pair and measure it, with a bar on standard error; what is wrong fails first.
+
+    `asked` has what a command was given, by the names of lab.measurement.Options and more.
+    """
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measure import digest, measure, require
     from foretoken.lab.measurement import Options
@@ -110,7 +79,9 @@ def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None)
     from foretoken.loading import load
 
     quiet()
-    options = Options(**asked, prompts_sha256=digest([line.prompt for line in lines]))
+    given = {field.name: asked[field.name] for field in fields(Options) if field.name in asked}
+    given |= {"prompts": str(asked["prompts"])}
+    options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
     require(options, len(lines))
     spec = load(
         options.target,

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from foretoken.cli import measure as cli
+from foretoken.cli import option
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     files: Annotated[
         list[Path] | None,
         typer.Argument(help="Files of foretoken measure --out, all of one target."),
     ] = None,
-    target: cli.Target = None,
+    target: option.Target = None,
     draft: Annotated[
         list[str] | None,
         typer.Option(help="A draft to measure first; may be repeated.", show_default=False),
@@ -33,41 +35,26 @@ def plan(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts to measure on, where no files are given.")
     ] = None,
-    gamma: cli.Gamma = 4,
-    temperature: cli.Temperature = 0.0,
-    top_k: cli.TopK = 0,
-    top_p: cli.TopP = 1.0,
-    min_p: cli.MinP = 0.0,
-    max_new_tokens: cli.MaxNewTokens = 64,
-    limit: cli.Limit = None,
-    seed: cli.Seed = 0,
-    dtype: cli.Dtype = "float32",
-    draft_dtype: cli.DraftDtype = None,
-    device: cli.Device = "cpu",
-    runtime: cli.Runtime = "auto",
-    as_json: cli.Json = False,
+    gamma: option.Gamma = 4,
+    temperature: option.Temperature = 0.0,
+    top_k: option.TopK = 0,
+    top_p: option.TopP = 1.0,
+    min_p: option.MinP = 0.0,
+    max_new_tokens: option.MaxNewTokens = 64,
+    limit: option.Limit = None,
+    seed: option.Seed = 0,
+    dtype: option.Dtype = "float32",
+    draft_dtype: option.DraftDtype = None,
+    device: option.Device = "cpu",
+    runtime: option.Runtime = "auto",
+    as_json: option.Json = False,
 ) -> None:
     """Pick the draft and gamma that are predicted to be fastest, or say: do not speculate."""
     if files and (target or draft or prompts):
         raise InputError("give files of measurements, or --target, --draft and --prompts; not both")
     if not files and prompts is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
-    options = {
-        "target": target,
-        "prompts": str(prompts),
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "gamma": gamma,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "dtype": dtype,
-        "draft_dtype": draft_dtype,
-        "device": device,
-        "runtime": runtime,
-    }
-    named = _saved(files) if files else _measured(prompts, limit, draft or [None], options)
+    named = _saved(files) if files else _measured(prompts, limit, draft or [None], context.params)
     from foretoken.lab.plan import plan as make  # late: torch takes seconds to import
 
     found = make(named)
@@ -84,12 +71,12 @@ def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
 
 
 def _measured(
-    prompts: Path | None, limit: int | None, drafts: list[Any], options: dict[str, Any]
+    prompts: Path | None, limit: int | None, drafts: list[Any], asked: dict[str, Any]
 ) -> list[tuple[str, Measurement]]:
     """One after the other; each draft has plain runs of its own to be compared with."""
     assert prompts is not None
     lines = cli.read(prompts, limit)
-    return [(draft or "", cli.run(lines, {**options, "draft": draft}, None)) for draft in drafts]
+    return [(draft or "", cli.run(lines, {**asked, "draft": draft}, None)) for draft in drafts]
 
 
 def _document(found: Plan) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
+from foretoken.checked import count
 from foretoken.errors import InputError
 from foretoken.theory import (
     MAX_GAMMA,
@@ -89,8 +90,7 @@ def theory(
 def _predict(
     alpha: float, c: float, c_hat: float, gamma: int | None, max_gamma: int, tokens: int | None
 ) -> Prediction:
-    if max_gamma < 0:
-        raise InputError(f"max_gamma is {max_gamma}; give a whole number, 0 or more")
+    count("max_gamma", max_gamma)
 
     def row(gamma: int) -> Row:
         time = walltime_factor(alpha, gamma, c, tokens=tokens)

@@ -162,16 +162,16 @@ class Rows:
         logits = self.runner.score(blocks, need)
         self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
         for b, n in enumerate(need):
-            self.compare(logits[b, :n], self.alone(b, n))
+            if n:
+                self.compare(logits[b, :n], self.alone(b, n))
         back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
         self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
         self.runner.set_lengths([len(text) for text in self.texts])
 
     def compare(self, ours: Tensor, stock: Tensor) -> None:
-        if stock.numel():
-            difference = (ours - stock).abs().max().nan_to_num(float("inf"))
-            self.worst = max(self.worst, float(difference))
-            self.spread = max(self.spread, float(stock.max() - stock.min()))
+        difference = (ours - stock).abs().max().nan_to_num(float("inf"))
+        self.worst = max(self.worst, float(difference))
+        self.spread = max(self.spread, float(stock.max() - stock.min()))
 
     @torch.inference_mode()
     def alone(self, b: int, n: int) -> Tensor:
@@ -180,14 +180,11 @@ class Rows:
         if self.runner.encoder_decoder:
             source = torch.tensor([self.sources[b]], device=self.model.device)
             ids = {"input_ids": source, "decoder_input_ids": text}
-        if not n:
-            return torch.empty(0, device=self.model.device)
         return self.model(**ids, use_cache=False, return_dict=True).logits[0, -n:]
 
     def permute(self, rows: list[int]) -> None:
         self.runner.permute(rows)
-        self.texts = [self.texts[b] for b in rows]
-        self.sources = [self.sources[b] for b in rows]
+        self.texts, self.sources = [self.texts[b] for b in rows], [self.sources[b] for b in rows]
 
     def leave(self, rows: list[int]) -> None:
         self.runner.leave(rows)
