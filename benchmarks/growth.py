@@ -43,7 +43,7 @@ def main() -> None:
     small = pair(given.folder, "30M", 32000)
     for context in (64, 256, 1024, 2048, 4096):
         note("context", context, small, context=context - STEPS * (GAMMA + 1) - 1)
-    for count in (1, 2, 4, 8, 16):
+    for count in (1, 2, 4, 8, 16, 32):
         note("rows", count, small, context=64, count=count)
     for vocabulary in (4096, 32000, 128000, 256000):
         note("vocabulary", vocabulary, pair(given.folder, "100M", vocabulary), context=64)
