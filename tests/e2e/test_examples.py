@@ -2,9 +2,12 @@
 
 import importlib
 import re
+from types import SimpleNamespace
 from pathlib import Path
 
 import pytest
+
+from foretoken.execute import Seconds
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -23,6 +26,33 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 def factors(text: str) -> list[float]:
     return [float(factor) for factor in re.findall(r"(?:formula|measured): +x ([0-9.]+)", text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "says"),
+    [
+        ("policy_and_simulator", "--steps", "0", "argument --steps: 0 is less than 1"),
+        ("policy_and_simulator", "--guesses", "-1", "argument --guesses: -1 is less than 0"),
+        ("agent_tool_call", "--guesses", "-1", "argument --guesses: -1 is less than 0"),
+        ("agent_tool_call", "--requests", "0", "argument --requests: 0 is less than 1"),
+        ("agent_tool_call", "--width", "x", "argument --width: invalid int value: 'x'"),
+    ],
+)
+def test_numbers_that_are_none(run, capsys, name: str, option: str, value: str, says: str) -> None:
+    with pytest.raises(SystemExit):
+        run(name, option, value)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(says)
+
+
+def test_what_the_formula_says_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was slower by the clock."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    plain, run = (
+        SimpleNamespace(beta=0.9, kept=0, seconds=Seconds(0.0, 1.0, 1.0, total))
+        for total in (2.0, 4.0)
+    )
+    printed = importlib.import_module("measured").report([plain], [run])
+    assert "by the formula it pays, as q <" in printed and "measured: x 0.50" in printed
 
 
 @pytest.mark.parametrize("extra", [[], ["--guesses", "2"], ["--processes"]])

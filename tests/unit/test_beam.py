@@ -29,11 +29,26 @@ def tables(**draft) -> Speculator:
         ({"gamma": 1.5}, "gamma is 1.5; give a whole number"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
         ({"num_beams": True}, "num_beams is True"),
+        ({"gamma": True}, "gamma is True; give a whole number"),
+        ({"max_new_tokens": True}, "max_new_tokens is True; give a whole number"),
+        ({"length_penalty": 1e308}, "length_penalty is 1e\\+308; give a number from -50 to 50"),
+        ({"length_penalty": -1e308}, "length_penalty is -1e\\+308; give a number from -50 to 50"),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         tables().beam_search([1], **options)
+
+
+@pytest.mark.parametrize("penalty", [-50, 50])
+def test_the_widest_length_penalties(penalty: int) -> None:
+    assert tables().beam_search([1], length_penalty=penalty)[0][0].score <= 0
+
+
+@pytest.mark.parametrize("name", ["gamma", "max_new_tokens"])
+def test_generate_takes_no_bool_for_a_number(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} is True; give a whole number"):
+        tables().generate([1], **{name: True})
 
 
 def test_no_prompts_give_no_beams() -> None:

@@ -204,6 +204,10 @@ def test_an_error_of_q_comes_before_anything_runs() -> None:
         (None, "gives None; give a law: a dict"),
         ("left", "gives 'left'; give a law"),
         ({"a": "much"}, "gives ['much']; give a law"),
+        ({"a": "0.5", "b": "0.5"}, "gives ['0.5', '0.5']; give a law"),
+        ({"a": 1 + 0j}, "gives [(1+0j)]; give a law"),
+        (np.array([1 + 0j]), "gives array([1.+0.j]); give a law"),
+        (torch.tensor([1 + 0j]), "gives [(1+0j)]; give a law"),
         (np.eye(2), "give a law: a dict of probabilities, or an array (V,)"),
     ],
 )
@@ -228,12 +232,32 @@ def test_what_is_no_law_is_named(whose: str, law: object, says: str) -> None:
         ({"seed": -1}, "seed is -1; give a whole number in [0, 2**63), or None"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"seed": "x"}, "seed is 'x'"),
+        ({"executor": "threads"}, "executor is 'threads'; give one of concurrent.futures, or None"),
     ],
 )
 def test_bad_options(options: dict, says: str) -> None:
     with pytest.raises(InputError) as error:
         speculate(law_a, twice, RIGHT, None, **options)
     assert says in str(error.value)
+
+
+class Soon:
+    async def __call__(self, y: str) -> str:
+        return y
+
+
+@pytest.mark.parametrize("run", [speculate, lambda *args: awaited(*args)])
+def test_what_cannot_be_called_is_named(run) -> None:
+    with pytest.raises(InputError, match=r"f is \{'a': 1.0\}; give a function"):
+        run(RIGHT, twice, RIGHT, None)
+    with pytest.raises(InputError, match="g is None; give a function"):
+        run(law_a, None, RIGHT, None)
+
+
+def test_an_object_whose_call_is_a_coroutine_function_is_refused() -> None:
+    with pytest.raises(InputError, match="g is a coroutine function; await speculate_async"):
+        speculate(law_a, Soon(), RIGHT, None)
+    assert awaited(law_soon, Soon(), RIGHT, None).value == "a"
 
 
 # --- processes ---
@@ -330,6 +354,19 @@ def test_async_errors() -> None:
         awaited(law_a, wrong_sleeps, RIGHT, None)
     with pytest.raises(InputError, match="g is a coroutine function; await speculate_async"):
         speculate(law_a, wrong_sleeps, RIGHT, None)
+
+
+def test_async_gives_no_event() -> None:
+    async def g(y: str, cancelled) -> str:
+        return y
+
+    async def may_have_one(y: str, cancelled=None) -> str:
+        return y
+
+    with pytest.raises(InputError, match="g wants `cancelled`; leave it out: asyncio cancels") as e:
+        awaited(law_soon, g, RIGHT, None)
+    assert "\n" not in str(e.value)
+    assert awaited(law_soon, may_have_one, RIGHT, None).value == "a"
 
 
 def test_async_may_itself_be_cancelled() -> None:
