@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
+import measured
 import numpy as np
-from measured import report
 
 import foretoken
 from foretoken.execute import Execution, speculate
@@ -120,7 +120,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--guesses", type=int, default=1, help="tools that are called ahead")
     parser.add_argument("--width", type=int, default=16384, help="of the large network")
     parser.add_argument("--network", type=float, default=0.0, help="ms to f and to g, added")
-    options = parser.parse_args(arguments)
+    least = {"requests": 1, "guesses": 0, "width": 1, "network": 0}
+    options = measured.options(parser, arguments, least)
     rng = np.random.default_rng(0)
     texts, tools, _ = zip(*requests(rng, 300), strict=True)
     large, small = Classifier(2048, options.width, 1), Classifier(64, 32, 2)
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     for (text, _, _), run in list(zip(asked, runs, strict=True))[:3]:
         begun = "had begun" if run.kept is not None else f"{run.guesses[0]} had begun"
         print(f"{text}? {run.y} ({begun}): {run.value}")
-    print(report(plain, runs))
+    print(measured.report(plain, runs))
 
 
 if __name__ == "__main__":

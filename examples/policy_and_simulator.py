@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
+import measured
 import numpy as np
-from measured import report
 
 from foretoken.execute import Execution, speculate
 
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=100, help="pushes")
     parser.add_argument("--guesses", type=int, default=1, help="pushes that are simulated ahead")
     parser.add_argument("--processes", action="store_true", help="processes in place of threads")
-    options = parser.parse_args(arguments)
+    options = measured.options(parser, arguments, {"steps": 1, "guesses": 0})
     kind = ProcessPoolExecutor if options.processes else ThreadPoolExecutor
     with kind(1 + options.guesses) as pool:
         balance(2, options.guesses, pool)  # the workers start
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
         runs = balance(options.steps, options.guesses, pool)
     angle = np.degrees(runs[-1].value[2])
     print(f"after {len(runs)} pushes the pole is {angle:+.1f} degrees from upright")
-    print(report(plain, runs))
+    print(measured.report(plain, runs))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ Shallow Aggressive Decoding, is a drafter: `drafters.copying`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foretoken.distributions import sample
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError, RefusedError, whole
 from foretoken.verify import Outcome, Rule, leading, live, speculative
 
 ROUNDING = 1e-2  # of the sum of a law, in the lowest precision
@@ -95,7 +94,7 @@ def blockwise_top_k(logits: Tensor, x: Tensor, lengths: Tensor, k: int) -> Tenso
     a guess is judged by NaN.
     """
     V = logits.shape[-1]
-    if not isinstance(k, Integral) or not 1 <= k <= V:
+    if not whole(k) or not 1 <= k <= V:
         raise InputError(f"k is {k!r:.60}; give 1 to {V}, the number of tokens")
     scores, at = logits[:, : x.shape[1]], x[..., None]
     if bool((scores.isnan().any(-1) & live(x, lengths)).any()):

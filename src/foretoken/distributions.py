@@ -37,7 +37,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value, kind = getattr(self, name), Integral if name == "top_k" else Real
-            if not isinstance(value, kind):
+            if isinstance(value, bool) or not isinstance(value, kind):
                 what = "whole number" if kind is Integral else "number"
                 raise InputError(f"{name} is {value!r:.60}; give a {what}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):

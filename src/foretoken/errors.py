@@ -6,6 +6,8 @@ ForetokenError
     └── NumericsError   logits that are no logits (NaN, +inf, nothing possible)
 """
 
+from numbers import Integral
+
 
 class ForetokenError(Exception):
     """Base of all errors meant for the user: one line, no traceback on the command line."""
@@ -21,6 +23,11 @@ class RefusedError(ForetokenError):
 
 class NumericsError(RefusedError):
     """A model returned logits from which no law can be made."""
+
+
+def whole(value: object) -> bool:
+    """Whether it is a whole number: True and False, though Python counts with them, are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def one_line(error: Exception) -> str:

@@ -16,13 +16,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from numbers import Integral
 from tempfile import TemporaryDirectory
 from threading import Event
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, one_line, whole
 from foretoken.finite import NOTHING, Law, finite_law, pick, together, verdict, without
 from foretoken.keys import Purpose, RowKey, uniform
 
@@ -67,20 +66,22 @@ def speculate(
     A law is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1. q: a law,
     or a fast function of x that gives one, called in this thread; any q keeps the law of y, a close
     one saves time. guesses: how many distinct guesses g is started on; 0 is f and then g, for
-    comparison. executor: where f and g run,
-    threads or processes (f, g, x and what they give must then be picklable); None is one thread for
-    each, for this call only. seed: the same seed draws the same numbers, so that every call is to
-    have its own; None draws one.
+    comparison. executor: where f and g run, threads or processes (f, g, x and what they give must
+    then be picklable); None is one thread for each, for this call only. A g that speculates itself
+    must not do so on the executor it runs on: full, it waits for ever. seed: the same seed draws
+    the same numbers, so that every call is to have its own; None draws one.
 
     g is run on guesses that may be wrong, so it must not do what cannot be undone. A g with a
     parameter named `cancelled` is given an Event: once it is set the result is not wanted, and g
     may return anything or raise. Whatever was started has ended when this returns or raises. An
     error of f is raised, whatever g does; an error of g only where y was its argument. Raises
-    InputError for a law with a negative or NaN probability, or without mass.
+    InputError for a law with a negative or NaN probability, or without mass, and for functions that
+    cannot be run so.
     """
     began = perf_counter()
-    for name, function in (("f", f), ("g", g)):
-        if inspect.iscoroutinefunction(function):
+    _require_functions(f, g)
+    for name, function in (("f", f), ("g", g), ("q", q)):
+        if _gives_coroutines(function):
             raise InputError(f"{name} is a coroutine function; await speculate_async(...) instead")
     bet = Bet(finite_law("q", q(x) if callable(q) else q) if guesses else NOTHING, guesses, seed)
     drawn = perf_counter()
@@ -113,6 +114,11 @@ async def speculate_async(
     are all of them where this call is cancelled.
     """
     began = perf_counter()
+    _require_functions(f, g)
+    for name, function in (("f", f), ("g", g)):
+        flag = _cancelled(function)
+        if flag and flag.default is flag.empty:
+            raise InputError(f"{name} wants `cancelled`; leave it out: asyncio cancels tasks")
     given = q(x) if guesses and callable(q) else q
     law = await given if inspect.isawaitable(given) else given
     bet = Bet(finite_law("q", law) if guesses else NOTHING, guesses, seed)
@@ -148,8 +154,8 @@ class Bet:
     """
 
     def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
-        if not (isinstance(guesses, Integral) and guesses >= 0):
-            raise InputError(f"guesses is {guesses!r}; give a whole number, 0 or more")
+        if not whole(guesses) or guesses < 0:
+            raise InputError(f"guesses is {guesses!r:.60}; give a whole number, 0 or more")
         self.q, self.seed = q, _checked(seed)
         self._drawn: list[int] = []
         left = q.masses
@@ -187,6 +193,10 @@ class _Workers:
     """Where calls run side by side. At its end all are called off, and have ended."""
 
     def __init__(self, executor: Executor | None, most: int, sent: dict[str, Any]) -> None:
+        if not isinstance(executor, Executor | None):
+            raise InputError(
+                f"executor is {executor!r:.60}; give one of concurrent.futures, or None"
+            )
         self._own = executor is None
         self._pool = executor or ThreadPoolExecutor(most, "foretoken-execute")
         self._runs: list[_Run] = []
@@ -201,7 +211,7 @@ class _Workers:
     def start(self, function: Callable[..., Any], argument: Any) -> _Run:
         folder = self._folder
         cancelled = Flag(f"{folder.name}/{len(self._runs)}") if folder else Event()
-        named = {"cancelled": cancelled} if _takes_cancelled(function) else {}
+        named = {"cancelled": cancelled} if _cancelled(function) else {}
         run = _Run(self._pool.submit(_timed, function, argument, named), cancelled)
         self._runs.append(run)
         return run
@@ -251,11 +261,24 @@ async def _awaited(
     return await value, perf_counter() - began
 
 
-def _takes_cancelled(function: Callable[..., Any]) -> bool:
+def _require_functions(f: object, g: object) -> None:
+    for name, function in (("f", f), ("g", g)):
+        if not callable(function):
+            given = " ".join(repr(function).split())  # an array's has lines
+            raise InputError(f"{name} is {given:.60}; give a function")
+
+
+def _gives_coroutines(function: Any) -> bool:
+    calls = (function, type(function).__call__) if callable(function) else ()
+    return any(inspect.iscoroutinefunction(call) for call in calls)
+
+
+def _cancelled(function: Callable[..., Any]) -> inspect.Parameter | None:
+    """The parameter of that name, if there is one."""
     try:
-        return "cancelled" in inspect.signature(function).parameters
+        return inspect.signature(function).parameters.get("cancelled")
     except (TypeError, ValueError):  # some builtins have no signature
-        return False
+        return None
 
 
 def _require_picklable(sent: dict[str, Any]) -> None:
@@ -272,6 +295,6 @@ def _require_picklable(sent: dict[str, Any]) -> None:
 def _checked(seed: int | None) -> int:
     if seed is None:
         return secrets.randbits(63)
-    if not (isinstance(seed, Integral) and 0 <= seed < 2**63):
+    if not whole(seed) or not 0 <= seed < 2**63:
         raise InputError(f"seed is {seed!r:.60}; give a whole number in [0, 2**63), or None")
     return int(seed)

@@ -62,8 +62,11 @@ def finite_law(whose: str, value: Any) -> Law:
 def _masses(whose: str, values: Any) -> Masses:
     try:
         if hasattr(values, "detach"):  # a tensor, wherever it is: torch itself is not needed
-            values = values.detach().cpu().double()
-        masses = np.asarray(values, dtype=np.float64)
+            values = values.detach().cpu()
+            values = values.double() if values.is_floating_point() else values.tolist()
+        masses = np.asarray(values)
+        real = masses.dtype.kind in "biufO"  # no texts, dates or complex numbers
+        masses = masses.astype(np.float64) if real else np.zeros(())
     except (TypeError, ValueError):
         masses = np.zeros(())
     if masses.ndim != 1:

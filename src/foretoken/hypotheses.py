@@ -8,17 +8,18 @@ functions of logits: knows no models, no drafts and no caches.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Real
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, NumericsError
+from foretoken.errors import InputError, NumericsError, whole
 from foretoken.request import FinishReason, Request
 from foretoken.tree import Node
+
+STEEPEST = 50  # a length penalty: at it, powers of a million tokens are still float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class BeamParams:
     def __post_init__(self) -> None:
         for name in ("num_beams", "num_return_sequences"):
             value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            if not whole(value) or value < 1:
                 raise InputError(f"{name} is {value!r:.60}; give a whole number from 1")
         if self.num_return_sequences > self.num_beams:
             raise InputError(
@@ -46,8 +47,10 @@ class BeamParams:
                 f"{self.num_beams} beams; give num_beams={self.num_return_sequences}"
             )
         penalty: object = self.length_penalty
-        if not isinstance(penalty, Real) or not math.isfinite(penalty):
-            raise InputError(f"length_penalty is {penalty!r:.60}; give a finite number")
+        if not isinstance(penalty, Real) or not -STEEPEST <= penalty <= STEEPEST:
+            raise InputError(
+                f"length_penalty is {penalty!r:.60}; give a number from -{STEEPEST} to {STEEPEST}"
+            )
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InputError(
                 f"early_stopping is {self.early_stopping!r:.60}; give True, False or 'never'"

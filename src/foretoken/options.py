@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from secrets import randbits
 from typing import cast
 
 from foretoken.comparators import COMPARATORS
 from foretoken.distributions import SamplingParams
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError, RefusedError, whole
 from foretoken.judge import Coupled, Greedy, Judge, choose
 from foretoken.keys import RowKey
 from foretoken.lenience import require
@@ -32,7 +31,7 @@ def check(
 ) -> Judge:
     """Who judges the guesses, or an error for an option that no model could honour."""
     for name, value in (("max_new_tokens", max_new_tokens), ("gamma", gamma)):
-        if not isinstance(value, Integral) and not (name == "gamma" and value is None):
+        if not whole(value) and not (name == "gamma" and value is None):
             raise InputError(f"{name} is {value!r:.60}; give a whole number")
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
@@ -61,7 +60,7 @@ def check_beams(max_new_tokens: int, gamma: int, num_beams: int, draft_beams: in
         ("gamma", gamma),
         ("draft_beams", width),
     ):
-        if not isinstance(value, Integral):
+        if not whole(value):
             raise InputError(f"{name} is {value!r:.60}; give a whole number")
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")

@@ -65,8 +65,8 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     here = isinstance(source, PreTrainedModel)
     device = source.device if isinstance(source, PreTrainedModel) else wish.device
     if here and wish.runtime == "auto" and device.type != "cuda":
-        self_check(source)
-        return Placed(on_torch(source), "it was in memory")
+        network, _ = _network(source, wish.dtype, device, ON_TORCH)
+        return Placed(on_torch(network), "it was in memory")
     dtype = wish.dtype if here else stated(wish.dtype, source)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype != "int8" else "openvino"
@@ -114,12 +114,33 @@ def _network(
     is packed, and what became of that is told."""
     if isinstance(source, PreTrainedModel):
         self_check(source, form)
+        _require_precision(source)
         return source, []
     self_check(source.empty, form)
     network = source.network(getattr(torch, dtype), device)
+    _require_precision(network)
     packing = pack(network)
     packed = f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"
     return network, [packed]
+
+
+def _require_precision(network: PreTrainedModel) -> None:
+    """Run one token in any precision but float32, in which the self-check ran a copy; RefusedError
+    where torch cannot."""
+    if network.dtype == torch.float32:
+        return
+    model = on_torch(network)
+    try:
+        model.start([[]], [[0]] if model.encoder_decoder else None)
+        model.score([[0]], [1])
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        dtype = str(network.dtype).removeprefix("torch.")
+        raise RefusedError(
+            f"{type(network).__name__} does not run in {dtype} on {network.device}: "
+            f"{one_line(error)}; give dtype='float32', or model.float() in memory"
+        ) from error
 
 
 def stated(dtype: str, source: Source) -> str:

@@ -2,8 +2,8 @@
 
 import importlib
 import re
-from types import SimpleNamespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,24 +35,28 @@ def factors(text: str) -> list[float]:
         ("policy_and_simulator", "--guesses", "-1", "argument --guesses: -1 is less than 0"),
         ("agent_tool_call", "--guesses", "-1", "argument --guesses: -1 is less than 0"),
         ("agent_tool_call", "--requests", "0", "argument --requests: 0 is less than 1"),
+        ("agent_tool_call", "--network", "-0.5", "argument --network: -0.5 is less than 0"),
         ("agent_tool_call", "--width", "x", "argument --width: invalid int value: 'x'"),
     ],
 )
 def test_numbers_that_are_none(run, capsys, name: str, option: str, value: str, says: str) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         run(name, option, value)
     assert capsys.readouterr().err.splitlines()[-1].endswith(says)
 
 
-def test_what_the_formula_says_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it was slower by the clock."""
+@pytest.mark.parametrize(("total", "seen"), [(1.0, "x 2.00"), (4.0, "x 0.50")])
+def test_what_was_predicted_and_what_was_seen(monkeypatch, total: float, seen: str) -> None:
+    """The formula's gain is never told as one that was seen."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     plain, run = (
         SimpleNamespace(beta=0.9, kept=0, seconds=Seconds(0.0, 1.0, 1.0, total))
-        for total in (2.0, 4.0)
+        for total in (2.0, total)
     )
     printed = importlib.import_module("measured").report([plain], [run])
-    assert "by the formula it pays, as q <" in printed and "measured: x 0.50" in printed
+    told = "a gain" if total < 2 else "no gain"
+    assert "formula:  x 1.82, a gain where cores are free, as q <" in printed
+    assert re.search(rf"measured: {seen} on \d+ cores?, {told}$", printed)
 
 
 @pytest.mark.parametrize("extra", [[], ["--guesses", "2"], ["--processes"]])

@@ -229,6 +229,8 @@ def test_what_is_no_law_is_named(whose: str, law: object, says: str) -> None:
     [
         ({"guesses": -1}, "guesses is -1; give a whole number, 0 or more"),
         ({"guesses": 1.5}, "guesses is 1.5"),
+        ({"guesses": True}, "guesses is True; give a whole number"),
+        ({"seed": True}, "seed is True; give a whole number"),
         ({"seed": -1}, "seed is -1; give a whole number in [0, 2**63), or None"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"seed": "x"}, "seed is 'x'"),
@@ -252,11 +254,15 @@ def test_what_cannot_be_called_is_named(run) -> None:
         run(RIGHT, twice, RIGHT, None)
     with pytest.raises(InputError, match="g is None; give a function"):
         run(law_a, None, RIGHT, None)
+    with pytest.raises(InputError, match=r"f is array\(\[\[1., 0.\], \[0., 1.\]\]\); give"):
+        run(np.eye(2), twice, RIGHT, None)
 
 
 def test_an_object_whose_call_is_a_coroutine_function_is_refused() -> None:
     with pytest.raises(InputError, match="g is a coroutine function; await speculate_async"):
         speculate(law_a, Soon(), RIGHT, None)
+    with pytest.raises(InputError, match="q is a coroutine function; await speculate_async"):
+        speculate(law_a, twice, law_soon, None)
     assert awaited(law_soon, Soon(), RIGHT, None).value == "a"
 
 

@@ -21,6 +21,7 @@ from foretoken.drafters.ngram import NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.models.families import build
 from foretoken.train.ngram import fit
 from tiny import TEXT, byte_level, folder, llama, metaspace, t5
 
@@ -433,6 +434,17 @@ def test_generation_config_is_a_word(pair):
 
 
 # What is not built, and what does not fit
+
+
+def test_a_precision_that_a_model_cannot_run_in(tmp_path):
+    """The self-check runs a copy in float32, which says nothing of float64."""
+    says = "MixtralForCausalLM does not run in float64 on cpu: .*; give dtype='float32'"
+    model = build("Mixtral")
+    model.save_pretrained(tmp_path)
+    refused(RefusedError, says, tmp_path, "none", dtype="float64")
+    refused(RefusedError, says, tmp_path, tmp_path, runtime="transformers", draft_dtype="float64")
+    refused(RefusedError, says, model.double(), "none")
+    assert foretoken.load(model.float(), "none").generate([5, 6], max_new_tokens=2)
 
 
 @pytest.mark.parametrize(

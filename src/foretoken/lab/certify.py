@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from numbers import Integral
 from typing import Literal
 
 import torch
 
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.none import NoDrafter
-from foretoken.errors import InputError
+from foretoken.errors import InputError, whole
 from foretoken.lab.controls import Control, Likeliest, OffByOne, next_row
 from foretoken.lab.identity import Identity, first_difference
 from foretoken.lab.odds import Test, binned
@@ -58,7 +57,7 @@ class Plan:
         keys_of(self.seed, 1)
         if not self.gamma or self.gamma < 1:
             raise InputError(f"gamma is {self.gamma}; give 1 or more to certify a draft")
-        if not isinstance(self.texts, Integral):
+        if not whole(self.texts):
             raise InputError(f"texts is {self.texts!r:.60}; give a whole number")
         if self.texts < 16:
             raise InputError(f"texts is {self.texts}; give 16 or more, tests need some")
