@@ -46,7 +46,7 @@ def main() -> None:
     for count in (1, 2, 4, 8, 16, 32):
         note("rows", count, small, context=64, count=count)
     for vocabulary in (4096, 32000, 128000, 256000):
-        note("vocabulary", vocabulary, pair(given.folder, "100M", vocabulary), context=64)
+        note("vocabulary", vocabulary, pair(given.folder, "400M", vocabulary), context=64)
     for size in ("10M", "100M", "400M", given.largest):
         note("parameters", size, pair(given.folder, size, 32000), context=64)
     print(save("growth", {"gamma": GAMMA, "steps": STEPS, "rows": rows}), file=sys.stderr)
@@ -56,7 +56,9 @@ def main() -> None:
 def pair(folder: Path, params: str, vocabulary: int) -> Speculator:
     out = folder / f"{params}-{vocabulary}"
     if not (out / "target" / "config.json").exists():
-        sizes = ["--params", params, "--vocab", str(vocabulary), "--context", "4096"]
+        draft = max(9e6, 270 * vocabulary)  # its tables alone are 256 numbers an id
+        sizes = ["--params", params, "--draft-params", f"{draft / 1e6:g}M"]
+        sizes += ["--vocab", str(vocabulary), "--context", "4096"]
         subprocess.run([sys.executable, PAIRS, "random", out, *sizes], check=True)
     return load(str(out / "target"), str(out / "draft"))
 
