@@ -28,6 +28,7 @@ from foretoken.request import Completion
 from foretoken.speculator import Speculator
 from foretoken.train.ngram import fit
 from foretoken.train.samples import samples
+from rules import seconds_per_token
 
 TEMPERATURES, GAMMAS, INNER = (0.0, 1.0), (2, 4), 3
 ALONE = "draft"
@@ -93,13 +94,13 @@ def measure(
             ]
             if seed >= 0:
                 found[name].append(one)
-    base = median(map(_seconds, found[ALONE]))
+    base = median(map(seconds_per_token, found[ALONE]))
     return {name: _figures(runs, base) for name, runs in found.items()}
 
 
 def _figures(runs: list[list[Completion]], base: float) -> dict[str, float]:
     stats = [text.stats for run in runs for text in run]
-    seconds = median(map(_seconds, runs))
+    seconds = median(map(seconds_per_token, runs))
     drafted = sum(s.drafted for s in stats)
     return {
         "alpha": fmean([s.alpha for s in stats if s.alpha is not None] or [0.0]),
@@ -109,12 +110,6 @@ def _figures(runs: list[list[Completion]], base: float) -> dict[str, float]:
         "ms": seconds * 1e3,
         "times": base / seconds,
     }
-
-
-def _seconds(texts: list[Completion]) -> float:
-    """Decoding time per token over all prompts."""
-    spent = sum(text.stats.seconds - text.stats.prefill_seconds for text in texts)
-    return spent / sum(len(text.tokens) for text in texts)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,12 @@ FAMILIES = {
 FAMILIES["random"] = FAMILIES["llama"]
 
 
+def count(text: str) -> float:
+    """Of parameters: 443M is 443e6."""
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9}.get(text[-1].upper())
+    return float(text[:-1]) * scale if scale else float(text)
+
+
 def shape(family: Family, params: float, vocab: int) -> tuple[int, int]:
     """Width and layers of about so many parameters."""
     found = []

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, logging
 
-from networks import FAMILIES, network, shape
+from networks import FAMILIES, count, network, shape
 
 TARGET_EPS = 0.003  # alpha of the best draft is 0.97 or more
 ROWS, PROMPT, SOURCE, NEW = 8, 8, 16, 96  # texts to measure alpha on, and their ids
@@ -157,8 +157,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("kind", choices=FAMILIES)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--params", type=_count, help="of the target: 443M, T5 511M")
-    parser.add_argument("--draft-params", type=_count, default=_count("9M"))
+    parser.add_argument("--params", type=count, help="of the target: 443M, T5 511M")
+    parser.add_argument("--draft-params", type=count, default=count("9M"))
     parser.add_argument("--alpha", type=float, nargs="+", default=[0.8], help="at temperature 1")
     parser.add_argument("--vocab", type=int, help="32000, T5 32128")
     parser.add_argument("--context", type=int, default=4096, help="of Llama")
@@ -166,14 +166,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     found = parser.parse_args()
     heard = found.kind == "t5"
-    found.params = found.params or _count("511M" if heard else "443M")
+    found.params = found.params or count("511M" if heard else "443M")
     found.vocab = found.vocab or (32128 if heard else 32000)
     return found
-
-
-def _count(text: str) -> float:
-    scale = {"K": 1e3, "M": 1e6, "B": 1e9}.get(text[-1].upper())
-    return float(text[:-1]) * scale if scale else float(text)
 
 
 def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:
@@ -181,9 +176,9 @@ def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     names += ("intermediate_size", "d_ff", "head_dim", "vocab_size", "max_position_embeddings")
     zeros = sum(int((weight == 0).sum()) for weight in weights)
-    count = sum(weight.numel() for weight in weights)
+    number = sum(weight.numel() for weight in weights)
     sizes = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return {"parameters": count, "eps": eps, "zeros": zeros / count} | sizes
+    return {"parameters": number, "eps": eps, "zeros": zeros / number} | sizes
 
 
 def _save(model: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:

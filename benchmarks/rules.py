@@ -36,9 +36,9 @@ def main() -> None:
                     spec.generate(prompt, max_new_tokens=TOKENS, **options)[0] for prompt in PROMPTS
                 ]
                 found[rule].append(texts)
-        base = median(map(_seconds, found["speculative"]))
+        base = median(map(seconds_per_token, found["speculative"]))
         for rule in RULES:
-            seconds = median(map(_seconds, found[rule]))
+            seconds = median(map(seconds_per_token, found[rule]))
             texts = [text for run in found[rule] for text in run]
             calls = sum(text.stats.target_calls for text in texts)
             per_call = sum(len(text.tokens) for text in texts) / calls
@@ -49,7 +49,7 @@ def main() -> None:
     print(machine.save("rules", {"repeats": REPEATS, "tokens": TOKENS, "rows": rows}))
 
 
-def _seconds(texts: list[Completion]) -> float:
+def seconds_per_token(texts: list[Completion]) -> float:
     """Decoding time per token over all prompts."""
     spent = sum(text.stats.seconds - text.stats.prefill_seconds for text in texts)
     return spent / sum(len(text.tokens) for text in texts)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from console import Run, script
 from foretoken import runtimes
 from foretoken.errors import RefusedError
 
@@ -41,3 +42,9 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     if "openvino" not in request.keywords:
         monkeypatch.setattr(runtimes, "_library", missing)
+
+
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the console script in this process."""
+    return script(monkeypatch, capsys)

@@ -24,7 +24,7 @@ import foretoken
 import gpu
 from foretoken import theory
 from foretoken.models.base import Model
-from networks import FAMILIES, network, shape
+from networks import FAMILIES, count, network, shape
 
 TARGET_EPS = 0.003
 GAMMAS = (0, 2, 4, 8)  # passes over 1, 3, 5 and 9 tokens: none is padded
@@ -59,9 +59,7 @@ def main() -> None:
 
 def _network(arguments: Any, params: str, eps: float, seed: int) -> Any:
     family, dtype = FAMILIES["llama"], getattr(torch, arguments.dtype)
-    config = family.config(
-        *shape(family, gpu.count(params), arguments.vocab), arguments.vocab, 4096
-    )
+    config = family.config(*shape(family, count(params), arguments.vocab), arguments.vocab, 4096)
     return network(family, dtype, 0, config, 100 + seed, eps).to(gpu.DEVICE, dtype)
 
 

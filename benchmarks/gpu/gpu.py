@@ -16,10 +16,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import machine
-from networks import FAMILIES, shape
+from networks import FAMILIES, count, shape
 
 DEVICE = "cuda"
-SIZES = {"K": 1e3, "M": 1e6, "B": 1e9}
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -74,11 +73,6 @@ def bandwidth(size: int = 2**30) -> float:
     """Bytes a second that the GPU reads, measured by a sum over `size` bytes."""
     numbers = torch.ones(size // 4, device=DEVICE)
     return size / seconds(numbers.sum)
-
-
-def count(text: str) -> float:
-    scale = SIZES.get(text[-1].upper())
-    return float(text[:-1]) * scale if scale else float(text)
 
 
 def random_llama(params: str, vocab: int, dtype: torch.dtype) -> Any:

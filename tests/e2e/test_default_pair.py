@@ -6,7 +6,6 @@ Until its weights are committed there is nothing to test.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
-from foretoken.cli import main
 from foretoken.lab.certify import Plan, certify
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
@@ -88,14 +86,10 @@ def test_the_context_ends_it(pair):
     assert done.finish_reason == "stop" or len(done.tokens) == 9
 
 
-def test_the_command_line_needs_no_model(monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["foretoken", "generate", PROMPTS[0], "--max-new-tokens", "20", "--json"]
-    )
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
-    document = json.loads(capsys.readouterr().out)
+def test_the_command_line_needs_no_model(console):
+    result = console("generate", PROMPTS[0], "--max-new-tokens", 20, "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
     assert document["target"] == str(ASSETS / "target")
     expected = foretoken.load().generate(PROMPTS[0], max_new_tokens=20)[0]
     assert document["completions"][0]["tokens"] == expected.tokens
@@ -104,6 +98,6 @@ def test_the_command_line_needs_no_model(monkeypatch, capsys):
 @pytest.mark.prove
 def test_it_is_certified(pair):
     """With few texts; `foretoken certify` takes more."""
-    found = certify(pair, PROMPTS, Plan(texts=32, greedy=16, dtype="float64"))
+    found = certify(pair, PROMPTS, Plan(texts=32, greedy=16))
     assert found.verdict == "lossless" and found.shapes.noise < 1e-4
     assert found.identity.same == found.identity.tokens == 6 * 16

@@ -53,7 +53,7 @@ def test_the_default_pair(dtype: str) -> None:
             for i, prompt in enumerate(PROMPTS)
         ]
         accepted = 0
-        for gamma in (1, 3, 7):
+        for gamma in (1, 7):
             fast = spec.generate(PROMPTS, gamma=gamma, **options)
             assert [done.tokens for done in fast] == plain
             accepted += sum(done.stats.accepted for done in fast)
@@ -61,9 +61,10 @@ def test_the_default_pair(dtype: str) -> None:
 
 
 def test_automatic_gamma() -> None:
-    spec = foretoken.load(dtype="float32", exact_shapes=True)
-    (plain,) = spec.generate(PROMPTS[0], gamma=0, max_new_tokens=16)
-    assert spec.generate(PROMPTS[0], max_new_tokens=16)[0].tokens == plain.tokens
+    model = target("Llama")
+    spec = foretoken.load(model, relative(model), exact_shapes=True)
+    (plain,) = spec.generate([5, 17, 33], gamma=0, max_new_tokens=24)
+    assert spec.generate([5, 17, 33], max_new_tokens=24)[0].tokens == plain.tokens
 
 
 @pytest.mark.parametrize("name", ["T5", "Gemma 3"])

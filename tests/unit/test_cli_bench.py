@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from foretoken.cli import main
+from console import Run
 from foretoken.lab import race
 from foretoken.lab.race import Own
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
-Call = Callable[..., tuple[int, str, str]]
 QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
     monkeypatch.setattr(race, "REST_SECONDS", 0.0)
-
-    def bench(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretoken", "bench", *map(str, args)])
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return (code, *capsys.readouterr())
-
-    return bench
+    return partial(console, "bench")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     return "--target", target, "--draft", draft, "--prompts", prompts
 
 
-def test_a_document_with_a_peer(call: Call, pair: tuple[object, ...], tmp_path: Path):
+def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: Path):
     code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--out", tmp_path / "new", "--json")
     assert code == 0
     found = json.loads(out)
@@ -71,7 +59,7 @@ def test_a_document_with_a_peer(call: Call, pair: tuple[object, ...], tmp_path: 
         assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
 
 
-def test_tables(call: Call, pair: tuple[object, ...]):
+def test_tables(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--temperature", 1)
     assert code == 0
     for told in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
@@ -79,17 +67,20 @@ def test_tables(call: Call, pair: tuple[object, ...]):
     assert "…" not in out and "against" not in out
 
 
-def test_text_prompts_and_an_encoder_decoder(call: Call, tmp_path: Path):
+@pytest.mark.parametrize(
+    "vs", [(), pytest.param(("--vs", "transformers"), marks=pytest.mark.prove)]
+)
+def test_text_prompts_and_an_encoder_decoder(call: Run, tmp_path: Path, vs: tuple[str, ...]):
     model = folder(tmp_path / "t5", t5(), byte_level())
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("It was the first day\n")
     pair = ("--target", model, "--draft", model, "--prompts", prompts)
-    code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--json")
+    code, out, _ = call(*pair, *QUICK, *vs, "--json")
     assert code == 0
     assert all(row["agreement"]["share"] == 1.0 for row in json.loads(out)["figures"])
 
 
-def test_without_a_draft_there_is_plain_decoding_only(call: Call, pair: tuple[object, ...]):
+def test_without_a_draft_there_is_plain_decoding_only(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--draft", "none", "--json")
     found = json.loads(out)
     assert code == 0 and [row["gamma"] for row in found["figures"]] == [0]
@@ -114,7 +105,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_ctrl_c_leaves_whole_rounds(
-    call: Call, pair: tuple[object, ...], tmp_path: Path, interrupted: Callable[[int], None]
+    call: Run, pair: tuple[object, ...], tmp_path: Path, interrupted: Callable[[int], None]
 ):
     interrupted(17)  # two prompts and three gammas are six runs: in the round after the first
     code, _, _ = call(*pair, *QUICK, "--out", tmp_path)
@@ -123,7 +114,7 @@ def test_ctrl_c_leaves_whole_rounds(
 
 
 def test_ctrl_c_while_it_warms_up(
-    call: Call, pair: tuple[object, ...], interrupted: Callable[[int], None]
+    call: Run, pair: tuple[object, ...], interrupted: Callable[[int], None]
 ):
     interrupted(10)
     code, out, err = call(*pair, *QUICK, "--json")
@@ -144,7 +135,7 @@ def test_ctrl_c_while_it_warms_up(
     ],
 )
 def test_mistakes_are_one_line(
-    call: Call, pair: tuple[object, ...], args: tuple[object, ...], told: str
+    call: Run, pair: tuple[object, ...], args: tuple[object, ...], told: str
 ):
     code, out, err = call(*pair, *args)
     assert code == 2 and not out and told in err

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from foretoken.cli import certify as command
-from foretoken.cli import main
 from foretoken.lab import certify as lab
 from foretoken.lab.controls import next_row
 from foretoken.options import NAMED
@@ -18,23 +17,12 @@ from tiny import byte_level, folder, llama
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(monkeypatch, console):
     """Call the console script, with few texts."""
     monkeypatch.setattr(lab, "LAWS", lab.LAWS[:1])
     monkeypatch.setattr(command, "PROMPTS", command.PROMPTS[:2])
     monkeypatch.setattr(command, "TEXTS", 16)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["foretoken", "certify", *map(str, args)])
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
+    return partial(console, "certify")
 
 
 @pytest.fixture(scope="module")

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import foretoken
-from foretoken.cli import main
+from console import Run
 from foretoken.cli.distill import fields
 from foretoken.errors import InputError
 from foretoken.train import samples
 from tiny import TEXT, byte_level, folder, llama, t5
 
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
 SHORT = ("--length", 6, "--held-out", 2, "--batch", 2, "--steps", 4, "--save-every", 2)
 SHAPE = ("--shape", "num_hidden_layers=1,hidden_size=16")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the console script."""
-
-    def call(*args: object) -> Result:
-        command = ["foretoken", "train", "distill", *map(str, args)]
-        monkeypatch.setattr(sys, "argv", command)
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        return Result(code or 0, *capsys.readouterr())
-
-    return call
+def run(console: Run) -> Run:
+    return partial(console, "train", "distill")
 
 
 @pytest.fixture(scope="module")

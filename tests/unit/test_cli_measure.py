@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from foretoken.cli import main
+from console import Run, mistake
 from foretoken.lab import machine, part
 from measurements import document
 from tiny import byte_level, folder, llama
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the console script."""
+def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
     monkeypatch.setattr(machine, "READ_BYTES", 2**20)
-
-    def call(*args: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["foretoken", *map(str, args)])
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        return Result(code or 0, *capsys.readouterr())
-
-    return call
+    return console
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +36,6 @@ def pair(base: Path, *more: object) -> tuple[object, ...]:
     where = ("--target", base / "target", "--draft", base / "draft", "--prompts")
     short = ("--max-new-tokens", 8, "--gamma", 2, "--runtime", "transformers")
     return (*where, base / "prompts.txt", *short, *more)
-
-
-def mistake(result: Result, says: str) -> None:
-    """Exit code 2, one line on standard error, nothing on standard output."""
-    assert result.code == 2 and result.out == ""
-    assert result.err.startswith("error: ") and says in result.err
-    assert result.err.count("\n") == 1 and result.err.endswith("\n")
 
 
 def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):

@@ -217,7 +217,7 @@ def held(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 torch.set_num_threads(1)
-shape = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=12)
+shape = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
 model = tiny.llama(V=4096, **shape)
 packed.trial(model)
 before = held("VmRSS")
@@ -230,7 +230,7 @@ print(before, held("VmHWM"), held("VmRSS"))
 @needs_onednn
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_packing_holds_no_second_copy() -> None:
-    """240 MB of weights, layers of 4 MB, a head of 8: the peak is within some of them."""
+    """120 MB of weights, layers of 4 MB, a head of 8: the peak is within some of them."""
     code = MEMORY.format(tests=str(Path(__file__).parent.parent))
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if "clear_refs" in run.stderr and "ermission" in run.stderr:

@@ -84,8 +84,7 @@ def distill(
     quiet()
     lesson = Lesson(loss, temperature, on_policy, target_generated, length, held_out)
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
-    if not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+    option.require_folder(out)
     models = pair(target, draft, fields(shape), seed)
     words = models.together.tokenizer
     if words is None:

@@ -16,7 +16,6 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli.distill import COLUMNS
 from foretoken.cli.quiet import quiet
-from foretoken.errors import InputError
 
 
 def heads(
@@ -49,8 +48,7 @@ def heads(
 
     quiet()
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
-    if not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+    option.require_folder(out)
     teacher = Teacher.read(target, data, length, target_generated)
     try:
         with ExitStack() as stack:

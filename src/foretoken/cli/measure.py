@@ -49,8 +49,8 @@ def measure(
 ) -> None:
     """Measure a pair: alpha, acceptance by position, c, v(n), overhead, memory, speed-up."""
     texts = read(prompts, limit)
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+    if out is not None:
+        option.require_folder(out)
     found = run(texts, context.params, out)
     if as_json:
         print(json.dumps(document(found), allow_nan=False))

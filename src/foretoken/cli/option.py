@@ -1,4 +1,4 @@
-"""Options that several commands share, each with its one help text."""
+"""Options that several commands share, each with its one help text, and a check of `--out`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from typer import Option
+
+from foretoken.errors import InputError
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
 Draft = Annotated[
@@ -41,3 +43,9 @@ Examples = Annotated[
         'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
     ),
 ]
+
+
+def require_folder(out: Path) -> None:
+    """InputError where a file cannot be: said before the work, which may take hours."""
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}; make it or give another --out")

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from foretoken.cli import distill, heads
+from foretoken.cli import distill, heads, option
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -43,7 +43,7 @@ def lm(
     batch: Annotated[int, typer.Option(help="Windows a step.")] = 8,
     context: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
     learning_rate: Annotated[float, typer.Option()] = 3e-3,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: option.Seed = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
     ] = None,
@@ -86,18 +86,16 @@ def lm(
 def samples(
     out: Annotated[Path, typer.Option(help="Text file to write.")],
     data: Annotated[Path, typer.Option(help="Text to cut prompts from.")],
-    target: Annotated[
-        str | None, typer.Option(help="Folder or hub id; left out: the pair that ships.")
-    ] = None,
+    target: option.Target = None,
     tokens: Annotated[int, typer.Option(help="How many to sample.")] = 500_000,
     temperature: Annotated[float, typer.Option()] = 1.0,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: option.Seed = 0,
 ) -> None:
     """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
     from foretoken.loading import load
     from foretoken.text import decode
 
-    _require_folder(out)
+    option.require_folder(out)
     quiet()
     spec = load(target, "none")
     if spec.tokenizer is None:
@@ -121,12 +119,12 @@ def ngram(
     ] = None,
     tokens: Annotated[int, typer.Option(help="How many to sample.")] = 100_000,
     temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: option.Seed = 0,
 ) -> None:
     """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
     if order < 1:  # said before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
-    _require_folder(out)
+    option.require_folder(out)
     quiet()
     if from_samples is not None:
         table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
@@ -180,12 +178,6 @@ def _sample(
             texts.append(sequence)
             progress.advance(bar, len(sequence))
     return texts
-
-
-def _require_folder(out: Path) -> None:
-    """Said before the work, which may take hours."""
-    if not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
 
 
 def _write(path: Path, text: str) -> None:
