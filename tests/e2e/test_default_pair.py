@@ -100,4 +100,4 @@ def test_it_is_certified(pair):
     """With few texts; `foretoken certify` takes more."""
     found = certify(pair, PROMPTS, Plan(texts=32, greedy=16))
     assert found.verdict == "lossless" and found.shapes.noise < 1e-4
-    assert found.identity.same == found.identity.tokens == 6 * 16
+    assert found.identity.same == found.identity.tokens == 2 * (3 + 2) * 16  # gammas, rows
