@@ -107,6 +107,14 @@ def _stock(model: PreTrainedModel, prompt: tuple[int, ...], limit: int, eos: int
     return out[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
 
 
+def an_end(model: PreTrainedModel, prompt: list[int], limit: int) -> int:
+    """A token that the greedy text reaches for the first time well inside it."""
+    text = stock(model, prompt, limit)
+    return max(
+        set(text), key=lambda token: (text.index(token) <= 2 * limit // 3, text.index(token))
+    )
+
+
 def oracle(model: PreTrainedModel, prompt: list[int], limit: int, eos: int | None = None):
     """The same by full forwards and an argmax in the model's own precision."""
     settings, heard = model.generation_config, model.config.is_encoder_decoder

@@ -18,26 +18,18 @@ from foretoken.drafters.ngram import NGramDrafter
 from foretoken.models.families import FAMILIES
 from foretoken.train.ngram import fit
 from foretoken.verify import RULES
-from pairs import PROMPTS, V, assert_greedy, relative, speculator, stock, target
+from pairs import PROMPTS, V, an_end, assert_greedy, relative, speculator, stock, target
 
 LIMIT = 24
 GAMMAS = range(9)
 ENDS = {"eos": LIMIT, "limit": 13, "neither": LIMIT}
 
 
-def an_end(model: PreTrainedModel, prompt: list[int]) -> int:
-    """A token that the greedy text reaches for the first time well inside it."""
-    text = stock(model, prompt, LIMIT)
-    return max(
-        set(text), key=lambda token: (text.index(token) <= 2 * LIMIT // 3, text.index(token))
-    )
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(name: str) -> None:
     """Alone and in a ragged batch whose rows end at different times, some past a window."""
     model = target(name)
-    eos = an_end(model, PROMPTS[1])
+    eos = an_end(model, PROMPTS[1], LIMIT)
     pair = speculator(model, relative(model), eos)
     drafted = accepted = 0
     for gamma in 0, 1, 4:
@@ -101,7 +93,7 @@ PRODUCT.remove(("Llama", "decoder"))
 def product(name: str, kind: str, end: str, cases: list[tuple[int, str]]) -> list[Completion]:
     """Completions of the ragged batch for every case of gamma and rule, compared."""
     model = target(name)
-    eos = an_end(model, PROMPTS[0]) if end == "eos" else None
+    eos = an_end(model, PROMPTS[0], LIMIT) if end == "eos" else None
     pair = speculator(model, DRAFTS[kind](name), eos)
     found = []
     for gamma, rule in cases:

@@ -130,7 +130,11 @@ class ExplicitModel:
 
 
 class Feed:
-    """One graph's inputs and outputs. Inputs are arrays of ours, set anew only if they changed."""
+    """One graph's inputs and outputs. Inputs are arrays of ours, set anew only if they changed.
+
+    A request keeps no array alive: what it reads is in `held` and `bound`. A name is absent there
+    while its input changes, so that nothing stale is read where that was broken off.
+    """
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self.request = compiled.create_infer_request()
@@ -142,18 +146,20 @@ class Feed:
         if held is not None and held.shape == values.shape:
             held[...] = values
             return
-        self.held[name] = values
+        self.held.pop(name, None)
         self.request.set_tensor(name, ov.Tensor(values, shared_memory=True))
+        self.held[name] = values
 
     def bind(self, prefix: str, slots: Slots, shapes: Shapes) -> None:
         """The cache's inputs are `slots`, where they stand."""
         if self.bound.get(prefix) is slots.pair:
             return
-        self.bound[prefix] = slots.pair
+        self.bound.pop(prefix, None)
         for name, arrays in zip(("keys", "values"), slots.pair, strict=True):
             for i, array in enumerate(arrays):
                 tensor = ov.Tensor(array, ov.Shape(array.shape), getattr(ov.Type, shapes.kind))
                 self.request.set_tensor(f"{prefix}{name}.{i}", tensor)
+        self.bound[prefix] = slots.pair
 
     def run(self) -> None:
         self.request.infer()

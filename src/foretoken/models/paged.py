@@ -88,10 +88,10 @@ class Pool:
             bigger = ov.Tensor(port.get_element_type(), ov.Shape(shape))
             array = bigger.data
             if self.size:
-                array[: self.size] = self.arrays[name]
+                array[: self.size] = self.arrays[name][: self.size]
             array[self.size :] = 0
-            self.arrays[name] = array
             self.request.set_tensor(name, bigger)
+            self.arrays[name] = array
         self.free += range(size - 1, self.size - 1, -1)
         self.holders += [0] * (size - self.size)
         self.size = size
@@ -234,6 +234,7 @@ class PagedModel:
         array, tensor = self.buffers[name, size]
         array[...] = values[0] if array.ndim == 0 else values
         if self.bound.get(name) != size:
+            self.bound.pop(name, None)  # where this is broken off, it is neither
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
 
