@@ -9,6 +9,7 @@ import copy
 import os
 from functools import cache
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,17 @@ PROMPTS = [
 VARIED = 4  # different tokens that a text of 24 must have
 
 
-@cache
 def target(name: str) -> PreTrainedModel:
-    """A model of that family, the first whose greedy text does not merely repeat itself."""
+    """A model of that family, the first whose greedy text does not merely repeat itself. All tests
+    share it: who would change it takes a copy."""
+    model = _target(name)
+    kept = torch.float32 if name in SINGLE else torch.float64
+    assert model.dtype == kept, f"a test has turned the shared {name} into {model.dtype}"
+    return model
+
+
+@cache
+def _target(name: str) -> PreTrainedModel:
     return next(model for seed in count() if varied(model := random(name, seed)))
 
 
@@ -68,6 +77,23 @@ def relative(model: PreTrainedModel, noise: float = 0.03, seed: int = 0) -> PreT
             off = torch.randn(weight.shape, generator=random, dtype=weight.dtype)
             weight += noise * weight.std(correction=0) * off.to(weight.device)
     return model
+
+
+class BrokenOff:
+    """A request for which Ctrl-C comes at its n-th new input: before it is taken, or just after."""
+
+    def __init__(self, request: Any, n: int, *, late: bool) -> None:
+        self.request, self.left, self.late = request, n, late
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.request, name)
+
+    def set_tensor(self, name: str, tensor: Any) -> None:
+        self.left -= 1
+        if self.left or self.late:
+            self.request.set_tensor(name, tensor)
+        if not self.left:
+            raise KeyboardInterrupt
 
 
 def scores(model: PreTrainedModel, text: list[int], source: list[int] | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from foretoken.models.export_explicit import export_explicit
 from foretoken.models.families import FAMILIES, T5, build
 from foretoken.models.selfcheck import Rows, deviation, stir
 from foretoken.models.seq2seq import Seq2SeqModel
-from pairs import PROMPTS, assert_greedy, relative, target
+from pairs import PROMPTS, BrokenOff, assert_greedy, relative, target
 
 pytestmark = pytest.mark.cpu_only
 
@@ -142,6 +142,24 @@ def test_a_pass_reads_the_cache_where_it_stands(t5: ExplicitModel) -> None:
     t5.score([[3]], [1])
     assert t5.decoder.bound[""] is not bound[""]
     assert t5.decoder.bound["cross_"] is bound["cross_"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
+    t5: ExplicitModel, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while inputs change; the pass is then made again."""
+    t5.start([[1, 2], [3]], [[4], [5, 6]])
+    expected = t5.score([[3, 7, 8], [9]], [2, 1])
+    for n in range(1, 11):
+        t5.leave([0, 1])
+        t5.start([[1, 2], [3]], [[4], [5, 6]])
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(t5.decoder, "request", BrokenOff(t5.decoder.request, n, late=late))
+            t5.permute([1, 0])
+            t5.score([[9], [9, 9, 9]], [1, 2])
+        t5.permute([1, 0])
+        assert torch.equal(t5.score([[3, 7, 8], [9]], [2, 1]), expected)
 
 
 def test_the_models_errors_are_one_line_each(t5: ExplicitModel) -> None:

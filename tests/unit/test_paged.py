@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -13,6 +15,7 @@ from foretoken.models.export_paged import export_paged
 from foretoken.models.families import build
 from foretoken.models.paged import CHUNK, PagedModel
 from foretoken.models.selfcheck import small_copy, stir
+from pairs import BrokenOff
 
 pytestmark = pytest.mark.cpu_only
 
@@ -136,3 +139,29 @@ def test_hidden_states_are_there_beside_the_logits(
     hidden = torch.from_numpy(model.request.get_tensor("hidden").data.copy())
     with torch.no_grad():
         assert same(network.lm_head(hidden)[0, :2], logits[0])
+
+
+def broken_off(model: PagedModel, prompts: list[list[int]], part: Any, n: int, late: bool) -> None:
+    """Ctrl-C at the n-th new input of a start, as `part` of the model sets them; all rows leave."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(part, "request", BrokenOff(model.request, n, late=late))
+        model.start(prompts)
+    model.leave(list(range(len(model.lengths))))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
+    model: PagedModel, network: PreTrainedModel, late: bool
+) -> None:
+    stock = CausalModel(network)
+    stock.start([[5, 6, 7], [8]])
+    expected = stock.score([[9, 1], [3, 4]], [2, 2])
+    for part, n in [*((model, n) for n in range(1, 4)), *((model.pool, n) for n in range(1, 5))]:
+        model.start([[5, 6, 7], [8]])
+        model.score([[9, 1], [3, 4]], [2, 2])
+        model.leave([0, 1])
+        more_than_fit = [[2] * 9] * (model.pool.size + 1)  # the first changes the inputs' sizes
+        broken_off(model, more_than_fit, part, n, late)
+        model.start([[5, 6, 7], [8]])
+        assert same(model.score([[9, 1], [3, 4]], [2, 2]), expected)
+        model.leave([0, 1])

@@ -50,6 +50,7 @@ class Pool:
     request: ov.InferRequest
     names: list[str]
     size: int = 0
+    wanted: int = 0
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     holders: list[int] = field(default_factory=list)  # rows per block
@@ -81,20 +82,31 @@ class Pool:
         return fresh
 
     def grow(self) -> None:
-        size = max(FIRST, self.size + self.size // 2)
+        self.wanted = max(FIRST, self.size + self.size // 2)
+        self.fit()
+
+    def fit(self) -> None:
+        """As many blocks as are wanted, in every layer, also where growing was broken off: over
+        keys and values of different sizes OpenVINO makes nothing, and does not say so."""
+        if self.size == self.wanted:
+            return
         for name in self.names:
-            port = self.request.get_compiled_model().input(name)
-            shape = [size, *(d.get_length() for d in list(port.get_partial_shape())[1:])]
-            bigger = ov.Tensor(port.get_element_type(), ov.Shape(shape))
-            array = bigger.data
-            if self.size:
-                array[: self.size] = self.arrays[name][: self.size]
-            array[self.size :] = 0
-            self.request.set_tensor(name, bigger)
-            self.arrays[name] = array
-        self.free += range(size - 1, self.size - 1, -1)
-        self.holders += [0] * (size - self.size)
-        self.size = size
+            if name not in self.arrays or len(self.arrays[name]) != self.wanted:
+                self._widen(name)
+        self.free += range(self.wanted - 1, self.size - 1, -1)
+        self.holders += [0] * (self.wanted - self.size)
+        self.size = self.wanted
+
+    def _widen(self, name: str) -> None:
+        port = self.request.get_compiled_model().input(name)
+        shape = [self.wanted, *(d.get_length() for d in list(port.get_partial_shape())[1:])]
+        bigger = ov.Tensor(port.get_element_type(), ov.Shape(shape))
+        array = bigger.data
+        if self.size:
+            array[: self.size] = self.arrays[name]
+        array[self.size :] = 0
+        self.request.set_tensor(name, bigger)
+        self.arrays[name] = array
 
 
 class PagedModel:
@@ -171,6 +183,7 @@ class PagedModel:
     def _run(self, parts: list[tuple[int, list[int]]], places: list[int]) -> Tensor:
         """Append blocks to rows; logits `[len(places), V]` at flat `places`, valid until the next
         run."""
+        self.pool.fit()
         past = [self.lengths[b] for b, _ in parts]
         for start, (b, tokens) in zip(past, parts, strict=True):
             self.lengths[b] = start + len(tokens)
