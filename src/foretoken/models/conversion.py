@@ -29,10 +29,12 @@ from foretoken.models.explicit import ExplicitModel
 from foretoken.models.export_explicit import export_explicit
 from foretoken.models.export_paged import export_paged
 from foretoken.models.exported import Exported
+from foretoken.models.halves import halved, widened_in_products
 from foretoken.models.paged import PagedModel, paged
 from foretoken.models.selfcheck import Form
 
-MAKERS = ("export*.py", "tracing.py", "eight_bits.py")  # what a graph's making depends on
+# What a graph's making depends on
+MAKERS = ("export*.py", "tracing.py", "eight_bits.py", "halves.py")
 DTYPES = ("float32", "bfloat16", "int8")
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,10 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
     if facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
         options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
-    ready = {name: core.compile_model(graph, "CPU", options) for name, graph in graphs.items()}
+    ready = {
+        name: core.compile_model(widened_in_products(graph), "CPU", options)
+        for name, graph in graphs.items()
+    }
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
@@ -145,9 +150,8 @@ def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedMod
     loaded = network().float()
     try:
         made = way.export(loaded)
-        if dtype != "int8":
-            return made
-        return Exported({name: eight_bits(g) for name, g in made.graphs.items()}, made.facts)
+        smaller = eight_bits if dtype == "int8" else halved
+        return Exported({name: smaller(graph) for name, graph in made.graphs.items()}, made.facts)
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # a tracer raises anything
