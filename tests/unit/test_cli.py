@@ -375,7 +375,8 @@ def test_samples(run, base, tmp_path):
     first = out.read_text(encoding="utf-8")
     assert first and run("train", "samples", "--out", out, *args).code == 0
     assert out.read_text(encoding="utf-8") == first  # the seed is the same
-    assert not list(tmp_path.glob("*.part"))
+    assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
+    mistake(run("train", "samples", "--out", tmp_path, *args), "is a folder; give another --out")
 
 
 @pytest.mark.parametrize("source", ["text", "samples"])

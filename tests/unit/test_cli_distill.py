@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from console import Run
+from console import Run, mistake
 from foretoken.cli.distill import fields
 from foretoken.errors import InputError
 from foretoken.train import samples
@@ -103,6 +103,18 @@ def test_mistakes_are_one_line(run, base, tmp_path, monkeypatch, args, said):
     assert result.code == 2 and result.err.startswith("error: ") and said in result.err
     assert result.err.count("\n") == 1 and not result.out
     assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_too_full_for_the_draft_leaves_the_last_one(run, base, tmp_path, full_disk):
+    out = tmp_path / "run"
+    args = ("--target", base / "target", "--data", base / "text", "--out", out, *SHORT, *SHAPE)
+    assert run(*args).code == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for file in ("model.safetensors", "tokenizer.json"):  # each library has errors of its own
+        with full_disk((out / "model" / file).stat().st_size // 2):
+            mistake(run(*args), f"{out / 'model'} cannot be written: ")
+        assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert run(*args).code == 0 and not list(out.glob("*.part"))
 
 
 def test_fields_of_a_shape():

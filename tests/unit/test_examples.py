@@ -72,6 +72,7 @@ def test_a_digest_tells_data_apart(tmp_path):
         ('{"target": "a"}', "line 2: Field required"),
         ('{"source": "a", "other": 1}', "line 2: Extra inputs"),
         ('{"source": 3}', "line 2: Input should be a valid string"),
+        ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )
 def test_a_line_that_is_none_is_named(tmp_path, row, said):

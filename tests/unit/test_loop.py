@@ -46,17 +46,12 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_path):
     assert same(whole, advanced(cut, 6))
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
-    resource = pytest.importorskip("resource")
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, full_disk):
     advanced(loop(tmp_path, V=4096), 2)  # so large that it fills up amid a tensor
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
-    try:
-        with pytest.raises(OSError, match="checkpoint.pt cannot be written: .*too large"):
-            advanced(loop(tmp_path, V=4096), 4)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = "checkpoint.pt cannot be written: .*too large; make room"
+    with full_disk(len(before) // 2), pytest.raises(OSError, match=said):
+        advanced(loop(tmp_path, V=4096), 4)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.jsonl"}
     assert advanced(loop(tmp_path, V=4096), 6).step == 6
@@ -97,6 +92,13 @@ def test_another_recipe_is_refused_and_more_steps_are_not(tmp_path):
         with pytest.raises(InputError, match=f"was begun with {name} .*, not 9"):
             Loop(tmp_path, model, replace(RECIPE, **{name: 9}))
     assert Loop(tmp_path, model, replace(RECIPE, steps=9)).step == 0
+
+
+def test_fewer_steps_than_were_made_are_refused(tmp_path):
+    model = advanced(loop(tmp_path), 4).model
+    with pytest.raises(InputError, match="has 4 steps, so steps 3 .*; give 4 or more, or another"):
+        Loop(tmp_path, model, replace(RECIPE, steps=3))
+    assert Loop(tmp_path, model, replace(RECIPE, steps=4)).step == 4
 
 
 def test_a_run_that_diverges_stops_with_its_last_checkpoint(tmp_path):

@@ -83,6 +83,60 @@ def test_what_cannot_be_trained_is_said(text, tmp_path):
         train(text, tmp_path / "run", share=2)
 
 
+def test_texts_too_short_for_the_last_head_teach_the_others(tmp_path):
+    """Batches, and held-out texts, of which none is long enough for heads 2 to 4."""
+    rows = [{"source": "It was the day", "target": "a"} for _ in range(17)]
+    rows[5]["target"] = "the old man"
+    data = tmp_path / "short.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = teacher(data, tiny.t5(), 6)
+    assert min(len(e.reference) for e in given.texts.train) == 1
+    summary = train_heads(given, tmp_path / "heads", 4, RECIPE, lambda *said: None)
+    assert len(summary["alpha"]) == 4 and summary["alpha"][0] > 0
+    assert Heads.load(tmp_path / "heads").count == 4
+
+
+def test_heads_that_no_text_could_teach_are_refused(text, tmp_path):
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"source": "It was the day", "target": "a"}\n' * 17)
+    asked = "heads is {}, but with length 6 the texts teach {} at most; give"
+    for data, target, count, reach, share in (
+        (text, tiny.llama(), 30, 21, 0.0),  # a window is 16 + 6 tokens
+        (short, tiny.t5(), 2, 1, 0.0),
+        (short, tiny.t5(), 7, 6, 0.5),  # the target may write more
+    ):
+        given = {"network": target, "length": 6, "share": share}
+        with pytest.raises(InputError, match=asked.format(count, reach)):
+            train(data, tmp_path / "heads", count=count, **given)
+        assert not (tmp_path / "heads.run").exists()
+    train(short, tmp_path / "heads", count=6, network=tiny.t5(), length=6, share=0.5)
+
+
+def test_every_out_has_a_run_folder_of_its_own(text, tmp_path):
+    for name in ("x.run", "h.a", "h.b"):
+        train(text, tmp_path / name)
+        assert (tmp_path / name).is_file() and (tmp_path / f"{name}.run").is_dir()
+
+
+def test_an_out_in_the_way_of_another_is_refused_first(text, tmp_path):
+    train(text, tmp_path / "h")
+    with pytest.raises(InputError, match="h.run is a folder; give another --out, for a file"):
+        train(text, tmp_path / "h.run")
+    (tmp_path / "i.run").touch()
+    with pytest.raises(InputError, match="i.run is a file; give another --out: the run needs"):
+        train(text, tmp_path / "i")
+
+
+def test_a_full_disk_leaves_the_old_heads(text, tmp_path, full_disk):
+    out = tmp_path / "heads"
+    train(text, out)
+    before = out.read_bytes()
+    with full_disk(len(before) // 2), pytest.raises(OSError, match="heads cannot be written: "):
+        train(text, out)
+    assert out.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"heads", "heads.run", "text.txt"}
+
+
 def test_each_head_is_taught_the_law_of_its_own_place(text):
     """Untrained heads repeat the target's law of the place that they read."""
     given = teacher(text)

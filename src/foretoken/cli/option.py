@@ -49,3 +49,10 @@ def require_folder(out: Path) -> None:
     """InputError where a file cannot be: said before the work, which may take hours."""
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+
+
+def require_file(out: Path) -> None:
+    """As above, and InputError where a folder is in the file's place."""
+    require_folder(out)
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; give another --out, for a file")

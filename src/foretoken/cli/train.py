@@ -4,7 +4,6 @@ samples. Distillation and heads have files of their own."""
 from __future__ import annotations
 
 import json
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from foretoken import files
 from foretoken.cli import distill, heads, option
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
@@ -95,13 +95,13 @@ def samples(
     from foretoken.loading import load
     from foretoken.text import decode
 
-    option.require_folder(out)
+    option.require_file(out)
     quiet()
     spec = load(target, "none")
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
     texts = _sample(spec, tokens, data, temperature, seed)
-    _write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts))
+    files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
 
 
@@ -124,7 +124,7 @@ def ngram(
     """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
     if order < 1:  # said before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
-    option.require_folder(out)
+    option.require_file(out)
     quiet()
     if from_samples is not None:
         table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
@@ -178,10 +178,3 @@ def _sample(
             texts.append(sequence)
             progress.advance(bar, len(sequence))
     return texts
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

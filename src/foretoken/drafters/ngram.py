@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from foretoken import files
 from foretoken.distributions import SamplingParams, law, running_sum
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
@@ -87,7 +87,7 @@ class NGram:
         return node
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all."""
+        """Write one safetensors file, whole or not at all; OSError where that cannot be."""
         path = Path(path)
         tensors = {"unigram": self.unigram}
         for k, level in enumerate(self.levels, 2):
@@ -95,12 +95,7 @@ class NGram:
         facts = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
         header = {FORMAT: json.dumps(facts | {"fingerprint": self.fingerprint})}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(save(tensors, header))  # save_file's would be for its owner alone
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        files.write(path, save(tensors, header))  # save_file's would be for its owner alone
 
     @classmethod
     def load(

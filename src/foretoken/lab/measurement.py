@@ -7,13 +7,13 @@ models; how a figure came about is measure.py's business.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from foretoken import files
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, Spread
 from foretoken.lab.footprint import Footprint
@@ -145,13 +145,8 @@ class Measurement:
         return None if read is None else read / self.bandwidth
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            part.write_text(json.dumps(asdict(self), allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        """Write the file, whole or not at all; OSError where that cannot be."""
+        files.write(path, (json.dumps(asdict(self), allow_nan=False) + "\n").encode())
 
 
 def load(path: Path) -> Measurement:

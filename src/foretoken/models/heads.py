@@ -9,7 +9,6 @@ Medusa's (arXiv 2401.10774), so a file holds little. It does not know how heads 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from foretoken import files
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.sketch import alike, sketch
 
@@ -54,19 +54,15 @@ class Heads(nn.Module):
         `hidden [N, H]`: what it read last; `words [N, E]`: embeddings of the tokens chosen then.
         """
         seen = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, words)], -1)
-        wide = functional.linear(seen, self.inner[first:last].flatten(0, 1))
-        wide = functional.silu(wide).view(len(hidden), last - first, -1)
+        inner = self.inner[first:last]
+        wide = functional.silu(functional.linear(seen, inner.flatten(0, 1)))
+        wide = wide.view(len(hidden), *inner.shape[:2])  # there may be no rows
         return hidden[:, None] + torch.einsum("nki,koi->nko", wide, self.outer[first:last])
 
     def save(self, path: Path) -> None:
-        """Write one safetensors file, whole or not at all."""
+        """Write one safetensors file, whole or not at all; OSError where that cannot be."""
         tensors = {name: getattr(self, name).detach().contiguous() for name in TENSORS}
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(save(tensors, {FORMAT: json.dumps({"version": VERSION})}))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        files.write(path, save(tensors, {FORMAT: json.dumps({"version": VERSION})}))
 
     @classmethod
     def load(cls, path: str | Path) -> Heads:

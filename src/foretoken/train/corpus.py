@@ -37,7 +37,9 @@ def read_texts(folder: Path) -> list[str]:
     found = [folder] if folder.is_file() else folder.rglob("*")
     paths = sorted(p for p in found if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
-        raise InputError(f"no .txt or .txt.gz file in {folder}")
+        raise InputError(
+            f"no .txt or .txt.gz file in {folder}; give a text file named so, or a folder of them"
+        )
     return [_uniform(_read(path)) for path in paths]
 
 

@@ -8,7 +8,6 @@ over the target's own text, decides which weights are kept (paper, 3.6; DistillS
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import nan
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foretoken import files
 from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
@@ -150,11 +150,12 @@ def _require_room(pair: Pair, examples: Examples, length: int) -> None:
 
 def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
-    best, folder = loop.kept["best"], loop.folder / "model"
+    best = loop.kept["best"]
     pair.draft.load_state_dict(best["weights"])
-    pair.draft.save_pretrained(folder)
-    if pair.together.tokenizer is not None:
-        pair.together.tokenizer.save_pretrained(folder)
+    with files.folder(loop.folder / "model") as part:
+        pair.draft.save_pretrained(part)
+        if pair.together.tokenizer is not None:
+            pair.together.tokenizer.save_pretrained(part)
     summary = {
         "parameters": sum(p.numel() for p in pair.draft.parameters()),
         "steps": loop.step,
@@ -166,5 +167,5 @@ def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
         "best_step": best["step"],
         "seconds": loop.seconds,
     }
-    (loop.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    loop.summarize(summary)
     return summary

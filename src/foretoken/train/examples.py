@@ -66,12 +66,15 @@ def read(
         )
     else:
         texts = _lines(path)
-        lines = [
-            _parsed(path, number, text) if pairs else Line(source=text)
+        lines = {
+            number: _parsed(path, number, text) if pairs else Line(source=text)
             for number, text in enumerate(texts, 1)
             if text.strip()
-        ]
-        found = [_example(line, words, length, encoder_decoder) for line in lines]
+        }
+        found = [_example(line, words, length, encoder_decoder) for line in lines.values()]
+        for number, line, example in zip(lines, lines.values(), found, strict=True):
+            if not (line.source and example.prompt):
+                raise InputError(f"{path}, line {number}: the source is empty; give text")
         held_out = found[:: corpus.HELD_OUT_EVERY]
         train = [e for i, e in enumerate(found) if i % corpus.HELD_OUT_EVERY]
     if not train or not held_out:

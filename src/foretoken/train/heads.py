@@ -88,18 +88,19 @@ def train_heads(
 ) -> dict[str, Any]:
     """Train `count` heads until `recipe.steps` and write them to `out`; returns the summary.
 
-    They are trained in the target's dtype. Checkpoint and log stand in a folder beside `out`, named
-    .run, and are resumed with the result of a run that was never stopped. Raises InputError where
-    they are another run's.
+    They are trained in the target's dtype. Checkpoint and log stand in a folder beside `out`, with
+    .run behind its name, and are resumed with the result of a run that was never stopped. Raises
+    InputError where they are another run's, and where no text is long enough for the last head.
     """
     require_positive("heads", count)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another --out, for a file")
+    _require_texts(teacher, count)
+    folder = folder_of_run(out.with_name(f"{out.name}.run"))
     target, authors, texts = teacher.network, teacher.authors, teacher.texts
     heads = Heads.fresh(target, count, recipe.seed).to(target.device, target.dtype)
     apart = max(1, len(texts.held_out) // HELD_OUT)
     exam = authors.by_target(texts.held_out[::apart][:HELD_OUT], recipe.seed)
-    folder = folder_of_run(out.with_suffix(".run"))
     loop = Loop(folder, heads, recipe, _settings(heads, teacher))
     found = None
     while loop.step < recipe.steps:
@@ -122,6 +123,16 @@ def train_heads(
         "agreement": found.agreement,
         "seconds": loop.seconds,
     }
+
+
+def _require_texts(teacher: Teacher, count: int) -> None:
+    """InputError, before the work, for heads that look beyond the end of every text."""
+    reach = teacher.authors.longest(teacher.texts.train) - 1  # the first token is nobody's guess
+    if reach < count:
+        raise InputError(
+            f"heads is {count}, but with length {teacher.authors.length} the texts teach "
+            f"{reach} at most; give no more, a larger length or longer texts"
+        )
 
 
 def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:

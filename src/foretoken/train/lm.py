@@ -6,9 +6,7 @@ checkpoint with the same data.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from foretoken import files
 from foretoken.errors import InputError
 from foretoken.train import corpus
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
@@ -109,11 +108,11 @@ def _export(
     context: int,
 ) -> dict[str, Any]:
     """The model in bfloat16 with its tokenizer, and what was measured, in the loop's folder."""
-    folder = loop.folder / "model"
     half = LlamaForCausalLM(model.config).bfloat16()
     half.load_state_dict(model.state_dict())
-    half.save_pretrained(folder)
-    words.save_pretrained(folder)
+    with files.folder(loop.folder / "model") as part:
+        half.save_pretrained(part)
+        words.save_pretrained(part)
     # of the rounded weights, as shipped
     nats = held_out_loss(half.float(), books.held_out, context)
     summary = {
@@ -126,7 +125,7 @@ def _export(
         "held_out_bits_per_byte": nats * len(books.held_out) / books.held_out_bytes / math.log(2),
         "seconds": loop.seconds,
     }
-    (loop.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    loop.summarize(summary)
     return summary
 
 
@@ -195,8 +194,7 @@ def _tokenizer(
 ) -> PreTrainedTokenizerFast:
     folder = given or out / "tokenizer"
     if given is None and not folder.exists():
-        part = out / "tokenizer.part"  # a kill leaves no half of one
-        train = corpus.split(texts)[0]
-        corpus.train_tokenizer(train, shape.vocab_size, shape.context).save_pretrained(part)
-        os.replace(part, folder)
+        new = corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, shape.context)
+        with files.folder(folder) as part:
+            new.save_pretrained(part)
     return corpus.read_tokenizer(folder)

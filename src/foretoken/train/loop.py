@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from foretoken import files
 from foretoken.errors import InputError
 
 FIXED = ("batch", "learning_rate", "warmup", "seed")  # of a recipe, from a run's first step on
@@ -58,7 +59,7 @@ def require_positive(name: str, value: int) -> None:
 def folder_of_run(path: Path) -> Path:
     """The folder, new or as it stands. InputError where a file is in its place."""
     if path.exists() and not path.is_dir():
-        raise InputError(f"{path} is a file; give another --out, for a folder")
+        raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -140,18 +141,23 @@ class Loop:
             "kept": self.kept,
         }
         part = self.folder / "checkpoint.part"
+        whole = io.BytesIO()
+        torch.save(state, whole)
         try:
-            whole = io.BytesIO()  # torch's own writer says RuntimeError of a full disk
-            torch.save(state, whole)
-            part.write_bytes(whole.getbuffer())
-            os.replace(part, self.checkpoint)
-        except OSError as error:
+            with files.naming(self.checkpoint):
+                part.write_bytes(whole.getbuffer())
+                os.replace(part, self.checkpoint)
+        finally:
             part.unlink(missing_ok=True)
-            raise OSError(f"{self.checkpoint} cannot be written: {error}") from None
         rounded = {name: round(value, 4) for name, value in figures.items()}
         line = {"step": self.step, **rounded, "seconds": round(self.seconds)}
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(line) + "\n")
+        log = self.folder / "log.jsonl"
+        with files.naming(log), log.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+    def summarize(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        files.write(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def _load(self) -> None:
         try:
@@ -175,6 +181,11 @@ class Loop:
                     f"{self.checkpoint} was begun with {name} {was}, not {now}; "
                     "give that, or another --out"
                 )
+        if self.step > self.recipe.steps:
+            raise InputError(
+                f"{self.checkpoint} has {self.step} steps, so steps {self.recipe.steps} are done "
+                f"already; give {self.step} or more, or another --out"
+            )
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:

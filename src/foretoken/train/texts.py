@@ -77,6 +77,15 @@ class Authors:
         requests = self._requests(examples, keys)
         return [Text(r, text) for r, text in zip(requests, written, strict=True)]
 
+    def longest(self, examples: Sequence[Example]) -> int:
+        """The most tokens that a text may have, what the decoder is given included."""
+        requests = self._requests(examples, [(0, 0)] * len(examples))
+        models = self.on_policy + self.target_generated > 0  # which may use all the room
+        return max(
+            len(r.prompt) + (r.limit if models else min(r.limit, len(e.reference) or r.limit))
+            for e, r in zip(examples, requests, strict=True)
+        )
+
     def _requests(self, examples: Sequence[Example], keys: list[tuple[int, int]]) -> list[Request]:
         prompts = [[int(token) for token in e.prompt] for e in examples]
         return self.pair.together.requests(list(prompts), self.length, keys)
