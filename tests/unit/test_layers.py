@@ -10,18 +10,8 @@ SOURCE = Path(foretoken.__file__).parent
 # A module may import from its own line and the lines above it.
 LAYERS = [
     ["errors", "checked"],
-    [
-        "disk",
-        "files",
-        "distributions",
-        "keys",
-        "transfer",
-        "theory",
-        "memory",
-        "text",
-        "ends",
-        "finite",
-    ],
+    ["disk", "files"],
+    ["distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
     ["tree", "verify", "comparators", "lenience", "execute"],
     ["draw", "judge", "options"],
     ["models.base", "drafters.base", "request"],
