@@ -7,6 +7,7 @@ Knows laws and keys; knows no models and no rules.
 from __future__ import annotations
 
 from copy import copy
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ class Draw:
     allowed. Whether a law was one is found out by `require_mass(masses)`, once per step: nothing
     here waits for a device.
     """
+
+    shared: ClassVar[bool] = False  # whether a position has one noise, in every step
 
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
@@ -88,6 +91,8 @@ class SharedDraw(Draw):
     The exponential noise E_t belongs to the absolute position, so draft and target meet the same
     one, and with equal laws choose the same id (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
     """
+
+    shared: ClassVar[bool] = True
 
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         super().__init__(keys, lengths, params)

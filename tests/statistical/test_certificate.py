@@ -19,7 +19,9 @@ import pairs
 from exact.guessers import Certain, Dropper, GreedyClaimsLaw, Guesser, RoundedClaim
 from foretoken import load
 from foretoken.distributions import SamplingParams
+from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.uniform import UniformDrafter
 from foretoken.draw import Draw
 from foretoken.errors import InputError
 from foretoken.keys import Purpose
@@ -61,6 +63,25 @@ def test_honest_pairs_pass(drafter, rule):
     assert found.shapes.noise == 0 and found.guesses > 300
     least = min(control.p_value for control in found.controls if control.p_value is not None)
     assert least < 1e-20  # the controls are not found by luck
+
+
+@pytest.mark.parametrize("kind", ["uniform", "cascade"])
+def test_a_weak_draft_in_coupled_mode_passes(kind):
+    """What is guessed again after a rejection is guessed by the same noise: no new number."""
+    wide = 40
+    law, drafter = random_model(31, wide), UniformDrafter(wide)
+    if kind == "cascade":
+        drafter = CascadeDrafter(TableModel(random_model(32, wide), wide), drafter)
+    gamma, texts = (7, 128) if kind == "uniform" else (4, 64)
+    found = issue(drafter, TableModel(law, wide), rule="coupled", gamma=gamma, texts=texts)
+    assert found.verdict == "lossless" and found.faults == []
+    (counted,) = {test.n for test in found.tests if test.of == "guesses"}
+    places = len(PROMPTS) * texts * (2 * gamma + 1)
+    assert places / 4 < counted <= places < found.guesses  # at most once a place
+
+
+def test_a_liar_in_coupled_mode_is_found():
+    assert issue(OwnDice(Q), rule="coupled").verdict == "not lossless"
 
 
 def test_every_law_is_certified():

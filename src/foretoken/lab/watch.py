@@ -2,7 +2,8 @@
 
 Two ways to see. What it drew through `draw` must be what it reports, token and law, bit for bit;
 and the guesses' numbers under the reported q must be uniform, however it drew them. Guesses that
-are said to be certain must be a function of the text.
+are said to be certain must be a function of the text. Where a position has one noise for all steps
+(coupled mode), only the first guess there is a new number.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Watched:
         self.drafter, self.seen = drafter, Seen()
         self._noise = torch.Generator().manual_seed(seed)
         self._texts: list[list[int]] = []
+        self._numbered: list[int] = []  # how far each row's guesses have become numbers
         self._said: dict[tuple[int, ...], int] = {}  # text -> the guess that was certain there
 
     def start(
@@ -42,6 +44,7 @@ class Watched:
     ) -> None:
         heard = sources or [[] for _ in prompts]
         self._texts += [[*source, *prompt] for source, prompt in zip(heard, prompts, strict=True)]
+        self._numbered += [0] * len(prompts)
         self.drafter.start(rows, prompts, sources)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
@@ -58,8 +61,11 @@ class Watched:
         return draft
 
     def _drawn(self, b: int, tokens: Tensor, q: Tensor, drawn: Recorded) -> None:
+        first = len(self._texts[b])
+        new = max(0, self._numbered[b] - first) if drawn.shared else 0
+        self._numbered[b] = max(self._numbered[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
-        self.seen.places.append(places(q.cpu(), tokens, noise))
+        self.seen.places.append(places(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
             if i not in drawn.found:
                 continue  # by its own means: its numbers tell
@@ -86,7 +92,9 @@ class Watched:
         self.drafter.commit(tokens)
 
     def leave(self, rows: list[int]) -> None:
-        self._texts = [text for b, text in enumerate(self._texts) if b not in rows]
+        stay = [b for b in range(len(self._texts)) if b not in rows]
+        self._texts = [self._texts[b] for b in stay]
+        self._numbered = [self._numbered[b] for b in stay]
         self.drafter.leave(rows)
 
 
