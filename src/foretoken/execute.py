@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import pickle
 import secrets
 from collections.abc import Awaitable, Callable, Hashable
@@ -18,12 +17,15 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from threading import Event
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from foretoken.errors import InputError, one_line, whole
 from foretoken.finite import NOTHING, Law, finite_law, pick, together, verdict, without
+from foretoken.flag import Flag
 from foretoken.keys import Purpose, RowKey, uniform
+
+COROUTINE = "is a coroutine function; await speculate_async(...) instead"
 
 
 class Seconds(NamedTuple):
@@ -82,8 +84,12 @@ def speculate(
     _require_functions(f, g)
     for name, function in (("f", f), ("g", g), ("q", q)):
         if _gives_coroutines(function):
-            raise InputError(f"{name} is a coroutine function; await speculate_async(...) instead")
-    bet = Bet(finite_law("q", q(x) if callable(q) else q) if guesses else NOTHING, guesses, seed)
+            raise InputError(f"{name} {COROUTINE}")
+    bet = Bet(
+        finite_law("q", _timed(q, x, {})[0] if callable(q) else q) if guesses else NOTHING,
+        guesses,
+        seed,
+    )
     drawn = perf_counter()
     with _Workers(executor, len(bet.guesses) + 1, {"f": f, "g": g, "x": x}) as workers:
         slow = workers.start(f, x)
@@ -226,29 +232,13 @@ class _Workers:
             self._folder.cleanup()
 
 
-class Flag:
-    """An Event that processes share: it is set once its file exists."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def set(self) -> None:
-        with open(self._path, "w"):
-            pass
-
-    def is_set(self) -> bool:
-        return os.path.exists(self._path)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        end = None if timeout is None else perf_counter() + timeout
-        while not self.is_set() and (end is None or perf_counter() < end):
-            sleep(0.002)
-        return self.is_set()
-
-
 def _timed(function: Callable[..., Any], argument: Any, named: dict[str, Any]) -> tuple[Any, float]:
     began = perf_counter()
-    return function(argument, **named), perf_counter() - began
+    value = function(argument, **named)
+    if inspect.iscoroutine(value):  # of a function that does not look like one
+        value.close()
+        raise InputError(f"{value.__qualname__} {COROUTINE}")
+    return value, perf_counter() - began
 
 
 async def _awaited(
@@ -266,6 +256,9 @@ def _require_functions(f: object, g: object) -> None:
         if not callable(function):
             given = " ".join(repr(function).split())  # an array's has lines
             raise InputError(f"{name} is {given:.60}; give a function")
+        flag = _cancelled(function)
+        if flag and flag.kind is flag.POSITIONAL_ONLY:
+            raise InputError(f"{name} takes `cancelled` by position; let it be given by name")
 
 
 def _gives_coroutines(function: Any) -> bool:

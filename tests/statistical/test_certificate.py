@@ -84,6 +84,11 @@ def test_a_liar_in_coupled_mode_is_found():
     assert issue(OwnDice(Q), rule="coupled").verdict == "not lossless"
 
 
+def test_one_prompt_is_a_list_of_one():
+    one, listed = (issue(prompts=prompts, texts=16) for prompts in ([3, 1], [[3, 1]]))
+    assert one == listed and one.prompts == 1
+
+
 def test_every_law_is_certified():
     laws = (SamplingParams(1.0), SamplingParams(0.7, top_k=3))
     found = issue(laws=laws, texts=48)

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from foretoken import loading
 from foretoken.cli import certify as command
+from foretoken.drafters.lm import LMDrafter
 from foretoken.lab import certify as lab
-from foretoken.lab.controls import next_row
+from foretoken.lab.controls import OffByOne, next_row
+from foretoken.models.table import TableModel
 from foretoken.options import NAMED
+from foretoken.speculator import Speculator
 from foretoken.verify import speculative
+from oracle import random_model
 from tiny import byte_level, folder, llama
 
 
@@ -69,6 +74,18 @@ def test_a_broken_rule_in_json(run, base, monkeypatch):
     assert found["shapes"]["noise"] <= found["shapes"]["allowed"]
     least = min(test["p_value"] for test in found["tests"])
     assert least < found["level"] < 1e-4
+
+
+def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
+    """A bug that chooses what the target never would: its logit is minus infinity."""
+    p = random_model(3, 6, zeros=0.5)
+    spec = Speculator(OffByOne(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6))
+    monkeypatch.setattr(loading, "load", lambda *args, **options: spec)
+    (tmp_path / "ids").write_text("0\n3,1\n")
+    code, out, _ = run("--prompts", tmp_path / "ids", "--json")
+    bugs = [one for one in json.loads(out)["identity"]["differences"] if one["verdict"] == "bug"]
+    assert code == 1 and any(one["gap"] is None for one in bugs)
+    assert all(one["plain"] != one["speculative"] for one in bugs)
 
 
 def test_mistakes(run, base, tmp_path):

@@ -20,7 +20,7 @@ from foretoken.models.sketch import alike, sketch
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    Heads.fresh(tiny.llama(), 2).save(tmp_path / "heads.safetensors")
+    Heads.fresh(tiny.llama(), 2).save(str(tmp_path / "heads.safetensors"))  # a Path will do too
     return tmp_path / "heads.safetensors"
 
 

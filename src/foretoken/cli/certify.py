@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -115,8 +116,17 @@ def _document(spec: Speculator, plan: Any, found: Certificate) -> dict[str, Any]
         "power": POWER,
         **_pair(spec),
         "plan": asdict(plan),
-        **asdict(found),
+        **_finite(asdict(found)),
     }
+
+
+def _finite(value: Any) -> Any:
+    """With null where a number is infinite or none: JSON has no other word for it."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _pair(spec: Speculator) -> dict[str, str]:

@@ -23,7 +23,7 @@ from foretoken.lab.sampling import Asked, Track, against_plain, against_the_law
 from foretoken.lab.sampling import texts as texts_of
 from foretoken.lab.shapes import Shapes, companies, compare
 from foretoken.lab.watch import Seen, Watched
-from foretoken.options import NAMED, Prompt, check, keys_of
+from foretoken.options import NAMED, Prompt, as_list, check, keys_of
 from foretoken.speculator import BATCH, Speculator
 from foretoken.verify import Rule, block
 
@@ -110,7 +110,7 @@ class Certificate:
 
 def certify(
     spec: Speculator,
-    prompts: Sequence[Prompt],
+    prompts: Prompt | Sequence[Prompt],
     plan: Plan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
@@ -120,7 +120,7 @@ def certify(
     models cannot continue; KeyboardInterrupt where it was interrupted.
     """
     plan = plan or Plan()
-    prompts = list(prompts)
+    prompts = as_list(prompts)
     _require(spec, prompts, plan)
     level = FALSE_ALARM / (len(plan.laws) * (min(len(prompts), SAMPLED) + 7))
     shapes, identity, texts = _greedy(spec, prompts, plan, track)

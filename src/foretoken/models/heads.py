@@ -59,10 +59,10 @@ class Heads(nn.Module):
         wide = wide.view(len(hidden), *inner.shape[:2])  # there may be no rows
         return hidden[:, None] + torch.einsum("nki,koi->nko", wide, self.outer[first:last])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all; OSError where that cannot be."""
         tensors = {name: getattr(self, name).detach().contiguous() for name in TENSORS}
-        files.write(path, save(tensors, {FORMAT: json.dumps({"version": VERSION})}))
+        files.write(Path(path), save(tensors, {FORMAT: json.dumps({"version": VERSION})}))
 
     @classmethod
     def load(cls, path: str | Path) -> Heads:
