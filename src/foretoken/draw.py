@@ -28,7 +28,7 @@ class Draw:
     here waits for a device.
     """
 
-    shared: ClassVar[bool] = False  # whether a position has one noise, in every step
+    coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
 
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
@@ -92,7 +92,7 @@ class SharedDraw(Draw):
     one, and with equal laws choose the same id (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
     """
 
-    shared: ClassVar[bool] = True
+    coupled: ClassVar[bool] = True
 
     def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
         super().__init__(keys, lengths, params)
@@ -124,7 +124,11 @@ class SharedDraw(Draw):
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
         if (offset, V) not in self._noise:
-            names = zip(self.keys, self.lengths, self.offsets, strict=True)
-            rows = [exponentials(key, length + first + offset, V) for key, length, first in names]
+            rows = [exponentials(key, position, V) for key, position in self._places(offset)]
             self._noise[offset, V] = torch.from_numpy(np.stack(rows))
         return self._noise[offset, V]
+
+    def _places(self, offset: int) -> list[tuple[RowKey, int]]:
+        """Whose noise each row meets there, and at which absolute position."""
+        names = zip(self.keys, self.lengths, self.offsets, strict=True)
+        return [(key, length + first + offset) for key, length, first in names]

@@ -8,7 +8,7 @@ length being the probability. A world is one such course; one batch runs many wo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,16 +20,16 @@ from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
-from foretoken.judge import choose
 from foretoken.keys import Purpose, RowKey
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
+from foretoken.options import check
 from foretoken.request import Request, Row
 from foretoken.verify import Outcome, Rule
 from oracle import Model as Law
 from oracle import Text, extend, joint, standardize, tv
 
-Name = tuple[int, int, int, Purpose]  # of a draw: row, committed length, offset, purpose
+Name = tuple[Hashable, ...]  # of a draw, as row, committed length, offset and purpose
 Path = dict[Name, tuple[int, float]]  # the outcome taken wherever there were several; its chance
 
 
@@ -108,12 +108,12 @@ class Case:
 
     target: Callable[[], Model]
     drafter: Callable[[], Drafter]
-    rule: Rule
+    rule: Rule | str
     gamma: int
     params: SamplingParams = SamplingParams(temperature=1.0)
     rows: tuple[Request, ...] = (Request([0], 100, RowKey(0, 0)),)
     steps: int = 2
-    draw: type[WorldDraw] = WorldDraw
+    draw: type[Draw] = WorldDraw  # with a `wave`
     together: bool = True
     lenience: float = 1.0
 
@@ -132,7 +132,7 @@ def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
 
 
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
-    judge = choose(case.rule, case.params, case.lenience)
+    judge = check(case.params, 1, case.gamma, case.rule, case.lenience)
     draw = type("ThisWave", (case.draw,), {"wave": wave})
     monkeypatch.setattr(type(judge), "draws", draw)
     rows = [

@@ -79,7 +79,7 @@ class CascadeDrafter:
         ]
         laws = _Laws(rows)
         judge: Judge = choose(laws, draw.params)
-        if draw.shared:  # the middle model meets the target's noise
+        if draw.coupled:  # the middle model meets the target's noise
             judge = _Shared(laws)
         target = cast(Model, _Target(self.middle, rows, self._cached))
         calls = 0

@@ -62,7 +62,7 @@ class Watched:
 
     def _drawn(self, b: int, tokens: Tensor, q: Tensor, drawn: Recorded) -> None:
         first = len(self._texts[b])
-        new = max(0, self._numbered[b] - first) if drawn.shared else 0
+        new = max(0, self._numbered[b] - first) if drawn.coupled else 0
         self._numbered[b] = max(self._numbered[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
         self.seen.places.append(places(q[new:].cpu(), tokens[new:], noise[new:]))
