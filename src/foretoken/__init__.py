@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken import execute, theory
     from foretoken.beam import Beam, BeamStats
     from foretoken.distributions import SamplingParams
     from foretoken.drafters.base import Draft, Drafter
@@ -40,6 +41,7 @@ _HOMES = {
     "request": ("Completion", "Piece", "Stats", "StepRecord"),
     "speculator": ("Speculator",),
 }
+_MODULES = ("execute", "theory")
 
 __all__ = [
     "Beam",
@@ -64,11 +66,15 @@ __all__ = [
     "Stats",
     "StepRecord",
     "UniformDrafter",
+    "execute",
     "load",
+    "theory",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"foretoken.{name}")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(import_module(f"foretoken.{home}"), name)

@@ -101,7 +101,10 @@ def test_json_is_one_document(run, base):
     ("temperature", "says"),
     [
         (0, r"lenience 0.2: not the target's greedy text. \d+ of 12 tokens are not its first"),
-        (1, r"lenience 0.2: not the target's law. A token was drawn from one that is 0\.\d+ away"),
+        (
+            1,
+            r"lenience 0.2: not the target's law. A token was drawn from a law that is 0\.\d+ away",
+        ),
     ],
 )
 def test_lenience_is_said(run, base, temperature, says):
@@ -184,7 +187,7 @@ def test_standard_input_is_one_prompt(run, base):
     args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
     argument = run("generate", "It was\nthe day", *args)
     assert run("generate", *args, stdin="It was\nthe day\n").out == argument.out
-    mistake(run("generate", *args, stdin=""), "prompt 0 is empty")
+    mistake(run("generate", *args, stdin=""), "no prompt; give one as an argument")
     mistake(run("generate", *args), "no prompt; give one as an argument")
     mistake(run("generate", *args, closed=True), "no prompt; give one as an argument")
     mistake(run("generate", "a\udcffb", *args), "prompt 0 is not valid text")

@@ -92,7 +92,7 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
         (("--target", "bare"), "the target has no tokenizer"),
         (("--shape", "hidden_size"), "shape has 'hidden_size'; give name=value"),
         (("--shape", "width=3"), "width is no size of a llama model"),
-        (("--out", "no/run"), "there is no folder"),
+        (("--out", "text/a.txt/run"), "text/a.txt/run"),
     ],
 )
 def test_mistakes_are_one_line(run, base, tmp_path, monkeypatch, args, said):

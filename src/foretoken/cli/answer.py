@@ -89,7 +89,7 @@ def departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
             "probability."
         )
     return (
-        f"lenience {lenience:g}: not the target's law. A token was drawn from one that is "
+        f"lenience {lenience:g}: not the target's law. A token was drawn from a law that is "
         f"{bias / max(1, tokens):.4f} away (total variation, mean of {tokens} tokens) and nowhere "
         f"above {1 / lenience:.3g} times it."
     )

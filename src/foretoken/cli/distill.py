@@ -84,7 +84,6 @@ def distill(
     quiet()
     lesson = Lesson(loss, temperature, on_policy, target_generated, length, held_out)
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
-    option.require_folder(out)
     models = pair(target, draft, fields(shape), seed)
     words = models.together.tokenizer
     if words is None:

@@ -28,14 +28,15 @@ def read(argument: str | None, file: Path | None) -> list[Line]:
         return _from_file(file)
     if argument is not None:
         return [Line(prompt=argument)]
-    if sys.stdin is None or sys.stdin.isatty():
+    try:
+        text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is no text: {error}") from None
+    if not text:
         raise InputError(
             "no prompt; give one as an argument, with --prompt-file or on standard input"
         )
-    try:
-        return [Line(prompt=sys.stdin.read().removesuffix("\n"))]
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is no text: {error}") from None
+    return [Line(prompt=text.removesuffix("\n"))]
 
 
 def _from_file(file: Path) -> list[Line]:

@@ -120,12 +120,9 @@ def _positions(found: Measurement, table: list[Prediction]) -> Table:
 
 def _gammas(found: Measurement, table: list[Prediction]) -> Table:
     """A row per number of tokens in a pass: n = gamma + 1."""
-    from foretoken.lab.prediction import best
-
-    fastest = best(table)
-    where = (
-        f"a target pass over n tokens behind {found.context:.0f}, and what gamma = n - 1 would give"
-    )
+    fastest = max(table, key=lambda one: one.speedup.value)
+    behind = f"a target pass over n tokens behind {found.context:.0f} others"
+    where = f"{behind}, and what gamma = n - 1 would give"
     view = Table(title=where, title_justify="left")
     for heading in ("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", ""):
         view.add_column(heading, justify="right")
