@@ -58,7 +58,11 @@ def generate(
     compare: Annotated[bool, Option("--compare", help="Also decode plainly; speed-up.")] = False,
     as_json: option.Json = False,
     ignore_generation_config: Annotated[
-        bool, Option(help="Pass over entries of the generation config that are refused.")
+        bool,
+        Option(
+            "--ignore-generation-config",
+            help="Pass over entries of the generation config that are refused.",
+        ),
     ] = False,
 ) -> None:
     """Continue a prompt, or many, in the target's own distribution."""
