@@ -10,9 +10,10 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foretoken.errors import InputError
+from foretoken.errors import InputError, real
 
 Law = NDArray[np.float64]
+LEAST = 1e-30  # a lenience: a probability in float32 divided by it is one, too
 
 
 def laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, Law]:
@@ -44,8 +45,10 @@ def probability(name: str, value: float) -> float:
 
 
 def lenience(value: float) -> float:
-    if not 0 < value <= 1:
-        raise InputError(f"lenience is {value}; give a number in (0, 1], 1 being exact")
+    if not real(value) or not LEAST <= value <= 1:
+        raise InputError(
+            f"lenience is {value!r:.60}; give a number from {LEAST:g} to 1, 1 being exact"
+        )
     return value
 
 

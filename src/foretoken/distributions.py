@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Integral, Real
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, NumericsError
+from foretoken.errors import InputError, NumericsError, real, whole
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 
@@ -36,9 +35,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            value, kind = getattr(self, name), Integral if name == "top_k" else Real
-            if isinstance(value, bool) or not isinstance(value, kind):
-                what = "whole number" if kind is Integral else "number"
+            value, counted = getattr(self, name), name == "top_k"
+            if not (whole(value) if counted else real(value)):
+                what = "whole number" if counted else "number"
                 raise InputError(f"{name} is {value!r:.60}; give a {what}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from foretoken.distributions import SamplingParams
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Drafter, require_apart
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed, Gamma
@@ -23,6 +23,7 @@ class Engine:
     """A target and its drafter. One batch at a time: rows share the models' caches."""
 
     def __init__(self, target: Model, drafter: Drafter) -> None:
+        require_apart(target, drafter)
         self.target, self.drafter = target, drafter
         self._busy = False
 

@@ -6,7 +6,7 @@ ForetokenError
     └── NumericsError   logits that are no logits (NaN, +inf, nothing possible)
 """
 
-from numbers import Integral
+from numbers import Integral, Real
 
 
 class ForetokenError(Exception):
@@ -28,6 +28,11 @@ class NumericsError(RefusedError):
 def whole(value: object) -> bool:
     """Whether it is a whole number: True and False, though Python counts with them, are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def real(value: object) -> bool:
+    """Whether it is a number, as `whole` means it."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def one_line(error: Exception) -> str:

@@ -9,13 +9,12 @@ functions of logits: knows no models, no drafts and no caches.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, NumericsError, whole
+from foretoken.errors import InputError, NumericsError, real, whole
 from foretoken.request import FinishReason, Request
 from foretoken.tree import Node
 
@@ -46,8 +45,8 @@ class BeamParams:
                 f"num_return_sequences is {self.num_return_sequences}, but there are only "
                 f"{self.num_beams} beams; give num_beams={self.num_return_sequences}"
             )
-        penalty: object = self.length_penalty
-        if not isinstance(penalty, Real) or not -STEEPEST <= penalty <= STEEPEST:
+        penalty = self.length_penalty
+        if not real(penalty) or not -STEEPEST <= penalty <= STEEPEST:
             raise InputError(
                 f"length_penalty is {penalty!r:.60}; give a number from -{STEEPEST} to {STEEPEST}"
             )

@@ -14,19 +14,12 @@ a block that was kept whole has the law p. Knows no models and draws nothing.
 from __future__ import annotations
 
 import math
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError
+from foretoken import checked
 from foretoken.verify import Outcome, Rule, live
-
-
-def require(lenience: float) -> None:
-    """Raise InputError for a lenience that is none."""
-    if not isinstance(lenience, Real) or not 0 < lenience <= 1:
-        raise InputError(f"lenience is {lenience!r:.60}; give a number in (0, 1], 1 being exact")
 
 
 def lenient(rule: Rule, lenience: float) -> Rule:
@@ -35,7 +28,7 @@ def lenient(rule: Rule, lenience: float) -> Rule:
     Made of Algorithm 1 this is the paper's; made of block verification it has P_l at every guess
     too, and keeps more.
     """
-    require(lenience)
+    checked.lenience(lenience)
 
     def judged(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         G = x.shape[1]

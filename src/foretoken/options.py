@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from secrets import randbits
 from typing import cast
 
+from foretoken import checked
 from foretoken.comparators import COMPARATORS
 from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError, RefusedError, whole
 from foretoken.judge import Coupled, Greedy, Judge, choose
 from foretoken.keys import RowKey
-from foretoken.lenience import require
 from foretoken.verify import RULES, Rule
 
 NAMED = {**RULES, **COMPARATORS}
@@ -37,7 +37,7 @@ def check(
         raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
     if gamma is not None and gamma < 0:
         raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
-    require(lenience)
+    checked.lenience(lenience)
     if rule == COUPLED:
         if lenience != 1:
             raise RefusedError(

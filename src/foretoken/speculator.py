@@ -137,8 +137,12 @@ class Speculator:
 
         Texts, scores and order are those of transformers' beam search of width num_beams. gamma:
         steps that the draft looks ahead, 0 for plain beam search; draft_beams: its width, at least
-        num_beams, by itself 4 times that. Both change the speed only. A drafter that is no model
-        cannot look ahead: the search is then plain, and `stats.draft_runtime` says "none".
+        num_beams, by itself 4 times that. Both change the speed and, as passes of other shapes
+        round otherwise, the last digits of scores: in float64 and float32 only near-ties can fall
+        otherwise, in bfloat16 texts differ often. With exact_shapes=True beams and scores are the
+        same to the bit. A drafter that is no model cannot look ahead: the search is then plain, and
+        `stats.draft_runtime` says "none". Where fewer than num_return_sequences texts are possible,
+        so many come back.
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(max_new_tokens, gamma, num_beams, draft_beams)

@@ -71,6 +71,7 @@ def test_fewer_texts_than_beams() -> None:
     )
     found = spec.beam_search([0], num_beams=8, num_return_sequences=8, max_new_tokens=2)[0]
     assert [x.tokens for x in found] == [[0, 0], [1, 1], [0, 1], [1, 0]]
+    assert len(spec.beam_search([0], num_beams=8, num_return_sequences=8, max_new_tokens=1)[0]) == 2
 
 
 @pytest.mark.parametrize("draft", [{"context": 3}, {"context": 1}, {"V": 2}])

@@ -293,7 +293,7 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--rule", "none"], "rule is 'none'"),
-        (["--lenience", "0"], "lenience is 0.0; give a number in (0, 1]"),
+        (["--lenience", "0"], "lenience is 0.0; give a number from 1e-30 to 1"),
         (["--dtype", "float31"], "dtype is 'float31'"),
         (["--device", "quantum"], "device 'quantum' cannot be used"),
     ],

@@ -111,8 +111,11 @@ def test_what_cannot_be_a_cascade():
         CascadeDrafter(TableModel(M, V), Forward())
     with pytest.raises(InputError, match="^UniformDrafter guesses among 7 tokens, .* has 5; give"):
         CascadeDrafter(TableModel(M, V), UniformDrafter(7))
-    with pytest.raises(InputError, match="gamma is -1"):
-        CascadeDrafter(TableModel(M, V), NoDrafter(), -1)
+    for gamma in -1, 2.5, float("nan"), "3", None, True:
+        with pytest.raises(InputError, match=f"^gamma is {gamma!r}; give the guesses"):
+            CascadeDrafter(TableModel(M, V), NoDrafter(), gamma)
+    with pytest.raises(InputError, match="^Speculator.* is no model; give .*\\.target$"):
+        CascadeDrafter(Speculator(TableModel(M, V), NoDrafter()), NoDrafter())
 
 
 def test_bad_logits_are_said_to_be_the_middle_models():

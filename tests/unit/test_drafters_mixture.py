@@ -92,10 +92,16 @@ def test_no_number_is_drawn_twice():
     assert found == [int(u * 1000) for u in numbers]
 
 
-@pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1]])
+@pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])
 def test_counts(counts):
     with pytest.raises(InputError, match="parts have the counts"):
         MixtureDrafter([(UniformDrafter(V), n) for n in counts])
+
+
+@pytest.mark.parametrize("parts", [None, 3, [LookupDrafter()], [(LookupDrafter(),)], ["ab"]])
+def test_parts_are_pairs(parts):
+    with pytest.raises(InputError, match="^parts is .*; give a list of pairs"):
+        MixtureDrafter(parts)
 
 
 def test_parts_that_do_not_fit():

@@ -44,6 +44,7 @@ def test_guesses_follow_the_law():
         assert chisquare(counts).pvalue > 1e-8
 
 
-def test_vocab_size_must_be_positive():
-    with pytest.raises(InputError, match="vocab_size is 0"):
-        UniformDrafter(0)
+@pytest.mark.parametrize("size", [0, "a", 2.5, True, None])
+def test_vocab_size_is_a_whole_number_from_1(size):
+    with pytest.raises(InputError, match=f"^vocab_size is {size!r}; give the target's, 1 or more"):
+        UniformDrafter(size)

@@ -99,6 +99,7 @@ def test_numbers_that_are_no_logits_are_refused() -> None:
         ({"num_beams": 2.5}, "num_beams is 2.5"),
         ({"num_return_sequences": 5}, "only 4 beams; give num_beams=5"),
         ({"length_penalty": math.inf}, "length_penalty is inf; give a number from -50 to 50"),
+        ({"length_penalty": True}, "length_penalty is True; give a number"),
         ({"early_stopping": "always"}, "early_stopping is 'always'"),
     ],
 )

@@ -13,6 +13,7 @@ from foretoken.errors import InputError
 from foretoken.judge import Greedy, LenientGreedy, Sampled, choose
 from foretoken.keys import RowKey
 from foretoken.lenience import lenient, lenient_law, near_best
+from foretoken.options import check
 from foretoken.verify import RULES, block, speculative
 
 V = 5
@@ -138,7 +139,20 @@ def test_near_the_best():
     assert near_best(logits, 1e-9).tolist() == [True, True, True, False]  # never the impossible
 
 
-@pytest.mark.parametrize("lenience", [0.0, -0.1, 1.01, float("nan"), "1", None])
+@pytest.mark.parametrize("lenience", [0.0, -0.1, 1.01, float("nan"), "1", None, True, 1e-50])
 def test_what_is_no_lenience(lenience):
-    with pytest.raises(InputError, match=r"lenience is .*; give a number in \(0, 1\]"):
+    with pytest.raises(InputError, match="^lenience is .*; give a number from 1e-30 to 1, 1 being"):
         lenient(speculative, lenience)
+    with pytest.raises(InputError, match="^lenience is "):
+        check(SAMPLED, 4, 2, "block", lenience)
+    with pytest.raises(InputError, match="^lenience is "):
+        theory.lenient_beta([1.0], [1.0], lenience)
+
+
+def test_the_least_lenience_has_a_law_in_float32():
+    """p / l is finite there, and 0 where p is."""
+    p, q = torch.tensor([[[1.0, 0.0, 1e-38]]]), torch.tensor([[[0.25, 0.5, 0.25]]])
+    for x in range(3):
+        at = torch.tensor([[x]])
+        for law in (lenient_law(p, q, at, 1e-30), lenient_law(p, None, at, 1e-30)):
+            assert law[0, 0, 1] == 0 and float(law.sum()) == pytest.approx(1)

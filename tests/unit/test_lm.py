@@ -7,14 +7,16 @@ import torch
 
 from foretoken.distributions import SamplingParams, law
 from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.draw import Draw
 from foretoken.engine import Engine
-from foretoken.errors import NumericsError
+from foretoken.errors import InputError, NumericsError
 from foretoken.gamma import Fixed
 from foretoken.judge import Sampled
 from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
+from foretoken.speculator import Speculator
 from foretoken.step import step
 from foretoken.verify import speculative
 from oracle import random_model
@@ -204,3 +206,16 @@ def test_an_encoder_decoder_reads_the_source_once():
     draft = drafter.propose([2], Spy(1, SAMPLED))
     assert draft.lengths.tolist() == [2]  # the source takes none of the decoder's context
     assert torch.equal(draft.q[0, 0], standardized(Q, [3, 4, 0]))
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, 0.7, "greedy"])
+def test_params_are_sampling_params(params):
+    with pytest.raises(InputError, match="^params is .*; give a foretoken.SamplingParams"):
+        LMDrafter(TableModel(Q, V), params=params)
+
+
+@pytest.mark.parametrize("model", [Speculator(TableModel(Q, V), NoDrafter()), "./draft", None])
+def test_what_is_no_model(model):
+    with pytest.raises(InputError, match=r" is no model; give .*\.target$") as error:
+        LMDrafter(model)
+    assert "\n" not in str(error.value)

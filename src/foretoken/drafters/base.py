@@ -6,6 +6,7 @@ Rows are numbered by their place in the batch. `leave` closes the gaps: the rows
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from foretoken.draw import Draw
 from foretoken.errors import InputError, RefusedError
+from foretoken.models.base import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Draft:
 class Drafter(Protocol):
     """The approximation model M_q of the paper, in the widest sense.
 
-    It holds the rows of one engine: give each Speculator a drafter of its own.
+    It holds the rows of one engine: give each Speculator a drafter of its own. Models and drafters
+    within it, which it may list as `holds`, must not stand in two places (`require_apart`).
     """
 
     def start(
@@ -91,6 +94,31 @@ def require_vocabulary(drafter: Drafter, V: int, whose: str) -> None:
             f"{type(drafter).__name__} guesses among {own} tokens, {whose} has {V}; "
             "give a drafter of the same vocabulary"
         )
+
+
+def require_apart(target: Model, drafter: Drafter) -> None:
+    """Raise InputError where a model or a drafter would hold the rows of two places, or reads the
+    states of another target than this one."""
+    places: list[object] = [target, *_held(drafter)]
+    for i, part in enumerate(places):
+        kind = type(part).__name__
+        if any(part is other for other in places[:i]):
+            raise InputError(
+                f"one {kind} stands in two places of target and draft, whose rows it would mix up; "
+                "make another for each"
+            )
+        if getattr(part, "reads_target", False) and getattr(part, "target", target) is not target:
+            raise InputError(
+                f"{kind} reads the states of another target, the one that it was loaded with; "
+                "give draft='heads:FILE'"
+            )
+
+
+def _held(part: object) -> Iterator[object]:
+    """A drafter, and the models and drafters within it: what it `holds`."""
+    yield part
+    for inner in getattr(part, "holds", ()):
+        yield from _held(inner)
 
 
 def pack(guesses: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:

@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.distributions import SamplingParams, law
 from foretoken.drafters.base import Draft, Drafter, pack, require_vocabulary, rewinding
 from foretoken.draw import Draw, SharedDraw
-from foretoken.errors import InputError, NumericsError, RefusedError
+from foretoken.errors import InputError, NumericsError, RefusedError, whole
 from foretoken.judge import Coupled, Judge, Verdict, choose
-from foretoken.models.base import Blocks, Model
+from foretoken.models.base import Blocks, Model, require_model
 from foretoken.request import Request, Row
 from foretoken.step import step
 from foretoken.verify import Outcome, block
@@ -35,10 +35,14 @@ class CascadeDrafter:
     singular = True  # its speed does not follow from its type
 
     def __init__(self, middle: Model, drafter: Drafter, gamma: int = 4) -> None:
-        if gamma < 0:
-            raise InputError(f"gamma is {gamma}; give the guesses for a run of the middle model")
+        require_model(middle)
+        if not whole(gamma) or gamma < 0:
+            raise InputError(
+                f"gamma is {gamma!r:.60}; give the guesses for a run of the middle model, 0 or more"
+            )
         require_vocabulary(drafter, middle.vocab_size, "the model that it guesses for")
         self.middle, self.drafter, self.gamma = middle, rewinding(drafter, "a cascade"), gamma
+        self.holds = (middle, drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
         self._texts: list[list[int]] = []  # committed tokens, then the guesses made since
         self._guesses: list[list[int]] = []  # which those are

@@ -9,7 +9,8 @@ from torch.nn import functional
 from foretoken.distributions import SamplingParams, law, likeliest
 from foretoken.drafters.base import Draft, pack
 from foretoken.draw import Draw
-from foretoken.models.base import Blocks, Model
+from foretoken.errors import InputError
+from foretoken.models.base import Blocks, Model, require_model
 
 
 class LMDrafter:
@@ -26,7 +27,10 @@ class LMDrafter:
     def __init__(
         self, model: Model, vocab_size: int | None = None, params: SamplingParams | None = None
     ) -> None:
-        self.model, self.params = model, params
+        require_model(model)
+        if not isinstance(params, SamplingParams | None):
+            raise InputError(f"params is {params!r:.60}; give a foretoken.SamplingParams, or None")
+        self.model, self.params, self.holds = model, params, (model,)
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
         self.singular = params is not None  # its speed does not follow from its model alone

@@ -19,7 +19,7 @@ from foretoken.drafters.base import (
     vocabulary,
 )
 from foretoken.draw import Draw
-from foretoken.errors import InputError
+from foretoken.errors import InputError, whole
 
 
 class MixtureDrafter:
@@ -33,11 +33,17 @@ class MixtureDrafter:
     singular = True  # its speed does not follow from its type
 
     def __init__(self, parts: list[tuple[Drafter, int | None]]) -> None:
+        if not isinstance(parts, list | tuple) or not all(map(_is_pair, parts)):
+            raise InputError(
+                f"parts is {parts!r:.60}; give a list of pairs, a drafter and its guesses each"
+            )
         counts = [most for _, most in parts]
-        if not parts or None in counts[:-1] or any(n is not None and n < 1 for n in counts):
+        given = counts[:-1] if counts and counts[-1] is None else counts
+        if not parts or any(not whole(n) or (n or 0) < 1 for n in given):
             raise InputError(
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
+        self.holds = tuple(drafter for drafter, _ in parts)
         self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
         known = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
         self.vocab_size = known[0] if known else None
@@ -75,6 +81,10 @@ class MixtureDrafter:
     def leave(self, rows: list[int]) -> None:
         for drafter, _ in self.parts:
             drafter.leave(rows)
+
+
+def _is_pair(part: object) -> bool:
+    return isinstance(part, list | tuple) and len(part) == 2
 
 
 def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw) -> Draft:

@@ -10,15 +10,15 @@ import torch
 
 from foretoken.distributions import running_sum
 from foretoken.drafters.base import Draft, Draw, pack
-from foretoken.errors import InputError
+from foretoken.errors import InputError, whole
 
 
 class UniformDrafter:
     """Every id of the target's vocabulary is as likely as any other."""
 
     def __init__(self, vocab_size: int) -> None:
-        if vocab_size < 1:
-            raise InputError(f"vocab_size is {vocab_size}; give the target's, 1 or more")
+        if not whole(vocab_size) or vocab_size < 1:
+            raise InputError(f"vocab_size is {vocab_size!r:.60}; give the target's, 1 or more")
         self.vocab_size = vocab_size
         self.law = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
         self.cdf = running_sum(self.law)

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from foretoken.errors import InputError
+
 Blocks = list[list[int]] | Tensor
 
 
@@ -63,6 +65,12 @@ class Model(Protocol):
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
         ...
+
+
+def require_model(value: object) -> None:
+    """Raise InputError for what is no model, such as what a model was loaded into."""
+    if isinstance(value, type) or not hasattr(value, "score"):
+        raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")
 
 
 @dataclass(frozen=True, slots=True)
