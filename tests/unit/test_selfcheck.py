@@ -77,7 +77,8 @@ PLANTED = {
         "T5", attention, "shifted", lambda cache, bias: bias,
     ),
     "positions of the longest row": (
-        "BART", attention, "own_positions", lambda module, args, output: None,
+        "BART", attention.OwnPositions, "forward",
+        lambda self, *args, **kwargs: self.table(*args, **kwargs),
     ),
     "sources without a mask": ("Marian", CrossCache, "mask", lambda self: None),
     "additive masks that hide nothing": (

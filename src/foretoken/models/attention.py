@@ -1,7 +1,7 @@
 """Attention of transformers' own models over a ragged cache, without a change to their code.
 
 The causal mask is built from each row's own offset, and so are T5's relative bias and Bart's
-positions. `Forward` switches this on for the length of one forward: in between the model is stock.
+positions. `Forward` has a twin of the model that attends so: the model itself stays stock.
 With cache.py this is all that knows transformers' cache, mask and attention interfaces.
 """
 
@@ -11,25 +11,35 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.models.cache import RaggedCache
-from foretoken.models.head import Needed, Read
+from foretoken.models.head import Shown
+from foretoken.models.twin import twin
 
-SWITCH = "_attn_implementation_internal"  # where a config holds the name of its attention
-PAD = (
-    "pad_token_id"  # without one no model looks for padding, which would make a device's host wait
-)
+ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
+EXPERTS = "_experts_implementation_internal"
+PAD = "pad_token_id"  # without one no model looks for padding, for which a device's host waits
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
 
-RUNNING: ContextVar[RaggedCache | None] = ContextVar("foretoken_running", default=None)
+
+class Running(NamedTuple):
+    """What a forward under way runs over. A Ctrl-C may leave it behind: only models of `Forward`
+    look at it, and each of their runs has its own."""
+
+    cache: Any  # RaggedCache, or what an export traces; None: a source, or a decoder that begins
+    needed: Shown | None
+
+
+IDLE = Running(None, None)
+RUNNING: ContextVar[Running] = ContextVar("foretoken_running", default=IDLE)
 
 
 def ragged_mask(
@@ -51,7 +61,7 @@ def ragged_mask(
         )
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
-    cache = RUNNING.get()
+    cache = RUNNING.get().cache
     if cache is not None and cache.tree is not None:
         depths, seen = cache.tree.depths[:, None, None], cache.tree.seen[:, None]
         by_rule = mask_function(
@@ -79,7 +89,7 @@ def additive(mask: Tensor | None, bias: Tensor) -> Tensor:
 
 
 def ragged_sdpa(
-    module: torch.nn.Module,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -88,7 +98,7 @@ def ragged_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Stock attention, but T5's relative bias as each row sees it, and shared keys not copied."""
-    cache = RUNNING.get()
+    cache = RUNNING.get().cache
     if cache is not None and key is cache.view:
         if position_bias is not None:
             if attention_mask is not None or query.shape[2] == 1:
@@ -155,7 +165,7 @@ def shared(
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
-def ragged_eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     """The attention function of the model's own file, for what sdpa cannot do (softcap, sinks)."""
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
@@ -167,60 +177,67 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 
 class Forward:
-    """Switches a model to ragged attention, for the length of a `with` over one forward."""
+    """A model over the same weights whose attention is ragged, for good: `model` is never changed.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.modules = list(model.modules())
-        parts = [m for m in self.modules if isinstance(m, PreTrainedModel)]
-        # Their dicts: a config's own setattr validates, which is half of what a forward costs us.
-        self.configs = list({id(part.config): vars(part.config) for part in parts}.values())
-        self.name = "ragged_sdpa" if model._supports_sdpa else "ragged_eager"
-        self.head = model.get_output_embeddings()
-        decoder = model.get_decoder() if model.config.is_encoder_decoder else None
+    `attention`, `experts`: names of others that are registered with transformers.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, attention: str | None = None, experts: str | None = None
+    ) -> None:
+        ragged = {ATTENTION: "ragged_sdpa" if model._supports_sdpa else "ragged_eager", PAD: None}
+        asked = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
+        self.model = switched(model, asked if attention else ragged)
+        head = self.model.get_output_embeddings()
+        if head is not None:
+            head._forward_pre_hooks = head._forward_pre_hooks.copy()  # the first model's own
+            head.register_forward_pre_hook(needed_only)
+        decoder: Any = self.model.get_decoder() if model.config.is_encoder_decoder else None
         table = getattr(decoder, "embed_positions", None)
-        self.positions = table if isinstance(table, torch.nn.Embedding) else None
+        if isinstance(table, nn.Embedding):
+            decoder.embed_positions = OwnPositions(table)
 
     @contextmanager
-    def __call__(self, cache: RaggedCache, needed: Needed | Read | None = None) -> Iterator[None]:
-        """Over `cache`, and with the output layer at the positions that are `needed` only."""
-        ours = {SWITCH: self.name, PAD: None}
-        stock = [{key: config[key] for key in ours if key in config} for config in self.configs]
-        hooks = []
-        if self.positions is not None:
-            hooks.append(self.positions.register_forward_hook(own_positions))
-        if needed is not None and self.head is not None:
-            hooks.append(self.head.register_forward_pre_hook(needed.enter))
-        token = RUNNING.set(cache)
+    def __call__(
+        self, cache: RaggedCache | None, needed: Shown | None = None
+    ) -> Iterator[PreTrainedModel]:
+        """The model, to be run over `cache`, and with the output layer at the positions that are
+        `needed` only."""
+        token = RUNNING.set(Running(cache, needed))
         try:
-            for config, its in zip(self.configs, stock, strict=True):
-                config.update({key: ours[key] for key in its})
-            with evaluating(self.modules):
-                yield
+            yield self.model
         finally:
-            for config, its in zip(self.configs, stock, strict=True):
-                config.update(its)
             RUNNING.reset(token)
-            for hook in hooks:
-                hook.remove()
 
 
-@contextmanager
-def evaluating(modules: list[torch.nn.Module]) -> Iterator[None]:
-    """No dropout inside, and the user's own modes again behind it."""
-    training = [module for module in modules if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+def switched(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
+    """A twin whose configurations have these settings, where they have such at all."""
+    made = twin(model)
+    for part in made.modules():
+        if isinstance(part, PreTrainedModel):
+            own = vars(part.config)  # its setattr validates
+            own.update((name, value) for name, value in settings.items() if name in own)
+    return made
 
 
-def own_positions(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Embeddings of each row's own positions, for decoders that count from the longest row."""
-    cache = RUNNING.get()
-    assert cache is not None
-    places = cache.positions + getattr(module, "offset", 0)
-    weight: Any = module.weight
-    return F.embedding(places.clamp(max=weight.shape[0] - 1), weight).to(output.dtype)
+def needed_only(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A forward pre-hook of the output layer."""
+    needed = RUNNING.get().needed
+    return needed.enter(head, args) if needed is not None else None
+
+
+class OwnPositions(nn.Module):
+    """Embeddings of each row's own positions, for decoders that count from the longest row: there
+    the table may have ended."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        cache = RUNNING.get().cache
+        if cache is None:  # a decoder that begins
+            return self.table(*args, **kwargs)
+        places = cache.positions + getattr(self.table, "offset", 0)
+        return F.embedding(places.clamp(max=len(self.table.weight) - 1), self.table.weight)

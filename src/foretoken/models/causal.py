@@ -24,7 +24,7 @@ CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
 
 class CausalModel:
-    """Runs `model` as it is, without dropout, and leaves it stock between calls.
+    """Runs a twin of `model`, without dropout; the model itself stays as it is.
 
     Raises RefusedError where rows cannot be rolled back one by one.
     """
@@ -107,8 +107,8 @@ class CausalModel:
         positions = cache.positions
         if self.context is not None and cache.longest + cache.width > self.context:
             positions = positions.clamp(max=self.context - 1)  # padding only
-        with self.running(cache, needed):
-            logits = self.model(
+        with self.running(cache, needed) as model:
+            logits = model(
                 input_ids=ids,
                 position_ids=positions,
                 past_key_values=cache,

@@ -79,7 +79,7 @@ def explicit_mask(
     *, mask_function: Any, attention_mask: Tensor | None, dtype: torch.dtype, **kwargs: Any
 ) -> Tensor | None:
     """What attention adds to its scores: over past and block, or over a padded source."""
-    block: Any = RUNNING.get()
+    block: Any = RUNNING.get().cache
     if block is not None and isinstance(kwargs["q_offset"], Tensor):
         return block.mask(mask_function, dtype)
     return None if attention_mask is None else additive(attention_mask[:, None, None, :], dtype)
@@ -97,7 +97,7 @@ def explicit_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention `[B, n, H, dim]`: of a block over past and itself, or over a source."""
-    block: Any = RUNNING.get()
+    block: Any = RUNNING.get().cache
     if block is not None and block.fresh and key is block.fresh[-1][0]:
         bias: Any = attention_mask
         if position_bias is not None:

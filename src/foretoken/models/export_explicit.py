@@ -17,11 +17,12 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import RefusedError
-from foretoken.models.attention import Forward, evaluating
+from foretoken.models.attention import Forward
 from foretoken.models.cache import admit
 from foretoken.models.causal import limit, output_rows
 from foretoken.models.export_block import Block, Fresh, Pairs, within
 from foretoken.models.exported import Exported
+from foretoken.models.head import Kept
 from foretoken.models.seq2seq import encoder_limit
 from foretoken.models.tracing import traced
 
@@ -91,8 +92,7 @@ def pairs(cache: Any) -> Pairs:
 
 def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
     """The graph over inputs like `feed`, all sizes free but heads and their width."""
-    with evaluating(list(graph.modules())):
-        made = traced(graph, tuple(feed.values()))
+    made = traced(graph.eval(), tuple(feed.values()))
     for port, (name, x) in zip(made.inputs, feed.items(), strict=True):
         free = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
         port.get_node().set_partial_shape(ov.PartialShape(free))
@@ -108,13 +108,12 @@ class EncoderGraph(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = model
-        self.running = running(model)
-        self.running.positions = None  # a decoder that starts counts right by itself
+        self.running = Forward(model, "explicit")
+        self.model = self.running.model
 
     def forward(self, ids: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
         mask = within(sources, ids.shape[1]).long()
-        with self.running(None):  # pyright: ignore
+        with self.running(None):
             states = self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
             # The decoder is run for its cross-attention's projections: the rest is no output.
             cross = Fresh()
@@ -133,8 +132,8 @@ class DecoderGraph(nn.Module):
 
     def __init__(self, model: PreTrainedModel, names: list[str]) -> None:
         super().__init__()
-        self.model, self.names = model, names
-        self.running = running(model)
+        self.running, self.names = Forward(model, "explicit"), names
+        self.model = self.running.model
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         feed = dict(zip(self.names, tensors, strict=True))
@@ -142,21 +141,10 @@ class DecoderGraph(nn.Module):
         past = [(feed[f"keys.{i}"], feed[f"values.{i}"]) for i in range(layers)]
         block = Block(past, feed["lengths"], feed["ids"].shape[1])
         inputs = self.seq2seq(feed, block) if "sources" in feed else self.causal(feed, block)
-        read: list[Tensor] = []
-
-        def needed(module: nn.Module, args: Any) -> tuple[Tensor]:
-            rows = args[0].reshape(-1, args[0].shape[-1])
-            read.append(rows.index_select(0, feed["keep"])[None])
-            return (read[0],)
-
-        head: Any = self.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(needed)
-        try:
-            with self.running(block):  # pyright: ignore
-                logits = self.model(**inputs, use_cache=True, return_dict=True).logits
-        finally:
-            hook.remove()
-        return logits.float(), read[0], *stacked(block.fresh)
+        kept = Kept(feed["keep"])
+        with self.running(block, kept):  # pyright: ignore
+            logits = self.model(**inputs, use_cache=True, return_dict=True).logits
+        return logits.float(), kept.hidden, *stacked(block.fresh)
 
     def causal(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
         most = limit(self.model.config.get_text_config(decoder=True))
@@ -184,13 +172,6 @@ class DecoderGraph(nn.Module):
             "attention_mask": within(feed["sources"], width).long(),
             "past_key_values": cache,
         }
-
-
-def running(model: PreTrainedModel) -> Forward:
-    """Switches `model` to explicit attention, for the length of a `with`."""
-    made = Forward(model)
-    made.name = "explicit"
-    return made
 
 
 def stacked(layers: Pairs) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,6 @@ disk: the paged operator itself cannot be read back. It does not know how the gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,9 +23,11 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.moe import ExpertsInterface
 
 from foretoken.errors import RefusedError
+from foretoken.models.attention import Forward
 from foretoken.models.cache import KEEPS_TOKENS
 from foretoken.models.causal import limit, output_rows
 from foretoken.models.exported import Exported
+from foretoken.models.head import Kept
 from foretoken.models.tracing import traced
 
 PAST = 3  # tokens in the cache while tracing
@@ -44,15 +44,15 @@ def export_paged(model: PreTrainedModel) -> Exported:
     Raises RefusedError for attention that the paged form does not have. The graph shares the
     model's weights; the model itself is left as it was.
     """
-    model.eval()
     layers = DynamicCache(config=model.config).layers
     if not all(type(layer).__name__ in KEEPS_TOKENS for layer in layers):
         raise RefusedError(f"{type(model).__name__} has layers without keys of their own")
-    with plain_attention(model), torch.no_grad():
-        past = example_past(model, len(layers))
+    running = Forward(model, "foretoken_export", "foretoken_export")
+    with torch.no_grad():
+        past = example_past(running.model, len(layers))
         ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
         inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
-        graph = traced(Traced(model, len(layers)), inputs)
+        graph = traced(Traced(running, len(layers)), inputs)
     keep_state(graph, past)
     facts = {
         "form": "paged",
@@ -67,9 +67,10 @@ def export_paged(model: PreTrainedModel) -> Exported:
 class Traced(torch.nn.Module):
     """One forward over an explicit past, as the tracer sees it."""
 
-    def __init__(self, model: PreTrainedModel, layers: int) -> None:
+    def __init__(self, running: Forward, layers: int) -> None:
         super().__init__()
-        self.model, self.layers = model, layers
+        self.running, self.model, self.layers = running, running.model, layers
+        self.eval()
 
     def forward(
         self,
@@ -85,22 +86,20 @@ class Traced(torch.nn.Module):
             keys, values = past[2 * i], past[2 * i + 1]
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
-        seen: list[Tensor] = []
-        head: Any = self.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(lambda _, args: picked(args[0], needed, seen))
+        kept = Kept(needed)
         try:
-            logits = self.model(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-            ).logits
+            with self.running(None, kept) as model:
+                logits = model(
+                    input_ids=input_ids,
+                    position_ids=position_ids,
+                    past_key_values=cache,
+                    use_cache=True,
+                    return_dict=True,
+                ).logits
         finally:
-            hook.remove()
             MASK.reset(token)
         present = [t for layer in layers for t in (layer.keys, layer.values)]
-        return logits.float(), seen[0].float(), *present
+        return logits.float(), kept.hidden.float(), *present
 
 
 def growing(count: int) -> tuple[DynamicCache, list[Any]]:
@@ -110,12 +109,6 @@ def growing(count: int) -> tuple[DynamicCache, list[Any]]:
     cache.layer_class_to_replicate = None
     cache.layers = layers
     return cache, layers
-
-
-def picked(states: Tensor, needed: Tensor, seen: list[Tensor]) -> tuple[Tensor]:
-    """The hidden states that the head is to see, `[1, N, H]`, and a note of them."""
-    seen.append(states.reshape(-1, states.shape[-1]).index_select(0, needed)[None])
-    return (seen[0],)
 
 
 def plain(
@@ -170,23 +163,6 @@ def linear(module: Any, x: Tensor, expert: int, name: str) -> Tensor:
 AttentionInterface.register("foretoken_export", plain)
 ExpertsInterface.register("foretoken_export", each_expert)
 AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None)
-
-
-@contextmanager
-def plain_attention(model: PreTrainedModel) -> Iterator[None]:
-    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
-    configs = list({id(part.config): part.config for part in parts}.values())
-    names = "_attn_implementation_internal", "_experts_implementation_internal"
-    stock = [[getattr(config, name, None) for name in names] for config in configs]
-    for config in configs:
-        for name in names:
-            setattr(config, name, "foretoken_export")
-    try:
-        yield
-    finally:
-        for config, values in zip(configs, stock, strict=True):
-            for name, value in zip(names, values, strict=True):
-                setattr(config, name, value)
 
 
 def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:

@@ -128,8 +128,8 @@ class GraphModel:
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)  # padding only
         read = Read()
-        with self.running(self.cache, read):
-            logits = self.model(
+        with self.running(self.cache, read) as model:
+            logits = model(
                 input_ids=ids,
                 position_ids=positions,
                 past_key_values=self.cache,

@@ -6,12 +6,18 @@ wide as the vocabulary, whatever the family does between its last layer and its 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.transfer import sent
+
+
+class Shown(Protocol):
+    """What a forward pre-hook of the output layer does: which positions it lets through."""
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
 
 class Needed:
@@ -38,13 +44,25 @@ class Needed:
         return x[self.rows, self.places]
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A forward pre-hook of the output layer."""
         self.hidden = self.of(args[0])
         return self.hidden, *args[1:]
 
     def logits(self, logits: Tensor) -> Tensor:
         """What a model returned, `[B, max(need), V]` also where its head is no layer."""
         return self.of(logits) if self.hidden is None else logits
+
+
+class Kept:
+    """The hidden states at flat places of a block, `[1, N, H]`, as a trace can hold it."""
+
+    def __init__(self, places: Tensor) -> None:
+        self.places = places
+        self.hidden = torch.empty(0)
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        rows = args[0].reshape(-1, args[0].shape[-1])
+        self.hidden = rows.index_select(0, self.places)[None]
+        return self.hidden, *args[1:]
 
 
 class Read:
@@ -54,7 +72,6 @@ class Read:
         self.hidden = torch.empty(0)
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> None:
-        """A forward pre-hook of the output layer."""
         self.hidden: Tensor = args[0]
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.attention import Forward, evaluating
+from foretoken.models.attention import Forward
 from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.cache import CrossCache, admit, ragged_cache
 from foretoken.models.causal import (
@@ -31,7 +31,7 @@ from foretoken.models.head import Needed, shown
 
 
 class Seq2SeqModel:
-    """Runs `model` as it is, without dropout, and leaves it stock between calls.
+    """Runs a twin of `model`, without dropout; the model itself stays as it is.
 
     Raises RefusedError where rows cannot be rolled back one by one.
     """
@@ -71,8 +71,8 @@ class Seq2SeqModel:
         assert sources is not None
         fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
         mask = fresh.mask()
-        with evaluating(self.running.modules):
-            states = self.model.get_encoder()(
+        with self.running(None) as model:
+            states = model.get_encoder()(
                 input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
             ).last_hidden_state
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
@@ -137,8 +137,8 @@ class Seq2SeqModel:
         ragged.prepare(ids.shape[1], tree)
         needed = Needed(counts, need, self.device)
         extra = {"decoder_position_ids": ragged.positions} if self.takes_positions else {}
-        with self.running(ragged, needed):
-            logits = self.model(
+        with self.running(ragged, needed) as model:
+            logits = model(
                 decoder_input_ids=ids,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
                 attention_mask=cache.mask(),

@@ -1,0 +1,62 @@
+"""A second module tree over the same weights, whose configuration and parts can be changed while
+the first stays as it is: in every thread, and wherever a Ctrl-C comes.
+
+It does not know attention, nor what is changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from types import MethodType
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foretoken.errors import RefusedError
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` in evaluation mode, over the very parameters, buffers and hooks that it has.
+
+    Weights that are changed, moved or trained there are so here; parts that are put in or taken
+    out later are not. Raises RefusedError where a part's forward was replaced by a function of
+    unknown effect.
+    """
+    parts = list(model.modules())
+    twins = [type(part).__new__(type(part)) for part in parts]
+    remade: dict[int, Any] = {id(part): two for part, two in zip(parts, twins, strict=True)}
+    for part, two in zip(parts, twins, strict=True):
+        _require_stock(part)
+        vars(two).update({name: _own(value, remade) for name, value in vars(part).items()})
+        vars(two).update(training=False, _compiled_call_impl=None)  # a compiled call runs `model`
+    return cast(PreTrainedModel, twins[0])
+
+
+def _own(value: Any, remade: dict[int, Any]) -> Any:
+    """The same value for the twin: what refers to modules refers to the twin's, and its
+    configurations are its own. `remade`: by id, what there is already."""
+    if isinstance(value, nn.Module):
+        return remade.get(id(value), value)
+    if isinstance(value, PreTrainedConfig):
+        return copy.deepcopy(value, remade)
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _own(value.__self__, remade))
+    if isinstance(value, partial):
+        arguments = [_own(one, remade) for one in (value.func, *value.args)]
+        return partial(*arguments, **{k: _own(v, remade) for k, v in value.keywords.items()})
+    if isinstance(value, dict) and any(isinstance(one, nn.Module) for one in value.values()):
+        return {name: _own(one, remade) for name, one in value.items()}
+    if isinstance(value, list | tuple) and any(isinstance(one, nn.Module) for one in value):
+        return type(value)(_own(one, remade) for one in value)
+    return value
+
+
+def _require_stock(part: nn.Module) -> None:
+    replaced = vars(part).get("forward")
+    if replaced is not None and not isinstance(replaced, MethodType | partial):
+        raise RefusedError(
+            f"the forward of {type(part).__name__} was replaced by {replaced!r:.60}, which may do "
+            "anything; give the model as transformers makes it"
+        )
