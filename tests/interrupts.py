@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
 from typing import Any
 
 
 def interrupted(call: Callable[[], Any], nth: int, files: tuple[str, ...]) -> bool:
-    """Whether Ctrl-C came: ahead of the n-th line that `call` runs in these files."""
+    """Whether Ctrl-C came: ahead of the n-th line that `call` runs in files whose paths
+    hold one of these. Lines that take or give back a lock are passed over: there the interpreter
+    handles no signal, though a tracer may speak."""
     left = nth
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(files):
+        if not any(file in frame.f_code.co_filename for file in files):
             return None
-        if event == "line":
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and "with LOCK" not in line:
             left -= 1
             if not left:
                 raise KeyboardInterrupt

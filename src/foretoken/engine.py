@@ -8,10 +8,10 @@ from time import perf_counter
 
 import torch
 
+from foretoken.claim import claimed
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter, require_apart
 from foretoken.drafters.none import NoDrafter
-from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed, Gamma
 from foretoken.judge import Judge
 from foretoken.models.base import Model
@@ -25,27 +25,26 @@ class Engine:
     def __init__(self, target: Model, drafter: Drafter) -> None:
         require_apart(target, drafter)
         self.target, self.drafter = target, drafter
-        self._busy = False
 
     def run(
         self, rows: list[Row], params: SamplingParams, judge: Judge, gamma: Gamma
     ) -> Generator[None]:
         """Advance fresh rows until all are finished; yields after the prefill and after every step.
 
-        `gamma` is asked before every step, and trimmed near a row's end.
+        `gamma` is asked before every step, and trimmed near a row's end. Raises RefusedError where
+        another run has the target or the drafter, or a part of them.
         """
-        self.require_idle()
-        self._busy = True
         plain = gamma == Fixed(0)
         drafter = NoDrafter() if plain else self.drafter  # plain decoding costs no drafter's work
-        active = list(rows)
-        began = perf_counter()
-        try:
+        with claimed(self.target, drafter) as claim:
+            began = perf_counter()
+            claim.expect(len(rows))
             with self._threads():
                 self._start(rows, drafter)
             for row in rows:
                 row.prefill_seconds = perf_counter() - began
             yield
+            active = list(rows)
             while active:
                 wanted = gamma.ask(active)
                 asked = [min(g, row.room - 1) for g, row in zip(wanted, active, strict=True)]
@@ -53,30 +52,9 @@ class Engine:
                     step(active, self.target, drafter, judge, params, asked)
                 for row in active:
                     row.seconds = perf_counter() - began
-                self._leave([b for b, row in enumerate(active) if row.finish_reason], drafter)
+                claim.leave([b for b, row in enumerate(active) if row.finish_reason])
                 active = [row for row in active if not row.finish_reason]
                 yield
-        finally:
-            self._busy = False
-            self._leave(list(range(len(active))), drafter)  # where it was stopped half-way
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """The models for a use other than `run`, which leaves nothing in them."""
-        self.require_idle()
-        self._busy = True
-        try:
-            with self._threads():
-                yield
-        finally:
-            self._busy = False
-
-    def require_idle(self) -> None:
-        """Raise RefusedError where a run is still open: its rows are in the models' caches."""
-        if self._busy:
-            raise RefusedError(
-                "a stream of this object is still open; read it to its end or close it first"
-            )
 
     def _start(self, rows: list[Row], drafter: Drafter) -> None:
         prompts = [row.request.prompt for row in rows]
@@ -96,13 +74,8 @@ class Engine:
         if self.target.runtime != "openvino" or count == 1:
             yield
             return
-        torch.set_num_threads(1)
         try:
+            torch.set_num_threads(1)
             yield
         finally:
             torch.set_num_threads(count)
-
-    def _leave(self, gone: list[int], drafter: Drafter) -> None:
-        if gone:
-            self.target.leave(gone)
-            drafter.leave(gone)

@@ -83,7 +83,6 @@ def _records(
     gammas: tuple[int, ...],
 ) -> list[StepRecord]:
     """The first row's: rounds over the gammas, at least two."""
-    engine.require_idle()
     rows = [Row.of(request) for request in requests]
     engine = Engine(engine.target, cast(Drafter, drafter))
     run = engine.run(rows, params, choose(block, params), _Rounds(gammas))
@@ -125,7 +124,7 @@ class _Wordy:
     """The drafter, and some guess where it has none: the target's pass is timed at full length."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        self.drafter, self.holds = drafter, (drafter,)
         self.made_up = False
 
     def start(

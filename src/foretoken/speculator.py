@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken import costs, text
 from foretoken.beam import Beam, BeamDraft, Task, beam_search, beam_stats
+from foretoken.claim import claimed
 from foretoken.costs import Costs
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
@@ -31,6 +32,7 @@ from foretoken.verify import Rule
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 PROBE_PROMPT = "It was the first day of the"
+PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers
 
 
 @dataclass(slots=True)
@@ -48,6 +50,14 @@ class Speculator:
 
     def __post_init__(self) -> None:
         self._engine = Engine(self.target, self.drafter)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("target", "drafter") and hasattr(self, "_engine"):
+            raise InputError(
+                f"the {name} of a Speculator stays; make another Speculator with "
+                f"dataclasses.replace(spec, {name}=...)"
+            )
+        object.__setattr__(self, name, value)
 
     def generate(
         self,
@@ -152,7 +162,7 @@ class Speculator:
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
         found: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
-            with self._engine.alone():
+            with claimed(self.target, self.drafter):
                 tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, gamma)
             found += [self._beams(task, draft) for task in tasks]
         return found
@@ -200,7 +210,7 @@ class Speculator:
         """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
-        request = Request(prompt, min(TOKENS, room), RowKey(0, 0), source=source)
+        request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
         if rows == 1:
             return probe(self._engine, request, params)
         return probe_shared(self.step_costs(params), self._engine, request, params, rows)

@@ -107,7 +107,7 @@ def test_an_open_stream_is_refused_and_a_closed_one_is_not():
     stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, Sampled(speculative), Fixed(2))
     next(stream)
     next(stream)
-    with pytest.raises(RefusedError, match="a stream of this object is still open"):
+    with pytest.raises(RefusedError, match="a stream of this target or draft is still open"):
         run(e, REQUESTS)
     stream.close()
     assert texts(run(e, REQUESTS)) == texts(run(engine(), REQUESTS))

@@ -19,6 +19,7 @@ LAYERS = [
     ["costs"],
     ["gamma", "step"],
     ["models", "drafters"],
+    ["claim"],
     ["engine", "beam"],
     ["probe"],
     ["speculator", "sources"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from foretoken.models.export_paged import export_paged
 from foretoken.models.families import build
 from foretoken.models.paged import CHUNK, PagedModel
 from foretoken.models.selfcheck import small_copy, stir
+from interrupts import interrupted
 from pairs import BrokenOff
 
 pytestmark = pytest.mark.cpu_only
@@ -165,3 +167,40 @@ def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
         model.start([[5, 6, 7], [8]])
         assert same(model.score([[9, 1], [3, 4]], [2, 2]), expected)
         model.leave([0, 1])
+
+
+def test_a_ctrl_c_anywhere_gives_no_block_away(model: PagedModel) -> None:
+    """Wherever it comes, a block that a row holds is not free, and one that two rows hold is known
+    to be shared; once all rows have left, all blocks are free."""
+    pool = model.pool
+
+    def use() -> None:
+        model.start([[2] * 40, [3] * 5])
+        model.permute([0, 0, 1])  # the first row twice, over the same blocks
+        model.score([[4], [5, 6], [7] * 30], [1, 1, 1])
+        model.leave([1])
+
+    use()
+    model.permute([])
+    nth = 1
+    while interrupted(use, nth, ("models/paged.py",)):
+        held = Counter(block for blocks in model.blocks for block in blocks)
+        assert not set(held) & set(pool.free), f"line {nth}"
+        assert all(pool.holders[block] >= count for block, count in held.items()), f"line {nth}"
+        model.leave(list(range(len(model.lengths))))
+        assert sorted(pool.free) == list(range(pool.size)) and not any(pool.holders), f"line {nth}"
+        nth += 3
+    assert nth > 50
+
+
+def test_a_ctrl_c_while_the_pool_grows_makes_no_block_twice(
+    model: PagedModel, network: PreTrainedModel
+) -> None:
+    compiled, facts, nth = model.request.get_compiled_model(), export_paged(network).facts, 1
+    while nth:
+        fresh = PagedModel(compiled, facts)
+        came = interrupted(fresh.pool.grow, nth, ("models/paged.py",))
+        fresh.start([[2] * 40, [3] * 40])
+        blocks = [block for row in fresh.blocks for block in row]
+        assert len(set(blocks)) == 4 and sorted(blocks + fresh.pool.free) == [*range(16)]
+        nth = nth + 1 if came else 0

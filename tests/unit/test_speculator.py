@@ -529,7 +529,9 @@ def test_an_open_stream_blocks_generate_until_it_is_closed():
     spec = table()
     stream = spec.stream([1, 2], gamma=2)
     next(stream)
-    with pytest.raises(RefusedError, match="a stream of this object is still open") as error:
+    with pytest.raises(
+        RefusedError, match="a stream of this target or draft is still open"
+    ) as error:
         spec.generate([1, 2], gamma=2)
     told(error)
     stream.close()

@@ -99,7 +99,7 @@ def require_vocabulary(drafter: Drafter, V: int, whose: str) -> None:
 def require_apart(target: Model, drafter: Drafter) -> None:
     """Raise InputError where a model or a drafter would hold the rows of two places, or reads the
     states of another target than this one."""
-    places: list[object] = [target, *_held(drafter)]
+    places = [*held(target), *held(drafter)]
     for i, part in enumerate(places):
         kind = type(part).__name__
         if any(part is other for other in places[:i]):
@@ -114,11 +114,11 @@ def require_apart(target: Model, drafter: Drafter) -> None:
             )
 
 
-def _held(part: object) -> Iterator[object]:
-    """A drafter, and the models and drafters within it: what it `holds`."""
+def held(part: object) -> Iterator[object]:
+    """A model or drafter, and the models and drafters within it: what it `holds`."""
     yield part
     for inner in getattr(part, "holds", ()):
-        yield from _held(inner)
+        yield from held(inner)
 
 
 def pack(guesses: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:

@@ -87,10 +87,10 @@ class CausalModel:
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        if rows != list(range(len(self.cache.lengths))):
-            self.cache.select(rows)
-        if not rows:
+        if not rows and self.cache.lengths:
             self.cache = ragged_cache(self.model, 0)
+        elif rows != list(range(len(self.cache.lengths))):
+            self.cache.select(rows)
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.cache.lengths), rows))

@@ -62,24 +62,23 @@ class Pool:
         self.holders[block] = 1
         return block
 
-    def share(self, block: int) -> int:
-        self.holders[block] += 1
-        return block
-
-    def drop(self, block: int) -> None:
-        self.holders[block] -= 1
-        if not self.holders[block]:
-            self.free.append(block)
-
-    def own(self, block: int) -> int:
-        """A block that only one row holds, with the same content: it is about to be written to."""
-        if self.holders[block] == 1:
-            return block
+    def own(self, blocks: list[int], i: int) -> None:
+        """Block i of a row is about to be written to: from now on no other row holds it."""
+        shared = blocks[i]
+        if self.holders[shared] == 1:
+            return
         fresh = self.take()
         for array in self.arrays.values():
-            array[fresh] = array[block]
-        self.drop(block)
-        return fresh
+            array[fresh] = array[shared]
+        blocks[i] = fresh
+        self.holders[shared] -= 1  # last: broken off before, a block is idle until rows change
+
+    def counted(self, rows: list[list[int]]) -> tuple[list[int], list[int]]:
+        """`holders` and `free` where these rows hold blocks, and nobody else."""
+        holders = [0] * self.size
+        for block in chain.from_iterable(rows):
+            holders[block] += 1
+        return holders, [block for block in reversed(range(self.size)) if not holders[block]]
 
     def grow(self) -> None:
         self.wanted = max(FIRST, self.size + self.size // 2)
@@ -93,9 +92,13 @@ class Pool:
         for name in self.names:
             if name not in self.arrays or len(self.arrays[name]) != self.wanted:
                 self._widen(name)
-        self.free += range(self.wanted - 1, self.size - 1, -1)
-        self.holders += [0] * (self.wanted - self.size)
-        self.size = self.wanted
+        more = range(self.wanted - 1, self.size - 1, -1)
+        # At once: broken off in between, a block would be free twice
+        self.free, self.holders, self.size = (
+            [*self.free, *more],
+            [*self.holders, *[0] * len(more)],
+            self.wanted,
+        )
 
     def _widen(self, name: str) -> None:
         port = self.request.get_compiled_model().input(name)
@@ -170,12 +173,15 @@ class PagedModel:
         self.lengths = list(lengths)
 
     def permute(self, rows: list[int]) -> None:
-        old = self.blocks
-        self.blocks = [[self.pool.share(block) for block in old[b]] for b in rows]
-        for blocks in old:
-            for block in blocks:
-                self.pool.drop(block)
-        self.lengths = [self.lengths[b] for b in rows]
+        blocks, lengths = [list(self.blocks[b]) for b in rows], [self.lengths[b] for b in rows]
+        holders, free = self.pool.counted(blocks)
+        # At once, and counted anew: what a Ctrl-C has left does not stay
+        self.blocks, self.lengths, self.pool.holders, self.pool.free = (
+            blocks,
+            lengths,
+            holders,
+            free,
+        )
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.lengths), rows))
@@ -230,7 +236,7 @@ class PagedModel:
         """The blocks of row b's first `end` tokens; those from `start` on are its own."""
         blocks = self.blocks[b]
         for i in range(start // self.block, len(blocks)):
-            blocks[i] = self.pool.own(blocks[i])
+            self.pool.own(blocks, i)
         count = -(-end // self.block)
         while len(blocks) < count:
             blocks.append(self.pool.take())
