@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from foretoken.errors import one_line
 
@@ -25,11 +26,13 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """One file, beside its name first. Raises OSError where it cannot be written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """One file, beside its name first, which may be a link: it is replaced, not followed. Raises
+    OSError where it cannot be written."""
+    part = path.with_name(f".{token_hex(8)}.part")  # threads and processes may write at once
     try:
         with naming(path):
-            part.write_bytes(content)
+            with part.open("xb") as out:  # never what somebody else has put there
+                out.write(content)
             os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

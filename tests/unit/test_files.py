@@ -55,3 +55,17 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, full_disk):
     with full_disk(10), pytest.raises(OSError, match="a cannot be written: .*too large; make room"):
         files.write(tmp_path / "a", b"x" * 99)
     assert contents(tmp_path) == {"a": b"old"}
+
+
+def test_a_planted_link_is_replaced_and_not_followed(tmp_path, monkeypatch):
+    """Neither the file's own name nor that of the part in work leads elsewhere."""
+    secret = tmp_path / "secret"
+    secret.write_text("kept")
+    (tmp_path / "a").symlink_to(secret)
+    files.write(tmp_path / "a", b"new")
+    assert secret.read_text() == "kept" and contents(tmp_path) == {"secret": b"kept", "a": b"new"}
+    monkeypatch.setattr(files, "token_hex", lambda count: "guessed")
+    (tmp_path / ".guessed.part").symlink_to(secret)
+    with pytest.raises(OSError, match="a cannot be written: .*File exists"):
+        files.write(tmp_path / "a", b"newer")
+    assert secret.read_text() == "kept" and (tmp_path / "a").read_bytes() == b"new"

@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from foretoken import files
 from foretoken.errors import InputError
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement import VERSION, Observed, Options, parse
@@ -24,7 +25,7 @@ class Part:
         self.head = json.dumps(head)
         self.found = self._read()
         lines = [self.head, *(json.dumps(asdict(one)) for one in self.found)]
-        self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def add(self, observed: Observed) -> None:
         """The next prompt is done."""

@@ -139,7 +139,8 @@ def converted(
         kept = kept or made  # from disk, so that torch's weights can go
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
         if kept is made:
-            log.warning("it could not be kept in %s and is made again each time", store.folder())
+            where = store.folder() or "a cache folder"
+            log.warning("it could not be kept in %s and is made again each time", where)
     try:
         return compiled(kept, dtype)
     except RuntimeError as error:  # the library's

@@ -39,8 +39,10 @@ class Entry:
     made: float  # seconds since 1970
 
 
-def folder() -> Path:
-    return cache_folder() / "converted"
+def folder() -> Path | None:
+    """Where conversions are; None where nothing can be kept safely."""
+    cache = cache_folder()
+    return cache and cache / "converted"
 
 
 def digest(files: list[Path]) -> str:
@@ -68,15 +70,20 @@ def _content(file: Path) -> str:
 
 def find(key: str) -> Exported | None:
     """What was kept under `key`; its weights are read from disk as they are needed."""
-    place = folder() / key
+    home = folder()
+    if home is None:
+        return None
+    place = home / key
     try:
         facts = _facts(place)
         if facts["content"] != digest(_parts(place)):
             raise ValueError("its files are not those that were written")
         core = ov.Core()
         graphs = {name: core.read_model(place / f"{name}.xml") for name in facts["graphs"]}
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         shutil.rmtree(place, ignore_errors=True)  # damaged, or never there
+        return None
+    except (OSError, RuntimeError):  # no memory, too many files: it may be whole
         return None
     return Exported(graphs, facts)
 
@@ -102,36 +109,38 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
     where the disk has no room or cannot be written."""
     facts: dict[str, Any] = {**exported.facts, "graphs": list(exported.graphs)}
     facts |= {"name": name, "dtype": dtype, "made": time.time()}
-    making = None
+    home, making = folder(), None
+    if home is None:
+        return False
     try:
-        folder().mkdir(parents=True, exist_ok=True)
-        _sweep()
-        making = Path(tempfile.mkdtemp(prefix=MAKING, dir=folder()))
+        home.mkdir(exist_ok=True)
+        _sweep(home)
+        making = Path(tempfile.mkdtemp(prefix=MAKING, dir=home))
         for part, graph in exported.graphs.items():
             ov.save_model(graph, making / f"{part}.xml", compress_to_fp16=False)
         facts["content"] = digest(_parts(making))
         (making / FACTS).write_text(json.dumps({"facts": facts, "seal": _seal(facts)}))
-        os.replace(making, folder() / key)
+        os.replace(making, home / key)
     except (OSError, RuntimeError):
         if making:
             shutil.rmtree(making, ignore_errors=True)
-        return (folder() / key / FACTS).exists()  # another process was first
+        return (home / key / FACTS).exists()  # another process was first
     for entry in entries():
         if (entry.name, entry.dtype) == (name, dtype) and entry.folder.name != key:
             shutil.rmtree(entry.folder, ignore_errors=True)
     return True
 
 
-def _sweep() -> None:
-    for place in folder().glob(f"{MAKING}*"):
+def _sweep(home: Path) -> None:
+    for place in home.glob(f"{MAKING}*"):
         if time.time() - place.stat().st_mtime > STALE:
             shutil.rmtree(place, ignore_errors=True)
 
 
 def entries() -> list[Entry]:
     """All that is kept, newest first."""
-    found: list[Entry] = []
-    for file in folder().glob(f"*/{FACTS}"):
+    home, found = folder(), list[Entry]()
+    for file in home.glob(f"*/{FACTS}") if home else ():
         try:
             facts = _facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
@@ -144,6 +153,7 @@ def entries() -> list[Entry]:
 def clear() -> int:
     """Remove everything that is kept; returns the number of models. They are made again when they
     are next loaded."""
-    count = len(entries())
-    shutil.rmtree(folder(), ignore_errors=True)
+    home, count = folder(), len(entries())
+    if home:
+        shutil.rmtree(home, ignore_errors=True)
     return count

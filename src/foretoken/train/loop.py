@@ -145,7 +145,9 @@ class Loop:
         torch.save(state, whole)
         try:
             with files.naming(self.checkpoint):
-                part.write_bytes(whole.getbuffer())
+                part.unlink(missing_ok=True)  # of a process that was killed
+                with part.open("xb") as out:
+                    out.write(whole.getbuffer())
                 os.replace(part, self.checkpoint)
         finally:
             part.unlink(missing_ok=True)
