@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from statistics import median_low
@@ -23,10 +22,10 @@ import torch
 
 from foretoken import disk
 from foretoken.distributions import SamplingParams
+from foretoken.lineage import versions
 from foretoken.request import StepRecord
 
 FILE, FORMAT = "costs.json", 3
-PACKAGES = ("foretoken", "torch", "transformers", "openvino")
 
 Table = tuple[tuple[int, float], ...]  # ascending; between and beyond its points it is straight
 
@@ -115,7 +114,7 @@ def key(target: object, drafter: object, *more: object) -> str | None:
     parts = [identity(target), identity(drafter)]
     if None in parts:
         return None
-    found = json.dumps([FORMAT, *parts, *more, _machine(), _versions()])
+    found = json.dumps([FORMAT, *parts, *more, _machine(), versions()])
     return hashlib.sha256(found.encode()).hexdigest()
 
 
@@ -176,13 +175,3 @@ def _machine() -> list[Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu]
-
-
-def _versions() -> list[str]:
-    found: list[str] = []
-    for name in PACKAGES:
-        try:
-            found.append(version(name))
-        except PackageNotFoundError:
-            found.append("none")
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +20,14 @@ from foretoken.models.base import Model
 from foretoken.models.exact import ExactModel, steady
 from foretoken.models.graphs import GraphModel, rehearsed
 from foretoken.models.packed import pack
-from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check
+from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check, strangers
 from foretoken.sources import Source
 
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
 
-ON_GRAPHS = Form("fixed shapes", GraphModel, str)
-ON_A_GRID = Form("a grid of passes", ExactModel, str)
+ON_GRAPHS = Form("fixed shapes", GraphModel)
+ON_A_GRID = Form("a grid of passes", ExactModel)
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,8 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    return conversion.converted(source, way, dtype, lambda: source.network(kind, device))
+    load = partial(source.network, kind, device)
+    return conversion.converted(source, way, dtype, load, strangers(source.empty))
 
 
 def _way(network: PreTrainedModel, conversion: Any) -> Any:

@@ -6,6 +6,7 @@ It does not know what a model is for, nor what it runs on.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -66,15 +67,30 @@ class Source:
         return network.to(device).eval()
 
     def files(self) -> list[Path] | None:
-        """What the model is made from; None where it comes from the hub, by a commit."""
+        """What the model is made from, wherever an index of weights says that it stands; None
+        where it comes from the hub, by a commit. Raises RefusedError for an adapter, whose base
+        stands elsewhere."""
         folder = Path(self.path)
         if not is_folder(self.path):
             return None
-        return [file for kind in WEIGHTS for file in folder.glob(kind)]
+        if (folder / "adapter_config.json").exists():
+            raise RefusedError(f"{self.name} holds an adapter: merge it into its base model")
+        named = {file for kind in WEIGHTS for file in folder.glob(kind)}
+        for index in folder.glob("*.index.json"):
+            named |= {folder / name for name in _indexed(index)}
+        return [file for file in named if file.is_file()]
 
     @property
     def commit(self) -> str | None:
         return getattr(self.empty.config, "_commit_hash", None)
+
+
+def _indexed(index: Path) -> set[str]:
+    """The files of weights that an index names; what is wrong with it is said in loading."""
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()
 
 
 def source(given: str | Path, revision: str | None, trust: bool) -> Source:

@@ -73,7 +73,7 @@ def test_a_tensor_on_the_ragged_cache() -> None:
 def planted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, wrong: Any) -> None:
     monkeypatch.setattr(kind, name, wrong)
     with pytest.raises(RefusedError, match="not exact over fixed shapes"):
-        check(build("Llama"), Form("fixed shapes", GraphModel, str))
+        check(build("Llama"), Form("fixed shapes", GraphModel))
 
 
 def test_lengths_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

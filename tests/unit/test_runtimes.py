@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -80,6 +81,46 @@ def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> N
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
     assert done == stock(path, [5, 6, 7], 20)
+
+
+@pytest.mark.parametrize("place", ["weights/model.safetensors", "../beside.safetensors"])
+def test_weights_that_an_index_names_are_looked_at_wherever_they_stand(
+    tmp_path: Path, place: str
+) -> None:
+    def moved(seed: int) -> str:
+        path = saved(tmp_path / "m", seed)
+        file = tmp_path / "m" / place
+        file.parent.mkdir(exist_ok=True)
+        (tmp_path / "m" / "model.safetensors").rename(file)
+        names = [name for name, _ in build("Llama").named_parameters()]
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
+        (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+        return path
+
+    load(moved(1), "none")
+    path = moved(2)
+    assert (tmp_path / "m" / place) in (source(path, None, False).files() or [])
+    done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+    assert done == stock(path, [5, 6, 7], 20)
+
+
+def test_an_adapter_is_not_converted(tmp_path: Path) -> None:
+    """Its base's weights stand elsewhere, and may change there."""
+    path = saved(tmp_path / "m")
+    (tmp_path / "m" / "adapter_config.json").write_text("{}")
+    with pytest.raises(RefusedError, match="holds an adapter"):
+        source(path, None, trust=False).files()
+
+
+def test_a_conversion_is_named_by_code_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = conversion.fingerprint("m", "paged", "float32")
+    assert conversion.fingerprint("m", "paged", "float32") == before
+    assert conversion.fingerprint("m", "paged", "float32", "class Llama: ...") != before
+    monkeypatch.setattr(conversion, "lineage", lambda *modules: "other code")
+    assert conversion.fingerprint("m", "paged", "float32") != before
+    monkeypatch.undo()
+    monkeypatch.setattr(conversion, "versions", lambda: {"foretoken": "another"})
+    assert conversion.fingerprint("m", "paged", "float32") != before
 
 
 def test_bfloat16_weights_are_rounded(tmp_path: Path) -> None:

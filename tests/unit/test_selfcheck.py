@@ -15,14 +15,16 @@ from transformers import (
     BartForConditionalGeneration,
     Llama4ForCausalLM,
     Llama4TextConfig,
+    PreTrainedModel,
 )
 
 from foretoken.errors import RefusedError
 from foretoken.models import attention, selfcheck
+from foretoken.models.base import Model
 from foretoken.models.cache import CrossCache, RaggedCache, RaggedLayer
 from foretoken.models.causal import CausalModel
 from foretoken.models.families import build
-from foretoken.models.selfcheck import check, self_check, structure
+from foretoken.models.selfcheck import check, on_torch, self_check, structure
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +129,46 @@ def test_passed_is_remembered(folder: Path) -> None:
     selfcheck.FOUND.clear()
     (folder / "foretoken" / "selfcheck.json").write_text("{broken")
     assert not self_check(model).remembered
+
+
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), torch.OutOfMemoryError("no room"), OSError("disk"), KeyError("x")]
+)
+def test_a_passing_failure_is_no_refusal_for_ever(
+    failure: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(model: PreTrainedModel) -> Model:
+        raise failure
+
+    model, form = build("Llama"), selfcheck.Form("a ragged cache", failing)
+    with pytest.raises(RefusedError, match="does not run over a ragged cache"):
+        self_check(model, form)
+    assert not selfcheck.FOUND and not (folder / "foretoken" / "selfcheck.json").exists()
+    with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
+        patch.setattr(selfcheck, "shrunk", lambda config, narrow: failing(model))
+        selfcheck.check(model)
+    assert not self_check(model).remembered
+
+
+def test_a_known_refusal_and_a_measured_deviation_are_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(model: PreTrainedModel) -> Model:
+        raise RefusedError("it has softcap")
+
+    def deviating(model: PreTrainedModel) -> Model:
+        return on_torch(type(model)(model.config))
+
+    model, known = build("Llama"), selfcheck.Form("a form", refusing)
+    wrong = selfcheck.Form("another", deviating)
+    for form, says in ((known, "it has softcap"), (wrong, "is not exact over another")):
+        with pytest.raises(RefusedError, match=says):
+            self_check(model, form)
+    selfcheck.FOUND.clear()
+    monkeypatch.setattr(selfcheck, "check", lambda model, form: 1 / 0)
+    for form, says in ((known, "it has softcap"), (wrong, "is not exact over another")):
+        with pytest.raises(RefusedError, match=says):  # from the file
+            self_check(model, form)
 
 
 def module(path: Path, body: str) -> ModuleType:

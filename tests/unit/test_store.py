@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import openvino as ov
@@ -125,3 +126,33 @@ def test_facts_that_changed_are_seen() -> None:
     facts = store.folder() / "k" / store.FACTS
     facts.write_text(facts.read_text().replace('"form": "paged"', '"form": "other"'))
     assert store.entries() == [] and store.find("k") is None
+
+
+@pytest.mark.parametrize("error", [OSError(24, "too many open files"), RuntimeError("no memory")])
+def test_a_passing_failure_does_not_cost_the_conversion(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: object) -> None:
+        raise error
+
+    store.keep("k", exported(3.0), "m", "float32")
+    with monkeypatch.context() as patch:
+        busy = {"digest": failing} if isinstance(error, OSError) else {}
+        busy = busy or {"ov": SimpleNamespace(Core=failing)}
+        for name, value in busy.items():
+            patch.setattr(store, name, value)
+        assert store.find("k") is None
+    found = store.find("k")
+    assert found is not None and runs(found) == 3.0
+
+
+def test_without_a_safe_folder_nothing_is_kept(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store.keep("k", exported(), "m", "float32")
+    (folder / "foretoken").chmod(0o777)
+    assert store.folder() is None and store.find("k") is None and store.entries() == []
+    assert not store.keep("j", exported(), "m", "float32") and store.clear() == 0
+    assert "others may write to it" in caplog.text
+    (folder / "foretoken").chmod(0o700)
+    assert store.find("k") is not None

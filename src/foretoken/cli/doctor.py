@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import platform
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +17,7 @@ from rich.table import Table
 from foretoken.cli import option
 from foretoken.cli.quiet import quiet
 
+NO_FOLDER = "no folder: nothing can be kept safely"
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 
 
@@ -85,14 +84,20 @@ def _list(console: Console, *, as_json: bool) -> None:
     kept = store.entries()
     if as_json:
         rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in kept]
-        print(json.dumps({"folder": str(store.folder()), "models": rows}))
+        print(json.dumps({"folder": _folder(), "models": rows}))
         return
     for entry in kept:
         made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
         line = f"{made}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
         console.print(line, soft_wrap=True)
     total = sum(entry.bytes for entry in kept) / 1e6
-    console.print(f"{total:.0f} MB in {store.folder()}", soft_wrap=True)
+    console.print(f"{total:.0f} MB in {_folder() or NO_FOLDER}", soft_wrap=True)
+
+
+def _folder() -> str | None:
+    from foretoken.models import store
+
+    return str(store.folder()) if store.folder() else None
 
 
 def _clear(console: Console, *, as_json: bool) -> None:
@@ -102,35 +107,29 @@ def _clear(console: Console, *, as_json: bool) -> None:
     count = store.clear()
     forget()
     if as_json:
-        print(json.dumps({"folder": str(store.folder()), "removed": count}))
+        print(json.dumps({"folder": _folder(), "removed": count}))
     else:
         console.print(
-            f"removed {count} models from {store.folder()}, and measured costs", soft_wrap=True
+            f"removed {count} models from {_folder() or NO_FOLDER}, and measured costs",
+            soft_wrap=True,
         )
 
 
 def _machine() -> dict[str, Any]:
     import torch
 
+    from foretoken.lineage import versions
     from foretoken.memory import free_bytes
     from foretoken.runtimes import openvino
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()} | versions(*PACKAGES),
         "openvino": openvino(),
         "machine": platform.platform(),
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
     }
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def _families() -> list[dict[str, Any]]:

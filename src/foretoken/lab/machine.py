@@ -10,16 +10,15 @@ import platform
 import resource
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from foretoken.lab.estimate import Spread, spread
+from foretoken.lineage import versions
 from foretoken.memory import free_bytes
 
-PACKAGES = ("foretoken", "torch", "transformers", "openvino")
 READ_BYTES = 2**29  # far beyond any cache
 READS = 7
 
@@ -38,7 +37,7 @@ class Machine:
 def describe(device: torch.device) -> Machine:
     """The machine that this process runs on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return Machine(_cpu(), cores(), torch.get_num_threads(), gpu, _versions())
+    return Machine(_cpu(), cores(), torch.get_num_threads(), gpu, versions())
 
 
 def cores() -> int:
@@ -84,13 +83,3 @@ def _cpu() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

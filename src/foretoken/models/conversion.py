@@ -10,18 +10,17 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import openvino as ov
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, one_line
+from foretoken.lineage import lineage, versions
 from foretoken.models import store
 from foretoken.models.base import Model
 from foretoken.models.eight_bits import eight_bits
@@ -33,8 +32,6 @@ from foretoken.models.halves import halved, widened_in_products
 from foretoken.models.paged import PagedModel, paged
 from foretoken.models.selfcheck import Form
 
-# What a graph's making depends on
-MAKERS = ("export*.py", "tracing.py", "eight_bits.py", "halves.py")
 DTYPES = ("float32", "bfloat16", "int8")
 
 log = logging.getLogger(__name__)
@@ -90,7 +87,7 @@ class Way:
     @property
     def form(self) -> Form:
         """What the self-check tries."""
-        return Form(f"OpenVINO, {self.name}", self.run, lambda: version("openvino"))
+        return Form(f"OpenVINO, {self.name}", self.run)
 
     def run(self, network: PreTrainedModel) -> Model:
         """A model in memory, in float32; the graphs share its weights."""
@@ -119,15 +116,20 @@ class Convertible(Protocol):
 
 
 def converted(
-    source: Convertible, way: Way, dtype: str, network: Callable[[], PreTrainedModel]
+    source: Convertible,
+    way: Way,
+    dtype: str,
+    network: Callable[[], PreTrainedModel],
+    code: Sequence[str] = (),
 ) -> Model:
     """The model that `network()` makes, on OpenVINO. It is only made where no conversion of the
-    same files and versions is kept on disk."""
+    same files, code and versions is kept on disk. `code`: the source of its classes where they are
+    not transformers' own."""
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    key = fingerprint(content, way.name, dtype)
+    key = fingerprint(content, way.name, dtype, *code)
     kept = store.find(key)
     if kept is None:
         log.info("converting %s for OpenVINO", source.name)
@@ -160,9 +162,6 @@ def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedMod
 
 
 def fingerprint(content: str, *choices: str) -> str:
-    """What a conversion depends on: the model, our code and the libraries'."""
-    makers = sorted(file for kind in MAKERS for file in Path(__file__).parent.glob(kind))
-    code = [file.read_text() for file in makers]
-    versions = [torch.__version__, transformers.__version__, version("openvino")]
-    parts = json.dumps([content, choices, code, versions])
+    """What a conversion depends on: the model, what was asked for, our code and the libraries'."""
+    parts = json.dumps([content, choices, lineage(__name__), versions()])
     return hashlib.sha256(parts.encode()).hexdigest()[:32]

@@ -109,4 +109,4 @@ def _detoured(network: PreTrainedModel) -> Model:
     return Detours(model)
 
 
-IN_TREES = Form("trees in a ragged cache", _detoured, str)
+IN_TREES = Form("trees in a ragged cache", _detoured)

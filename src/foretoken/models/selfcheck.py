@@ -2,7 +2,7 @@
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
 through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
-of the stock model on that row alone. What passed is remembered per structure and versions.
+of the stock model on that row alone. What was measured is remembered per structure and versions.
 It does not know the real weights: it tests the family's code, not the model.
 """
 
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.disk import remember, remembered
 from foretoken.errors import RefusedError, one_line
+from foretoken.lineage import lineage, versions
 from foretoken.models import cache, causal
 from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
@@ -45,14 +45,18 @@ class Form:
 
     name: str
     run: Callable[[PreTrainedModel], Model]
-    version: Callable[[], str]  # of what it runs on, besides torch and transformers
 
 
 def on_torch(model: PreTrainedModel) -> Model:
     return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
 
 
-ON_TORCH = Form("a ragged cache", on_torch, str)
+ON_TORCH = Form("a ragged cache", on_torch)
+
+
+class Unfinished(RefusedError):
+    """A check that broke off, by a mistake in the family's code or for want of memory: the next
+    one may end otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     try:
         found = check(model, form)
         FOUND[key] = found.delta
+    except Unfinished:
+        raise
     except RefusedError as error:
         FOUND[key] = str(error)
         raise
@@ -105,7 +111,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     except RefusedError:
         raise
     except Exception as error:  # whatever a stranger's forward raises
-        raise RefusedError(f"{name} does not run over {form.name}: {one_line(error)}") from error
+        raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
     if not delta < TOLERANCE:
         wrong = f"logits differ by {delta:.1e} of their spread from a full forward"
         raise RefusedError(f"{name} is not exact over {form.name}: {wrong}")
@@ -206,8 +212,9 @@ def small_copy(model: PreTrainedModel) -> PreTrainedModel:
             return small
         except Exception as error:  # widths that do not fit each other raise many kinds
             problem = error
-    line = " ".join(str(problem).split())[:200]
-    raise RefusedError(f"{type(model).__name__}: no small copy can be built to check it: {line}")
+    assert problem is not None
+    what = f"{type(model).__name__}: no small copy can be built to check it"
+    raise Unfinished(f"{what}: {one_line(problem)}")
 
 
 def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
@@ -275,18 +282,17 @@ def stir(model: PreTrainedModel) -> None:
 
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: classes, small configuration, versions, our code and
-    the user's; None where the user's cannot be read."""
+    that of classes that are not transformers' own; None where theirs cannot be read."""
     config = shrunk(model.config, narrow=True).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
-    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    code = [lineage(__name__, form.run.__module__)]
     try:
         code += strangers(model)
     except (OSError, TypeError, UnicodeDecodeError):
         return None
-    versions = [torch.__version__, transformers.__version__, form.version()]
     name = [type(model).__module__, type(model).__qualname__, form.name]
-    parts = json.dumps([name, config, versions, code], sort_keys=True, default=str)
+    parts = json.dumps([name, config, versions(), code], sort_keys=True, default=str)
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
