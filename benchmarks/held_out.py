@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--orders", type=int, nargs="*", default=[1, 2, 3, 5])
     arguments = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target")
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target", trust_remote_code=False)
     books = corpus.build(corpus.read_texts(arguments.data), tokenizer)
     per_byte = len(books.held_out) / books.held_out_bytes
     found: dict[str, float] = {}

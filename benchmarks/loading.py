@@ -41,7 +41,8 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 began = time.perf_counter()
 if sys.argv[2] == "transformers":
-    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        sys.argv[1], dtype=torch.float32, trust_remote_code=False)
     weights = sum(p.numel() for p in model.parameters()) * 4
 else:
     read = source(sys.argv[1], None, trust=False)

@@ -132,7 +132,8 @@ def compress(graph: ov.Model) -> None:
 def main() -> None:
     source, folder, dtype = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=kind).float().eval()
+    stock = AutoModelForCausalLM.from_pretrained(source, dtype=kind, trust_remote_code=False)
+    model = stock.float().eval()
     graph = export(model)
     if dtype == "int8":
         compress(graph)

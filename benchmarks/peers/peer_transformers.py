@@ -85,10 +85,16 @@ def _settings(asked: Request, own: GenerationConfig) -> GenerationConfig:
 def _model(folder: str, dtype: str) -> PreTrainedModel:
     if dtype not in ("float32", "bfloat16", "float16", "float64"):
         raise Refused(f"transformers has no weights of {dtype}; leave it out or give another dtype")
-    encoder = AutoConfig.from_pretrained(folder).is_encoder_decoder
+    encoder = AutoConfig.from_pretrained(folder, trust_remote_code=False).is_encoder_decoder
     auto = AutoModelForSeq2SeqLM if encoder else AutoModelForCausalLM
-    model = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    model.generation_config.eos_token_id = None
+    kind = getattr(torch, dtype)
+    model = auto.from_pretrained(folder, dtype=kind, trust_remote_code=False).eval()
+    own = model.generation_config  # of which `generate` would follow what is not asked for
+    model.generation_config = GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        pad_token_id=own.pad_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
+    )
     return model
 
 

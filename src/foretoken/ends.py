@@ -1,4 +1,5 @@
-"""How a text begins and ends by a model's own settings, and which of its settings are refused."""
+"""How a text begins and ends by a model's own settings, which of its settings are refused, and with
+which it would sample."""
 
 from __future__ import annotations
 
@@ -80,6 +81,22 @@ def read_ends(network: PreTrainedModel, *, refuse: bool) -> Ends:
         forced_bos=_one(settings, "forced_bos_token_id"),
         forced_eos=_one(settings, "forced_eos_token_id"),
     )
+
+
+# Entries that are options of `generate`, and the values at which they change nothing.
+SUGGESTED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def suggested(network: PreTrainedModel) -> dict[str, Any]:
+    """How the generation config would sample, by the names of `generate`'s options: nothing where
+    it is greedy."""
+    settings = getattr(network, "generation_config", None)
+    samples = getattr(settings, "do_sample", None)
+    if settings is None or samples is False:
+        return {}
+    named = {name: getattr(settings, name, None) for name in SUGGESTED}
+    changed = {n: v for n, v in named.items() if v is not None and v != SUGGESTED[n]}
+    return {"temperature": 1.0} | changed if samples else changed
 
 
 def _refuse(settings: GenerationConfig) -> None:

@@ -3,6 +3,8 @@ hub or memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import cast
@@ -20,18 +22,26 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import read_ends
+from foretoken.ends import read_ends, suggested
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model, OpenModel
 from foretoken.models.causal import output_rows
 from foretoken.models.heads import Heads, ends_of
 from foretoken.runtimes import Wish, place, place_exact, require_torch
-from foretoken.sources import Source, source
+from foretoken.sources import Source, is_folder, source
 from foretoken.sources import tokenizer as words_of
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words
 
-HEADS = "heads:"
+# Drafters that go by a name, for a vocabulary of V; and what a name of a file begins with
+NAMES: dict[str, Callable[[int], Drafter]] = {
+    "none": lambda V: NoDrafter(),
+    "lookup": lambda V: LookupDrafter(),
+    "copy": lambda V: CopyDrafter(),
+    "uniform": UniformDrafter,
+}
+NGRAM, HEADS = "ngram:", "heads:"
+ALIKE = 0.75  # of 1: how near a draft must be to a name to be one that was mistyped
 
 
 def load(
@@ -59,16 +69,22 @@ def load(
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft,
     which has no say in that text, runs as ever.
+    revision: of the target and its own tokenizer, on the hub.
     generation_config="ignore" passes over entries of the model's generation config that would
-    change the law, which are refused otherwise.
+    change the law, which are refused otherwise. How it would sample is not followed either: the
+    first text that is made otherwise is told so (the logger "foretoken", a warning).
 
     Raises InputError for what cannot be read, RefusedError for what cannot be done exactly.
     """
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     where = memory.usable(device)
-    if not isinstance(exact_shapes, bool):
-        raise InputError(f"exact_shapes is {exact_shapes!r:.60}; give True or False")
+    for name, value in (
+        ("exact_shapes", exact_shapes),
+        ("trust_remote_code", trust_remote_code),  # "False" would be true, and run the code
+    ):
+        if not isinstance(value, bool):
+            raise InputError(f"{name} is {value!r:.60}; give True or False")
     wish, draft_wish = Wish(dtype, where, runtime), Wish(draft_dtype or dtype, where, runtime)
     if exact_shapes:
         require_torch(wish)
@@ -82,7 +98,7 @@ def load(
     words = (
         words_of(target, revision, trust_remote_code)
         if tokenizer is None
-        else words_of(tokenizer, revision, trust_remote_code, wanted=True)
+        else words_of(tokenizer, None, trust_remote_code, wanted=True)
     )
     # What does not fit is said before anything large is loaded or converted
     drafter = _drafter(draft, structure, words, draft_wish, draft_revision, trust_remote_code)
@@ -107,6 +123,7 @@ def load(
         ends=ends,
         target_name=_name(target),
         draft_name=_name(draft),
+        suggested=suggested(structure) if generation_config is None else {},
     )
 
 
@@ -148,22 +165,18 @@ def _drafter(
             raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
         require_vocabulary(draft, V, "the target")
         return draft
-    if draft == "none":
-        return NoDrafter()
-    if draft == "lookup":
-        return LookupDrafter()
-    if draft == "copy":
-        return CopyDrafter()
-    if draft == "uniform":
-        return UniformDrafter(V)
+    if isinstance(draft, str) and draft in NAMES:
+        return NAMES[draft](V)
     if isinstance(draft, str) and draft.startswith(HEADS):
         heads = Heads.load(draft.removeprefix(HEADS))
         heads.require_shape(draft, target)
         return heads
-    if isinstance(draft, str) and draft.startswith("ngram:"):
+    if isinstance(draft, str) and draft.startswith(NGRAM):
         mark = fingerprint(words.get_vocab()) if words else None
-        table = NGram.load(draft.removeprefix("ngram:"), vocab_size=V, fingerprint=mark)
+        table = NGram.load(draft.removeprefix(NGRAM), vocab_size=V, fingerprint=mark)
         return NGramDrafter(table)
+    if isinstance(draft, str):
+        _require_no_misspelling(draft)
     read = _read(draft, revision, trust)
     network = _structure(read)
     if network.config.is_encoder_decoder:
@@ -171,6 +184,21 @@ def _drafter(
     spoken = words_of(draft, revision, trust)
     require_same_words(_name(draft), output_rows(network), spoken, V, words)
     return LMDrafter(place(read, wish).model, V)
+
+
+def _require_no_misspelling(draft: str) -> None:
+    """InputError, with the nearest name, for what is nearly the name of a drafter."""
+    head, colon, _ = draft.partition(":")
+    if is_folder(draft) or (not colon and "/" in draft):
+        return
+    known = (NGRAM, HEADS) if colon else (*NAMES, NGRAM, HEADS)
+    near = get_close_matches(head.lower() + colon, known, n=1, cutoff=ALIKE)
+    if near:
+        name = near[0] + "FILE" * near[0].endswith(":")
+        raise InputError(
+            f"draft is {draft!r:.100}; did you mean {name!r}? A model is a folder or a hub id "
+            f"(owner/name), a drafter one of {', '.join(NAMES)}, {NGRAM}FILE, {HEADS}FILE"
+        )
 
 
 def _attached(

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,13 +32,15 @@ from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.verify import Rule
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
+log = logging.getLogger(__name__)
 PROBE_PROMPT = "It was the first day of the"
 PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers
 
 
 @dataclass(slots=True)
 class Speculator:
-    """A target, a drafter and, where there is one, a tokenizer."""
+    """A target, a drafter and, where there is one, a tokenizer. `suggested`: options of `generate`
+    that the model's own generation config names."""
 
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
@@ -45,8 +48,10 @@ class Speculator:
     ends: Ends = field(default=Ends(), repr=False)
     target_name: str = "target"
     draft_name: str = "draft"
+    suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _engine: Engine = field(init=False, repr=False)
+    _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._engine = Engine(self.target, self.drafter)
@@ -91,6 +96,7 @@ class Speculator:
         requests = self.requests(as_list(prompts), max_new_tokens, seed)
         if not requests:
             return []
+        self._tell_suggested(params)
         policy = self._gamma(params, gamma, len(requests))
         rows = [Row.of(request) for request in requests]
         try:
@@ -127,6 +133,7 @@ class Speculator:
             remedy = "call generate for several" if prompts else "give a text or ids"
             raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
         requests = self.requests(prompts, max_new_tokens, seed)
+        self._tell_suggested(params)
         policy = self._gamma(params, gamma, 1)
         return self._pieces(requests[0], params, judge, policy)
 
@@ -166,6 +173,20 @@ class Speculator:
                 tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, gamma)
             found += [self._beams(task, draft) for task in tasks]
         return found
+
+    def _tell_suggested(self, params: SamplingParams) -> None:
+        """Once, where a text is made otherwise than the model's own generation config says."""
+        unlike = {n: v for n, v in self.suggested.items() if getattr(params, n) != v}
+        if unlike and not self._told:
+            self._told = True
+            values = ", ".join(f"{name}={value}" for name, value in self.suggested.items())
+            flags = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in self.suggested.items())
+            log.warning(
+                "the model's generation config suggests %s, which is followed only where it is "
+                "asked for: %s",
+                values,
+                flags,
+            )
 
     def _beams(self, task: Task, draft: BeamDraft | None) -> list[Beam]:
         stats = beam_stats(task, self.target.runtime, runtime(self.drafter) if draft else "none")

@@ -78,9 +78,10 @@ def require_same_words(
     ours, theirs = target.get_vocab(), draft.get_vocab()
     other = [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
     if other:
-        token = min(other)
+        token, both = min(other), len(ours.keys() | theirs.keys())
         raise RefusedError(
-            f"{draft_name} has another tokenizer: {len(other)} of {len(ours)} tokens differ, "
+            f"{draft_name} has another tokenizer: {len(other)} of the {both} tokens in either "
+            f"vocabulary differ, "
             f"{token!r} is id {theirs.get(token)} there and {ours.get(token)} in the target; "
             "give a draft with the same vocabulary, or 'lookup'"
         )

@@ -163,7 +163,7 @@ def test_show_tokens(run, base):
     assert result.code == 0 and lines[0] == "[/] :smile: It"  # neither markup nor emoji
     runs = lines[lines.index("", 1) + 1 :]  # behind the text as a whole
     assert [line.split()[0] for line in runs[:3]] == ["1", "2", "3"]
-    assert "accepted guess  rejected guess  target's own" in result.out
+    assert "accepted guess  ~rejected guess~  [target's own]" in result.out  # there is no colour
     assert lines[-1] == "9 tokens in 3 target runs (3.00 a run), alpha 1.00"
 
 
@@ -175,7 +175,7 @@ def test_a_model_without_a_tokenizer_takes_and_prints_ids(run, base):
     assert run("generate", *args, stdin="1,2,3\n").out == ids + "\n"
     shown = run("generate", "1,2,3", *args, "--show-tokens").out.splitlines()
     assert shown[0] == "1,2,3" and shown[1].split() == [str(token) for token in expected.tokens]
-    assert shown[3].split() == ["1", str(expected.tokens[0])]
+    assert shown[3].split() == ["1", f"[{expected.tokens[0]}]"]
     document = json.loads(run("generate", "1,2,3", *args, "--json").out)
     assert document["completions"][0]["text"] is None
     assert document["completions"][0]["tokens"] == expected.tokens
@@ -201,7 +201,9 @@ def test_a_file_of_prompts(run, base, tmp_path):
     result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--seed", 3)
     spec = foretoken.load(base / "target", "none")
     done = spec.generate(["It was", "The day"], max_new_tokens=6, temperature=1.0, seed=3)
-    assert result.out == "".join(c.text + "\n" for c in done) and result.err == ""
+    texts = zip(("It was", "The day"), done, strict=True)
+    shown = [f"==> prompt {i}: {p} <==\n{c.text}\n" for i, (p, c) in enumerate(texts)]
+    assert result.out == "\n".join(shown) and result.err == ""
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
     mistake(run("generate", "--prompt-file", empty, *args), "holds no prompt")
@@ -349,6 +351,49 @@ def test_an_unknown_option_is_a_usage_error(run):
     assert "Traceback" not in result.err
 
 
+def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
+    """A line ends where the next word does not fit, at any width."""
+    commands = ("generate measure plan bench certify theory doctor").split()
+    trainers = [("train", name) for name in "lm samples ngram distill heads".split()]
+    for width in (80, 120):
+        monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
+        for command in [*((name,) for name in commands), *trainers]:
+            shown = run(*command, "--help").out
+            prose = shown[shown.index("[OPTIONS]") :].split("\n", 1)[1].split("╭", 1)[0]
+            for paragraph in re.split(r"\n\s*\n", prose.strip("\n")):
+                lines = [line.strip() for line in paragraph.strip().splitlines()]
+                for line, further in zip(lines, lines[1:], strict=False):
+                    assert len(line) + 1 + len(further.split()[0]) > width - 3, (command, line)
+
+
+def test_a_text_that_ends_with_the_context_says_so(run, base, tmp_path):
+    """The context has 96 places."""
+    model = folder(tmp_path / "m", llama(64, eos_token_id=None))
+    args = ("--target", model, "--draft", "none", "--max-new-tokens")
+    made = run("generate", "1,2,3", *args, 200)
+    says = "the text ends where the model's context does, after 93 new tokens of 200 asked for\n"
+    assert made.code == 0 and made.err == says and made.out.count(",") == 92
+    assert run("generate", "1,2,3", *args, 93).err == ""
+    assert run("generate", "1,2,3", *args, 200, "--json").err == ""
+    (tmp_path / "p.txt").write_text("1,2,3\n" + ",".join("5" * 60) + "\n")
+    many = run("generate", "--prompt-file", tmp_path / "p.txt", *args, 50)
+    says = "1 of 2 texts end where the model's context does, before the 50 new tokens asked for: "
+    assert many.err == says + "prompt 1\n"
+
+
+def test_several_texts_are_told_apart(run, base, tmp_path):
+    """Also where they have lines of their own, and are shown token by token."""
+    file = tmp_path / "prompts.jsonl"
+    long = "It was the first day " * 5
+    file.write_text(json.dumps({"prompt": long, "id": "a"}) + '\n{"prompt": [5, 6]}\n')
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
+    for extra in ((), ("--show-tokens",)):
+        shown = run("generate", "--prompt-file", file, *args, *extra).out
+        assert shown.startswith(f"==> prompt 0 (a): {long[:60]}... <==\n")
+        assert "\n\n==> prompt 1: 5,6 <==\n" in shown
+    assert "==>" not in run("generate", long, *args).out
+
+
 # doctor
 
 
@@ -391,6 +436,12 @@ def test_ngram(run, base, tmp_path, source):
     }[source]
     result = run("train", "ngram", "--out", out, "--order", 2, *args)
     assert result.code == 0 and "order 2, vocabulary 320" in result.out
+    bits = re.search(r"held-out text: (\d+\.\d+) bits a token", result.out)
+    assert bits and 0 < float(bits[1]) < 20
+    command = f"use it: foretoken generate --target {target} --draft ngram:{out} PROMPT\n"
+    assert result.out.endswith(command)
+    document = json.loads(run("train", "ngram", "--out", out, "--order", 2, *args, "--json").out)
+    assert document["held_out_bits_per_token"] == pytest.approx(float(bits[1]), abs=0.01)
     options = ("--target", target, "--draft", f"ngram:{out}", "--max-new-tokens", 9)
     drafted = run("generate", "It was", *options, "--gamma", 3)
     plain = run("generate", "It was", "--target", target, "--draft", "none", "--max-new-tokens", 9)
@@ -405,7 +456,7 @@ def test_bad_training_input(run, base, tmp_path):
     mistake(run(*ngram), "give --from-samples TARGET, or --from-text with --tokenizer")
     mistake(run(*ngram, "--from-text", text), "give --from-samples TARGET")
     mistake(run(*ngram, "--from-text", text, "--tokenizer", text), "holds no tokenizer")
-    mistake(run(*ngram, "--from-text", text, "--tokenizer", "no"), "no is no folder")
+    mistake(run(*ngram, "--from-text", text, "--tokenizer", "no"), "the tokenizer in no cannot be")
     counted = ("--tokenizer", target, "--from-text")
     mistake(run(*ngram, *counted, tmp_path / "no"), "there is no")
     mistake(run(*ngram, *counted, tmp_path / "broken"), "book.txt.gz cannot be read")
@@ -455,19 +506,22 @@ TINY = (*TINY, "--vocab-size", 280, "--batch", 2, "--context", 16)
 
 def test_a_model_is_trained_and_used(run, base, tmp_path):
     args = ("--data", base / "text", "--out", tmp_path / "run", "--steps", 3, *TINY)
-    result = run("train", "lm", *args)
+    result = run("train", "lm", *args, "--json")
     assert result.code == 0
     summary = json.loads(result.out)
     assert summary["steps"] == 3 and summary["held_out_bits_per_byte"] > 0
     assert "step 3: loss" in result.err
     used = run("generate", "It was", "--target", tmp_path / "run" / "model", "--draft", "lookup")
     assert used.code == 0 and used.out
-    again = run("train", "lm", *args)  # nothing is left to do
+    again = run("train", "lm", *args, "--json")  # nothing is left to do
     assert json.loads(again.out)["held_out_nats_per_token"] == summary["held_out_nats_per_token"]
     grown = run("train", "lm", *args, "--layers", 2)
     mistake(grown, "checkpoint.pt is no checkpoint of this model (RuntimeError)")
     from_it = ("--out", tmp_path / "more", "--init", tmp_path / "run" / "model", "--steps", 1)
-    assert run("train", "lm", "--data", base / "text", *from_it, *TINY).code == 0
+    shown = run("train", "lm", "--data", base / "text", *from_it, *TINY)
+    assert shown.code == 0 and f"{tmp_path / 'more' / 'model'}: " in shown.out
+    assert "held-out text: 5." in shown.out and " bits a byte\n" in shown.out
+    assert f"use it: foretoken generate --target {tmp_path / 'more' / 'model'} PROMPT" in shown.out
 
 
 # Other processes

@@ -38,14 +38,22 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_draft_is_taught_and_used(run, base, tmp_path):
     args = ("--target", base / "target", "--data", base / "text", "--out", tmp_path / "run", *SHORT)
-    result = run(*args, *SHAPE, "--on-policy", 0.5, "--target-generated", 0.5)
+    shares = ("--on-policy", 0.5, "--target-generated", 0.5)
+    result = run(*args, *SHAPE, *shares, "--json")
     assert result.code == 0
     summary = json.loads(result.out)
     assert summary["steps"] == 4 and summary["alpha"] >= summary["alpha_before"] > 0
     for step in (0, 2, 4):
         assert f"step {step}: held-out alpha 0." in result.err
     draft = tmp_path / "run" / "model"
-    assert f"{draft}: alpha {summary['alpha']:.4f} at step {summary['best_step']}" in result.err
+    shown = run(*args, *SHAPE, *shares).out  # nothing is left to do
+    parameters = f"{summary['parameters']} parameters, 4 steps in "
+    assert shown.startswith(f"{draft}: {parameters}")
+    assert (
+        f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}" in shown
+    )
+    command = f"foretoken generate --target {base / 'target'} --draft {draft} PROMPT"
+    assert shown.endswith(f"\nuse it: {command}\n")
     spec = foretoken.load(base / "target", draft)
     assert spec.generate("It was", max_new_tokens=5, gamma=2)[0].stats.drafted
     other = run(*args, *SHAPE, "--loss", "tv")
@@ -56,7 +64,7 @@ def test_a_draft_is_taught_and_used(run, base, tmp_path):
 
 def test_an_encoder_decoder_with_sources_alone(run, base, tmp_path):
     args = ("--target", base / "t5", "--data", base / "sources.txt", "--out", tmp_path / "run")
-    result = run(*args, "--shape", "num_layers=1,num_decoder_layers=1", *SHORT)
+    result = run(*args, "--shape", "num_layers=1,num_decoder_layers=1", *SHORT, "--json")
     assert result.code == 0 and json.loads(result.out)["alpha"] > 0
     spec = foretoken.load(base / "t5", tmp_path / "run" / "model")
     assert spec.generate("It was", max_new_tokens=5, gamma=2)[0].tokens

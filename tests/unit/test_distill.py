@@ -119,8 +119,8 @@ def test_a_fresh_draft_learns_from_nothing(tmp_path):
 
 
 def test_the_shape_of_the_documents_fits_the_pair_that_ships():
-    asked = inspect.signature(command).parameters["shape"].annotation
-    given = re.search(r"num_hidden_layers=[\w=,]+\w", str(asked)).group()
+    asked = inspect.signature(command).parameters["shape"].annotation.__metadata__[0].help
+    given = re.search(r"num_hidden_layers=[\w=,]+\w", asked).group()
     text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     assert f"--shape\n  {given}`" in text
     draft = pair(None, None, fields(given), 0).draft

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import foretoken
-from foretoken import memory
+from foretoken import loading, memory
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter, fingerprint
@@ -122,6 +122,77 @@ def test_an_encoder_decoder_folder(tmp_path):
     assert done.tokens == plain.tokens and done.stats.drafted
 
 
+@pytest.mark.parametrize(
+    ("draft", "near"),
+    [
+        ("look-up", "lookup"),
+        ("Lookup", "lookup"),
+        ("coppy", "copy"),
+        ("non", "none"),
+        ("uniforms", "uniform"),
+        ("n-gram:a/b.safetensors", "ngram:FILE"),
+        ("head:a.safetensors", "heads:FILE"),
+        ("ngram", "ngram:FILE"),
+        ("heads", "heads:FILE"),
+    ],
+)
+def test_a_name_that_was_mistyped_gets_the_nearest(bare, draft, near):
+    refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
+
+
+@pytest.mark.parametrize("draft", ["gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"])
+def test_other_names_are_models(bare, draft):
+    assert "did you mean" not in refused(InputError, ".", bare, draft)
+
+
+def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(Path("look-up"), llama(PADDED))
+    assert isinstance(foretoken.load(bare, "look-up").drafter, LMDrafter)
+
+
+def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch):
+    seen, words_of = [], loading.words_of
+    monkeypatch.setattr(loading, "words_of", lambda *a, **k: seen.append(a) or words_of(*a, **k))
+    foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
+    foretoken.load(bare, "none", revision="old")
+    assert [revision for _, revision, _ in seen] == [None, "old"]
+
+
+# How a model's own generation config would sample
+
+
+@pytest.mark.parametrize(
+    ("settings", "suggested"),
+    [
+        ({}, {}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": False, "temperature": 0.6}, {}),
+        ({"temperature": 0.7, "top_p": 1.0}, {"temperature": 0.7}),
+        ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0, "min_p": 0.1}),
+    ],
+)
+def test_sampling_that_the_model_suggests(settings, suggested):
+    model = llama(64)
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    assert foretoken.load(model, "none").suggested == suggested
+    assert foretoken.load(model, "none", generation_config="ignore").suggested == {}
+
+
+def test_a_suggestion_that_is_not_followed_is_said_once(caplog):
+    model = llama(64, eos_token_id=None)
+    model.generation_config.do_sample, model.generation_config.temperature = True, 0.6
+    spec = foretoken.load(model, "none")
+    list(spec.stream([1, 2], max_new_tokens=2, **spec.suggested))
+    assert not caplog.records
+    list(spec.stream([1, 2], max_new_tokens=2))
+    spec.generate([1, 2], max_new_tokens=2, temperature=1.0)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "suggests temperature=0.6, " in record.getMessage()
+
+
 # Drafts by name
 
 
@@ -169,7 +240,9 @@ def test_an_ngram_file(pair, bare, tmp_path):
 def test_a_draft_with_another_vocabulary_is_refused_with_a_token(pair, tmp_path):
     """Of the same size; and of another."""
     other = folder(tmp_path / "other", llama(PADDED, seed=1), renamed())
-    message = refused(RefusedError, "has another tokenizer: 2 of 320 tokens differ", pair[0], other)
+    message = refused(
+        RefusedError, "2 of the 321 tokens in either vocabulary differ", pair[0], other
+    )
     assert re.search("is id (300 there and None|None there and 300) in the target", message)
     unlike = folder(tmp_path / "unlike", llama(PADDED, seed=1), metaspace())
     message = refused(RefusedError, "has another tokenizer", pair[0], unlike)

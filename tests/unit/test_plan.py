@@ -115,6 +115,25 @@ def test_a_command_says_what_is_not_the_default():
     assert "--top-p" not in words and "--seed" not in words and "--max-new-tokens" not in words
 
 
+def test_a_command_loads_as_was_measured():
+    loaded = {"revision": "v1", "draft_revision": "v2", "tokenizer": "my words", "device": "cuda"}
+    on = ("trust_remote_code", "exact_shapes", "ignore_generation_config")
+    found = measured([0.8], 0.1, **loaded, **dict.fromkeys(on, True))
+    words = shlex.split(planned(found).command)
+    for name, value in loaded.items():
+        assert words[words.index(f"--{name.replace('_', '-')}") + 1] == value
+    assert {f"--{name.replace('_', '-')}" for name in on} <= {*words}
+    assert "True" not in words and words.count("--gamma") == 1
+    assert speculative_config(found, 3)["revision"] == "v2"
+
+
+def test_how_drafts_were_read_may_differ_and_how_the_target_was_may_not():
+    planned(measured([0.8], 0.1), measured([0.8], 0.1, draft_revision="v2"))
+    for name, value in (("revision", "v1"), ("tokenizer", "w"), ("ignore_generation_config", True)):
+        with pytest.raises(InputError, match=f"differ in options: {name} is"):
+            planned(measured([0.8], 0.1), measured([0.8], 0.1, **{name: value}))
+
+
 def test_vllm():
     assert speculative_config(measured([0.8], 0.1, draft="a/b"), 3) == {
         "method": "draft_model",

@@ -186,8 +186,15 @@ def test_the_command(text, tmp_path):
     out = tmp_path / "heads.safetensors"
     asked = ["train", "heads", "--target", folder, "--data", text, "--out", out, "--heads", 2]
     asked += ["--steps", 2, "--batch", 2, "--length", 8]
-    done = CliRunner().invoke(cli.app, [str(word) for word in asked])
-    assert done.exit_code == 0 and len(json.loads(done.stdout)["alpha"]) == 2
+    done = CliRunner().invoke(cli.app, [str(word) for word in [*asked, "--json"]])
+    assert done.exit_code == 0
+    summary = json.loads(done.stdout)
+    first, second = summary["alpha"]
+    shown = CliRunner().invoke(cli.app, [str(word) for word in asked]).stdout.splitlines()
+    assert shown[0].startswith(f"{out}: {summary['parameters']} parameters, 2 steps in ")
+    for line, alpha in zip(shown[1:3], (first, second), strict=True):
+        assert f"alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's" in line
+    assert shown[3:] == [f"use it: foretoken generate --target {folder} --draft heads:{out} PROMPT"]
     assert "step 2: alpha by head 0." in done.stderr
     spec = load(folder, f"heads:{out}", runtime="transformers")
     assert spec.generate("It was", max_new_tokens=8, gamma=2)[0].stats.drafted

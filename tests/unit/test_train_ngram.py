@@ -10,7 +10,13 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.drafters.ngram import NGram, fingerprint
 from foretoken.errors import InputError
-from foretoken.train.ngram import bits_per_token, fit, fit_from_text
+from foretoken.train.ngram import (
+    bits_per_token,
+    fit,
+    fit_from_text,
+    held_out_bits,
+    held_out_bits_of_text,
+)
 
 V = 6
 
@@ -204,6 +210,24 @@ def test_text_from_a_folder_or_a_file(tmp_path):
     alone = fit_from_text(str(tmp_path / "2.txt.gz"), tokenizer, 2, vocab_size=8)
     assert alone.vocab_size == 8
     assert alone.law([0]).argmax() == 4
+
+
+def test_bits_on_text_that_is_held_out(tmp_path):
+    """Of two texts the second, under a table of the first; of sequences the first."""
+    (tmp_path / "1.txt").write_text("a b a b c")
+    (tmp_path / "2.txt").write_text("a b c")
+    train, unseen = np.array([0, 2, 3, 2, 3, 4, 0]), np.array([0, 2, 3, 4, 0])
+    expected = bits_per_token(fit(train, 5, 2, separator=0), unseen, separator=0)
+    assert held_out_bits_of_text(tmp_path, words(), 2) == pytest.approx(expected)
+    expected = bits_per_token(fit([[2, 3]] * 15, 5, 2), [[3, 4], [4]])
+    sequences = [[3, 4], *[[2, 3]] * 15, [4]]
+    assert held_out_bits(sequences, 5, 2) == pytest.approx(expected)
+
+
+def test_nothing_to_hold_out(tmp_path):
+    (tmp_path / "a.txt").write_text("a b")  # a sixteenth of it is nothing
+    assert held_out_bits_of_text(tmp_path, words(), 2) is None
+    assert held_out_bits([[1, 2]], 5, 2) is None and held_out_bits([[], [1]], 5, 2) is None
 
 
 def test_missing_text_is_named(tmp_path):

@@ -64,6 +64,18 @@ def test_the_legend_names_every_colour():
     assert {span.style for span in legend().spans} == {ACCEPTED, REJECTED, CORRECTED}
 
 
+def test_marks_where_there_is_no_colour():
+    steps = [record([5, 6, 7], 1, [5, 9]), record([1], 1, [1, 3])]
+    lines = trace([0], steps, None, marks=True)
+    assert [line.plain for line in lines] == ["   1 5 ~6~ [9] ", "   2 1 [3] "]
+    assert legend(marks=True).plain == "accepted guess  ~rejected guess~  [target's own]"
+    words = byte_level()(" sea  ", add_special_tokens=False).input_ids
+    (line,) = trace([0], [record([], 0, words)], byte_level(), marks=True)
+    assert (
+        "".join(c for c in line.plain[5:] if c not in "[]") == " sea  " and "[]" not in line.plain
+    )
+
+
 def test_the_paragraph_is_the_text_in_the_colours_of_its_tokens():
     steps = [record([5, 6], 1, [5, 7]), record([8], 1, [8, 9])]
     shown = paragraph([1, 2], steps, None)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.speculator import Speculator
 
+HEADING = 60  # characters of a prompt that head its text
+
 
 def show(
     spec: Speculator,
@@ -23,14 +25,43 @@ def show(
     *,
     steps: bool,
 ) -> None:
-    """Every text, as ids where there is no tokenizer; with `steps`, how it came about."""
-    for line, completion in zip(lines, done, strict=False):
+    """Every text, as ids where there is no tokenizer; with `steps`, how it came about. Of several,
+    each has a line of its own above it, as files have in `head`."""
+    for i, (line, completion) in enumerate(zip(lines, done, strict=False)):
+        if len(lines) > 1:
+            print("\n" * (i > 0) + _heading(i, line))
         if steps:
             _steps(spec, line.prompt, completion)
         elif completion.text is None:
             print(",".join(map(str, completion.tokens)))
         else:
             print(completion.text)
+
+
+def _heading(i: int, line: prompts.Line) -> str:
+    """Which prompt it was: its number, its id if it has one, how it begins."""
+    named = "" if line.id is None else f" ({line.id})"
+    shown = line.prompt if isinstance(line.prompt, str) else ",".join(map(str, line.prompt))
+    shown = " ".join(shown.split())
+    begins = shown if len(shown) <= HEADING else f"{shown[:HEADING]}..."
+    return f"==> prompt {i}{named}: {begins} <=="
+
+
+def cut(lines: list[prompts.Line], done: list[Completion], asked: int) -> str:
+    """Which texts ended where the model's context does, before `asked` tokens; "" for none."""
+    short = [
+        i for i, one in enumerate(done) if one.finish_reason == "length" and len(one.tokens) < asked
+    ]
+    if not short:
+        return ""
+    if len(lines) == 1:
+        made = f"after {len(done[0].tokens)} new tokens of {asked} asked for"
+        return f"the text ends where the model's context does, {made}"
+    which = ", ".join(map(str, short[:8])) + ", ..." * (len(short) > 8)
+    return (
+        f"{len(short)} of {len(lines)} texts end where the model's context does, before the "
+        f"{asked} new tokens asked for: prompt {which}"
+    )
 
 
 def _steps(spec: Speculator, prompt: Any, completion: Completion) -> None:
@@ -43,11 +74,12 @@ def _steps(spec: Speculator, prompt: Any, completion: Completion) -> None:
     ids = spec.ids(prompt)
     console.print(view.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
     console.print()
-    for line in view.trace(ids, completion.steps, spec.tokenizer):
+    marks = console.color_system is None or console.no_color
+    for line in view.trace(ids, completion.steps, spec.tokenizer, marks=marks):
         console.print(line, soft_wrap=True)
     stats = completion.stats
     alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"
-    console.print(view.legend())
+    console.print(view.legend(marks=marks))
     console.print(
         f"{len(completion.tokens)} tokens in {stats.target_calls} target runs "
         f"({stats.tokens_per_call or 0:.2f} a run){alpha}",

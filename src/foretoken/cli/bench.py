@@ -17,6 +17,7 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 
+@command
 def bench(
+    loading: option.PairLoading,
     prompts: option.Prompts,
     target: option.Target = None,
     draft: option.Draft = None,
@@ -43,10 +46,6 @@ def bench(
     rule: Annotated[
         str, Option(help="block, speculative or coupled; to compare: match, rejection.")
     ] = "block",
-    dtype: option.Dtype = "float32",
-    draft_dtype: option.DraftDtype = None,
-    device: option.Device = "cpu",
-    runtime: option.Runtime = "auto",
     vs: Annotated[
         list[str] | None,
         Option(help="transformers, openvino-genai, llama.cpp; give it again for another."),
@@ -68,16 +67,13 @@ def bench(
         "top_p": top_p,
         "seed": seed,
         "rule": rule,
-        "dtype": dtype,
-        "draft_dtype": draft_dtype,
-        "device": device,
+        **asdict(loading),
     }
-    pair = {"target": target, "draft": draft, "runtime": runtime}
     lines = prompt_files.read(None, prompts)
     _require(asked, gammas, vs or [], out)
     quiet()
     with ExitStack() as stack:
-        spec, tasks = _load(pair, asked, lines)
+        spec, tasks = _load(loading, target, draft, asked, lines)
         peers = _peers(stack, spec, vs or [], asked, draft)
         contestants = _contestants(spec, peers, gammas, draft, rule)
         rounds = _race(contestants, tasks, repeats)
@@ -129,7 +125,11 @@ def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path 
 
 
 def _load(
-    pair: dict[str, Any], asked: dict[str, Any], lines: list[prompt_files.Line]
+    loading: option.PairLoading,
+    target: str | None,
+    draft: str | None,
+    asked: dict[str, Any],
+    lines: list[prompt_files.Line],
 ) -> tuple[Speculator, list[Task]]:
     """The pair, with nothing that ends or begins a text; and the tasks of the first round."""
     from dataclasses import replace
@@ -137,10 +137,8 @@ def _load(
     from foretoken.distributions import SamplingParams
     from foretoken.ends import Ends
     from foretoken.lab.race import Task
-    from foretoken.loading import load
 
-    given = {name: asked[name] for name in ("dtype", "draft_dtype", "device")}
-    spec = load(**pair, **given)
+    spec = loading.load(target, draft)
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
     if spec.tokenizer is None:
         lines = [prompt_files.as_ids(line) for line in lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from typer import Option
 from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -41,7 +42,9 @@ TEXTS = 192  # sampled of a prompt, in each law, speculatively and plainly
 THOROUGH = 8  # times the sampled texts: a third of the total variation is caught
 
 
+@command
 def certify(
+    loading: option.PairLoading,
     target: option.Target = None,
     draft: Annotated[
         str | None, Option(help="Folder, hub id, lookup, ngram:FILE or uniform.")
@@ -56,10 +59,6 @@ def certify(
     gamma: Annotated[int, Option(help="Guesses per target call.")] = 3,
     rule: Annotated[str, Option(help="The rule to certify.")] = "block",
     seed: option.Seed = 0,
-    dtype: option.Dtype = "float32",
-    draft_dtype: option.DraftDtype = None,
-    device: option.Device = "cpu",
-    runtime: option.Runtime = "auto",
     thorough: Annotated[bool, Option("--thorough", help="Eight times the texts.")] = False,
     as_json: option.Json = False,
 ) -> None:
@@ -72,7 +71,6 @@ def certify(
     """
     from foretoken.lab.certify import LAWS, Plan  # late: torch takes seconds to import
     from foretoken.lab.certify import certify as issue
-    from foretoken.loading import load
     from foretoken.options import keys_of
 
     lines = cli.read(prompts, limit) if prompts else []
@@ -80,7 +78,8 @@ def certify(
     texts = TEXTS * (THOROUGH if thorough else 1)
     plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=LAWS)
     quiet()
-    spec = load(target, draft, dtype=dtype, draft_dtype=draft_dtype, device=device, runtime=runtime)
+    spec = loading.load(target, draft)
+    spec = replace(spec, suggested={})  # the laws are the certificate's own
     try:
         found = issue(spec, _prompts(spec, lines), plan, _bar)
     except KeyboardInterrupt:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
-from foretoken.cli import option
+from foretoken.cli import option, trained
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -25,13 +26,16 @@ COLUMNS = (
 )
 
 
+@command
 def distill(
+    reading: option.Reading,
     data: option.Examples,
     out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
     target: option.Target = None,
     draft: Annotated[
         str | None, Option(help="Folder or hub id of the draft to go on from.")
     ] = None,
+    draft_revision: option.DraftRevision = None,
     shape: Annotated[
         str | None,
         Option(
@@ -68,6 +72,7 @@ def distill(
     warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
     save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
     seed: option.Seed = 0,
+    as_json: option.Json = False,
 ) -> None:
     """Teach a draft its target's law, so that more guesses are kept.
 
@@ -84,7 +89,8 @@ def distill(
     quiet()
     lesson = Lesson(loss, temperature, on_policy, target_generated, length, held_out)
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
-    models = pair(target, draft, fields(shape), seed)
+    origin = {**reading.arguments, "draft_revision": draft_revision}
+    models = pair(target, draft, fields(shape), seed, **origin)
     words = models.together.tokenizer
     if words is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
@@ -95,12 +101,12 @@ def distill(
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(
-        f"{out / 'model'}: alpha {summary['alpha']:.4f} at step {summary['best_step']}, "
-        f"{summary['alpha_before']:.4f} before",
-        file=sys.stderr,
-    )
-    print(json.dumps(summary, indent=2))
+    lines = [
+        trained.size(out / "model", summary),
+        f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}, "
+        f"{summary['alpha_before']:.4f} before, at temperature {temperature:g}",
+    ]
+    trained.show(summary, lines, trained.use(target, out / "model", reading), as_json=as_json)
 
 
 def fields(shape: str | None) -> dict[str, Any]:

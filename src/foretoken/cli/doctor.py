@@ -15,13 +15,18 @@ from rich.progress import track
 from rich.table import Table
 
 from foretoken.cli import option
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
+from foretoken.errors import InputError
 
 NO_FOLDER = "no folder: nothing can be kept safely"
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 
 
+@command
 def doctor(
+    origin: option.Origin,
+    placing: option.Placing,
     model: Annotated[
         str | None, typer.Argument(help="A model's folder or hub id: what it runs on, and why.")
     ] = None,
@@ -30,10 +35,11 @@ def doctor(
         bool,
         typer.Option("--clear-cache", help="Remove them, and measured costs; all is made again."),
     ] = False,
-    dtype: Annotated[str, typer.Option(help="As for generate.")] = "float32",
     as_json: option.Json = False,
 ) -> None:
     """Versions, device, memory, and which models run on what here, and why."""
+    if model is None and (origin, placing) != (option.Origin(), option.Placing()):
+        raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
     quiet()
     console = Console(highlight=False)
     if clear_cache:
@@ -41,7 +47,7 @@ def doctor(
     elif cache:
         _list(console, as_json=as_json)
     elif model is not None:
-        _place(console, model, dtype, as_json=as_json)
+        _place(console, model, origin, placing, as_json=as_json)
     else:
         _everything(console, as_json=as_json)
 
@@ -66,11 +72,15 @@ def _everything(console: Console, *, as_json: bool) -> None:
     console.print(table)
 
 
-def _place(console: Console, model: str, dtype: str, *, as_json: bool) -> None:
+def _place(
+    console: Console, model: str, origin: option.Origin, placing: option.Placing, *, as_json: bool
+) -> None:
+    from foretoken.memory import usable
     from foretoken.runtimes import Wish, place
     from foretoken.sources import source
 
-    placed = place(source(model, None, trust=False), Wish(dtype))
+    wish = Wish(placing.dtype, usable(placing.device), placing.runtime)
+    placed = place(source(model, origin.revision, origin.trust_remote_code), wish)
     found = {"model": model, "runtime": placed.model.runtime, "why": placed.why}
     if as_json:
         print(json.dumps(found))

@@ -14,6 +14,7 @@ from rich.progress import track
 from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 
+@command
 def generate(
+    loading: option.PairLoading,
     prompt: Annotated[str | None, Argument(help="Text to continue.")] = None,
     prompt_file: Annotated[Path | None, Option(help=option.PROMPTS)] = None,
     target: option.Target = None,
@@ -46,24 +49,9 @@ def generate(
     lenience: Annotated[
         float, Option(help="1 is exact; below, guesses pass more easily: another law.")
     ] = 1.0,
-    dtype: option.Dtype = "float32",
-    draft_dtype: option.DraftDtype = None,
-    device: option.Device = "cpu",
-    runtime: option.Runtime = "auto",
-    exact_shapes: Annotated[
-        bool,
-        Option("--exact-shapes", help="The same text to the bit with and without guesses; slower."),
-    ] = False,
     show_tokens: Annotated[bool, Option("--show-tokens", help="One line per target call.")] = False,
     compare: Annotated[bool, Option("--compare", help="Also decode plainly; speed-up.")] = False,
     as_json: option.Json = False,
-    ignore_generation_config: Annotated[
-        bool,
-        Option(
-            "--ignore-generation-config",
-            help="Pass over entries of the generation config that are refused.",
-        ),
-    ] = False,
 ) -> None:
     """Continue a prompt, or many, in the target's own distribution."""
     options = {
@@ -77,7 +65,6 @@ def generate(
         "lenience": lenience,
     }
     from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
-    from foretoken.loading import load
     from foretoken.options import check, keys_of
     from foretoken.speculator import BATCH
 
@@ -89,16 +76,7 @@ def generate(
     lines = prompts.read(prompt, prompt_file)
     if compare and len(lines) != 1:
         raise InputError(f"--compare takes one prompt, not {len(lines)}")
-    spec = load(
-        target,
-        draft,
-        dtype=dtype,
-        draft_dtype=draft_dtype,
-        device=device,
-        runtime=runtime,
-        exact_shapes=exact_shapes,
-        generation_config="ignore" if ignore_generation_config else None,
-    )
+    spec = loading.load(target, draft)
     if spec.tokenizer is None:
         lines = [prompts.as_ids(line) for line in lines]
     spec.requests([line.prompt for line in lines], max_new_tokens, seed)  # a bad one fails now
@@ -115,6 +93,8 @@ def generate(
         print(json.dumps(document, allow_nan=False))
     elif comparison:
         answer.speedup(comparison)
+    if not as_json and (end := answer.cut(lines, done, max_new_tokens)):
+        print(end, file=sys.stderr)
     if lenience < 1 and not as_json:
         print(answer.departure(done, lenience, greedy=params.greedy), file=sys.stderr)
     if interrupted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +12,15 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from foretoken.cli import option
+from foretoken.cli import option, trained
+from foretoken.cli.command import command
 from foretoken.cli.distill import COLUMNS
 from foretoken.cli.quiet import quiet
 
 
+@command
 def heads(
+    reading: option.Reading,
     data: option.Examples,
     out: Annotated[
         Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")
@@ -35,6 +37,7 @@ def heads(
     warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
     save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
     seed: option.Seed = 0,
+    as_json: option.Json = False,
 ) -> None:
     """Train blockwise heads on a target's hidden states: one call makes all guesses.
 
@@ -49,14 +52,23 @@ def heads(
     quiet()
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
     option.require_folder(out)
-    teacher = Teacher.read(target, data, length, target_generated)
+    teacher = Teacher.read(target, data, length, target_generated, **reading.arguments)
     try:
         with ExitStack() as stack:
             summary = train_heads(teacher, out, heads, recipe, _report(stack, steps))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(json.dumps(summary, indent=2))
+    measured = zip(summary["alpha"], summary["agreement"], strict=True)
+    lines = [
+        trained.size(out, summary),
+        *(
+            f"head {k}: alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's "
+            f"at {right:.0%} of places"
+            for k, (alpha, right) in enumerate(measured, 1)
+        ),
+    ]
+    trained.show(summary, lines, trained.use(target, f"heads:{out}", reading), as_json=as_json)
 
 
 def _report(stack: ExitStack, steps: int) -> Any:

@@ -16,6 +16,7 @@ from typer import Option
 
 from foretoken.cli import option, sheet
 from foretoken.cli import prompts as prompt_files
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from foretoken.lab.measurement import Measurement
 
 
+@command
 def measure(
     context: typer.Context,
+    loading: option.PairLoading,
     prompts: option.Prompts,
     target: option.Target = None,
     draft: Annotated[
@@ -38,10 +41,6 @@ def measure(
     max_new_tokens: option.MaxNewTokens = 64,
     limit: option.Limit = None,
     seed: option.Seed = 0,
-    dtype: option.Dtype = "float32",
-    draft_dtype: option.DraftDtype = None,
-    device: option.Device = "cpu",
-    runtime: option.Runtime = "auto",
     out: Annotated[
         Path | None, Option(help="JSON file to write, for foretoken plan; resumed after a kill.")
     ] = None,
@@ -51,7 +50,7 @@ def measure(
     texts = read(prompts, limit)
     if out is not None:
         option.require_folder(out)
-    found = run(texts, context.params, out)
+    found = run(texts, context.params, loading, out)
     if as_json:
         print(json.dumps(document(found), allow_nan=False))
     else:
@@ -67,7 +66,12 @@ def read(file: Path, limit: int | None) -> list[prompt_files.Line]:
     return prompt_files.read(None, file)[:limit]
 
 
-def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None) -> Measurement:
+def run(
+    lines: list[prompt_files.Line],
+    asked: dict[str, Any],
+    loading: option.PairLoading,
+    out: Path | None,
+) -> Measurement:
     """Load the pair and measure it, with a bar on standard error; what is wrong fails first.
 
     `asked` has what a command was given, by the names of lab.measurement.Options and more.
@@ -76,21 +80,13 @@ def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None)
     from foretoken.lab.measure import digest, measure, require
     from foretoken.lab.measurement import Options
     from foretoken.lab.part import Part
-    from foretoken.loading import load
 
     quiet()
     given = {field.name: asked[field.name] for field in fields(Options) if field.name in asked}
     given |= {"prompts": str(asked["prompts"])}
     options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
     require(options, len(lines))
-    spec = load(
-        options.target,
-        options.draft,
-        dtype=options.dtype,
-        draft_dtype=options.draft_dtype,
-        device=options.device,
-        runtime=options.runtime,
-    )
+    spec = loading.load(options.target, options.draft)
     texts = [(line if spec.tokenizer else prompt_files.as_ids(line)).prompt for line in lines]
     if out is None:
         return measure(spec, texts, options, track=_bar)

@@ -1,13 +1,20 @@
-"""Options that several commands share, each with its one help text, and a check of `--out`."""
+"""Options that several commands share, each with its one help text: single ones, and those of
+loading in groups, which `cli.command` takes apart. And a check of `--out`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from foretoken.errors import InputError
+
+if TYPE_CHECKING:
+    from foretoken.speculator import Speculator
+
+PANEL = "Loading"
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
 Draft = Annotated[
@@ -24,16 +31,9 @@ TopP = Annotated[float, Option(help="1 is off.")]
 MinP = Annotated[float, Option(help="0 is off.")]
 MaxNewTokens = Annotated[int, Option(help="New tokens of a prompt at most.")]
 Seed = Annotated[int, Option()]
-Dtype = Annotated[
-    str,
-    Option(help="float32, bfloat16, float16, float64, auto; int8: rounded weights, another model."),
-]
-DraftDtype = Annotated[
-    str | None, Option(help="The draft's, if not the target's; it never changes the output's law.")
-]
-Device = Annotated[str, Option(help="cpu, cuda, ...")]
-Runtime = Annotated[
-    str, Option(help="auto (the fastest that is exact), openvino, graphs, transformers.")
+DraftRevision = Annotated[
+    str | None,
+    Option(help="The draft's commit, tag or branch on the hub.", rich_help_panel=PANEL),
 ]
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 Examples = Annotated[
@@ -43,6 +43,106 @@ Examples = Annotated[
         'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which version of a model is read, and whether code that comes with it may run."""
+
+    revision: Annotated[
+        str | None,
+        Option(help="The target's commit, tag or branch on the hub.", rich_help_panel=PANEL),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Option(
+            "--trust-remote-code",
+            help="Run code that comes with a model; without this none is run.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class Reading(Origin):
+    """What else may be said of a target, wherever it runs."""
+
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            help="Folder or hub id of the target's tokenizer, if not its own.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    ignore_generation_config: Annotated[
+        bool,
+        Option(
+            "--ignore-generation-config",
+            help="Pass over entries of the generation config that are refused.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same by the names that `foretoken.load` has for it."""
+        named = asdict(self)
+        ignored = named.pop("ignore_generation_config")
+        return named | {"generation_config": "ignore" if ignored else None}
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where a model runs, and in which precision."""
+
+    dtype: Annotated[
+        str,
+        Option(
+            help="float32, bfloat16, float16, float64, auto; int8: rounded weights, another model.",
+            rich_help_panel=PANEL,
+        ),
+    ] = "float32"
+    device: Annotated[str, Option(help="cpu, cuda, ...", rich_help_panel=PANEL)] = "cpu"
+    runtime: Annotated[
+        str,
+        Option(
+            help="auto (the fastest that is exact), openvino, graphs, transformers.",
+            rich_help_panel=PANEL,
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class Loading(Reading, Placing):
+    """All that may be said of a target that generates."""
+
+    def load(self, target: str | None, draft: str | None) -> Speculator:
+        """`foretoken.load` with these options."""
+        from foretoken.loading import load  # late: torch takes seconds to import
+
+        return load(target, draft, **self.arguments)
+
+
+@dataclass(frozen=True)
+class PairLoading(Loading):
+    """The same for a target with a draft."""
+
+    draft_dtype: Annotated[
+        str | None,
+        Option(
+            help="The draft's, if not the target's; it never changes the output's law.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    draft_revision: DraftRevision = None
+    exact_shapes: Annotated[
+        bool,
+        Option(
+            "--exact-shapes",
+            help="The same text to the bit with and without guesses; slower.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
 
 
 def require_folder(out: Path) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from foretoken.cli import measure as cli
 from foretoken.cli import option
+from foretoken.cli.command import command
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from foretoken.lab.plan import Candidate, Plan
 
 
+@command
 def plan(
     context: typer.Context,
+    loading: option.PairLoading,
     files: Annotated[
         list[Path] | None,
         typer.Argument(help="Files of foretoken measure --out, all of one target."),
@@ -43,18 +46,20 @@ def plan(
     max_new_tokens: option.MaxNewTokens = 64,
     limit: option.Limit = None,
     seed: option.Seed = 0,
-    dtype: option.Dtype = "float32",
-    draft_dtype: option.DraftDtype = None,
-    device: option.Device = "cpu",
-    runtime: option.Runtime = "auto",
     as_json: option.Json = False,
 ) -> None:
     """Pick the draft and gamma that are predicted to be fastest, or say: do not speculate."""
-    if files and (target or draft or prompts):
-        raise InputError("give files of measurements, or --target, --draft and --prompts; not both")
+    if files and (target or draft or prompts or loading != option.PairLoading()):
+        raise InputError(
+            "give files of measurements, or --target, --draft and --prompts with options of "
+            "loading; not both"
+        )
     if not files and prompts is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
-    named = _saved(files) if files else _measured(prompts, limit, draft or [None], context.params)
+    if files:
+        named = _saved(files)
+    else:
+        named = _measured(prompts, limit, draft or [None], context.params, loading)
     from foretoken.lab.plan import plan as make  # late: torch takes seconds to import
 
     found = make(named)
@@ -71,12 +76,18 @@ def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
 
 
 def _measured(
-    prompts: Path | None, limit: int | None, drafts: list[Any], asked: dict[str, Any]
+    prompts: Path | None,
+    limit: int | None,
+    drafts: list[Any],
+    asked: dict[str, Any],
+    loading: option.PairLoading,
 ) -> list[tuple[str, Measurement]]:
     """One after the other; each draft has plain runs of its own to be compared with."""
     assert prompts is not None
     lines = cli.read(prompts, limit)
-    return [(draft or "", cli.run(lines, {**asked, "draft": draft}, None)) for draft in drafts]
+    return [
+        (draft or "", cli.run(lines, {**asked, "draft": draft}, loading, None)) for draft in drafts
+    ]
 
 
 def _document(found: Plan) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What a command says beside its result: transformers' own bars and reports are off, for an error
-is one line, and ours; a conversion, which takes a while, is announced on standard error."""
+"""What a command says beside its result, on standard error: our own warnings, and a conversion, as
+it takes a while. transformers' bars and reports are off, for an error is one line, and ours."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import logging
 import sys
 
 
+class Lines(logging.Handler):
+    """Messages on what is standard error at that moment: a bar that is being drawn stands in for
+    it, and keeps them apart from itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
 def quiet() -> None:
     from transformers.utils import logging as transformers  # late: it takes seconds to import
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()
-    news = logging.getLogger("foretoken.models.conversion")
+    news = logging.getLogger("foretoken")
     if not news.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        news.addHandler(handler)
-        news.setLevel(logging.INFO)
-        news.propagate = False
+        news.addHandler(Lines())
+    logging.getLogger("foretoken.models.conversion").setLevel(logging.INFO)

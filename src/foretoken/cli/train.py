@@ -3,8 +3,8 @@ samples. Distillation and heads have files of their own."""
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foretoken import files
-from foretoken.cli import distill, heads, option
+from foretoken.cli import distill, heads, option, trained
+from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -48,6 +49,7 @@ def lm(
         Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
     ] = None,
     init: Annotated[Path | None, typer.Option(help="Folder of weights to start from.")] = None,
+    as_json: option.Json = False,
 ) -> None:
     """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
     from foretoken.train.lm import Shape, train_lm
@@ -79,11 +81,22 @@ def lm(
                 )
 
         summary = train_lm(data, out, shape, recipe, tokenizer=tokenizer, init=init, report=report)
-    print(json.dumps(summary, indent=2))
+    model = out / "model"
+    lines = [
+        f"{trained.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
+        f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
+        f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
+    ]
+    # A tokenizer of its own makes it a target, another model's a draft for that
+    alone: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
+    use = alone if tokenizer is None else trained.use(tokenizer, model, option.Reading())
+    trained.show(summary, lines, use, as_json=as_json)
 
 
 @app.command()
+@command
 def samples(
+    loading: option.Loading,
     out: Annotated[Path, typer.Option(help="Text file to write.")],
     data: Annotated[Path, typer.Option(help="Text to cut prompts from.")],
     target: option.Target = None,
@@ -92,27 +105,27 @@ def samples(
     seed: option.Seed = 0,
 ) -> None:
     """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
-    from foretoken.loading import load
     from foretoken.text import decode
 
     option.require_file(out)
     quiet()
-    spec = load(target, "none")
+    spec = _load(loading, target)
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
     texts = _sample(spec, tokens, data, temperature, seed)
     files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
+    if target is not None:
+        print(f"use it: foretoken train lm --data {out} --tokenizer {target} --out FOLDER")
 
 
 @app.command()
+@command
 def ngram(
+    loading: option.Loading,
     out: Annotated[Path, typer.Option(help="File to write, a .safetensors.")],
     order: Annotated[int, typer.Option(help="1: unigram, 2: bigram, ...")] = 3,
     from_text: Annotated[Path | None, typer.Option(help="Text file or folder to count.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of the target's tokenizer, for --from-text.")
-    ] = None,
     from_samples: Annotated[
         str | None,
         typer.Option(help="Target whose samples to count; --from-text then gives their prompts."),
@@ -120,43 +133,66 @@ def ngram(
     tokens: Annotated[int, typer.Option(help="How many to sample.")] = 100_000,
     temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
     seed: option.Seed = 0,
+    as_json: option.Json = False,
 ) -> None:
-    """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`."""
+    """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`.
+
+    Text needs --tokenizer, the target's. Bits a token on held-out text are those of a table of the
+    rest; the table that is written is of all.
+    """
     if order < 1:  # said before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
     option.require_file(out)
     quiet()
     if from_samples is not None:
-        table = _fit_samples(from_samples, from_text, tokens, temperature, seed, order)
-    elif from_text is not None and tokenizer is not None:
-        table = _fit_text(from_text, tokenizer, order)
+        spec = _load(loading, from_samples)
+        texts = _sample(spec, tokens, from_text, temperature, seed)
+        table, bits = _fit_samples(spec, texts, order)
+    elif from_text is not None and loading.tokenizer is not None:
+        table, bits = _fit_text(from_text, loading, order)
     else:
         raise InputError("give --from-samples TARGET, or --from-text with --tokenizer FOLDER")
     table.save(out)
-    size = out.stat().st_size / 1e6
-    print(f"{out}: order {table.order}, vocabulary {table.vocab_size}, {size:.1f} MB")
+    size = out.stat().st_size
+    lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {size / 1e6:.1f} MB"]
+    if bits is not None:
+        lines.append(f"held-out text: {bits:.2f} bits a token")
+    summary = {
+        "order": table.order,
+        "vocab_size": table.vocab_size,
+        "bytes": size,
+        "held_out_bits_per_token": bits,
+    }
+    how = replace(loading, tokenizer=None) if from_samples is None else loading
+    use = trained.use(from_samples or loading.tokenizer, f"ngram:{out}", how)
+    trained.show(summary, lines, use, as_json=as_json)
 
 
-def _fit_text(path: Path, tokenizer: Path, order: int) -> NGram:
-    from foretoken.train.corpus import read_tokenizer
-    from foretoken.train.ngram import fit_from_text
+def _load(loading: option.Loading, target: str | None) -> Speculator:
+    """A target by itself. The law of its samples is asked for, so no other is suggested."""
+    return replace(loading.load(target, "none"), suggested={})
 
-    if not tokenizer.is_dir():
-        raise InputError(f"{tokenizer} is no folder; give the folder of the target's tokenizer")
-    return fit_from_text(path, read_tokenizer(tokenizer), order)
+
+def _fit_text(path: Path, loading: option.Loading, order: int) -> tuple[NGram, float | None]:
+    from foretoken.sources import tokenizer
+    from foretoken.train.ngram import fit_from_text, held_out_bits_of_text
+
+    assert loading.tokenizer is not None
+    origin = loading.revision, loading.trust_remote_code
+    words = tokenizer(loading.tokenizer, *origin, wanted=True)
+    assert words is not None  # wanted
+    return fit_from_text(path, words, order), held_out_bits_of_text(path, words, order)
 
 
 def _fit_samples(
-    target: str, text: Path | None, tokens: int, temperature: float, seed: int, order: int
-) -> NGram:
+    spec: Speculator, texts: list[list[int]], order: int
+) -> tuple[NGram, float | None]:
     from foretoken.drafters.ngram import fingerprint
-    from foretoken.loading import load
-    from foretoken.train.ngram import fit
+    from foretoken.train.ngram import fit, held_out_bits
 
-    spec = load(target, "none")
-    texts = _sample(spec, tokens, text, temperature, seed)
     mark = fingerprint(spec.tokenizer.get_vocab()) if spec.tokenizer else None
-    return fit(texts, spec.target.vocab_size, order, fingerprint=mark)
+    V = spec.target.vocab_size
+    return fit(texts, V, order, fingerprint=mark), held_out_bits(texts, V, order)
 
 
 def _sample(

@@ -6,21 +6,16 @@ Counted from the shapes of its parameters and its config, not measured: the same
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.ngram import NGramDrafter
+from foretoken.errors import ForetokenError
 from foretoken.models.base import Model
+from foretoken.sources import source
 
 PYTHON = "python"  # the runtime of a drafter that is no model
 
@@ -40,9 +35,11 @@ class Footprint:
     cache_bytes: int | None  # per token that a row holds
 
 
-def of_model(model: Model, name: str, dtype: str) -> Footprint:
-    """The target, or a draft's model; `dtype`: what it was loaded in."""
-    network = _network(model, name)
+def of_model(
+    model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """The target, or a draft's model; `dtype`, `revision`, `trust`: as it was loaded."""
+    network = _network(model, name, revision, trust)
     facts = (name, model.runtime)
     if network is None:
         return Footprint(*facts, dtype, model.encoder_decoder, *[None] * 5)
@@ -63,11 +60,13 @@ def of_model(model: Model, name: str, dtype: str) -> Footprint:
     )
 
 
-def of_drafter(drafter: Drafter, name: str, dtype: str) -> Footprint:
+def of_drafter(
+    drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
     """A drafter without a model has no matrix products and no cache."""
     model = getattr(drafter, "model", None)
     if model is not None and hasattr(model, "score"):
-        return of_model(model, name, dtype)
+        return of_model(model, name, dtype, revision, trust=trust)
     weight_bytes = 0
     if isinstance(drafter, NGramDrafter):
         table = drafter.table
@@ -76,7 +75,7 @@ def of_drafter(drafter: Drafter, name: str, dtype: str) -> Footprint:
     return Footprint(name, PYTHON, "", False, None, weight_bytes, 0, 0, 0)
 
 
-def _network(model: Model, name: str) -> PreTrainedModel | None:
+def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
     """The network itself, or its like without weights; None for what transformers cannot build."""
     held = getattr(model, "model", None)
     if isinstance(held, PreTrainedModel):
@@ -84,11 +83,8 @@ def _network(model: Model, name: str) -> PreTrainedModel | None:
     if getattr(model, "runtime", None) == "table":
         return None
     try:
-        config = AutoConfig.from_pretrained(name)
-        auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        with torch.device("meta"):
-            return auto.from_config(config)
-    except Exception:  # the library raises many kinds; a report does without these figures
+        return source(name, revision, trust).empty
+    except ForetokenError:  # a report does without these figures
         return None
 
 

@@ -154,13 +154,15 @@ def _summary(
     steps = [step for loop in loops for step in loop.steps]
     betas = [[0.0 if b is None else b for b in one.overlaps] for one in observed]
     silent = [b is None for one in observed for b in one.overlaps]
-    draft_dtype = options.draft_dtype or options.dtype
+    trust = options.trust_remote_code
+    target_is = options.dtype, options.revision
+    draft_is = options.draft_dtype or options.dtype, options.draft_revision
     return Measurement(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         options=options,
         machine=machine,
-        target=of_model(spec.target, spec.target_name, options.dtype),
-        draft=of_drafter(spec.drafter, spec.draft_name, draft_dtype),
+        target=of_model(spec.target, spec.target_name, *target_is, trust=trust),
+        draft=of_drafter(spec.drafter, spec.draft_name, *draft_is, trust=trust),
         alpha=_known(ratio([sum(b) for b in betas], [len(b) for b in betas], 0, 1)),
         alpha_in_loop=_in_loop(loops),
         silent=fmean(silent),

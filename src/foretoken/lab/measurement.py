@@ -41,6 +41,12 @@ class Options:
     draft_dtype: str | None = None
     device: str = "cpu"
     runtime: str = "auto"
+    exact_shapes: bool = False
+    revision: str | None = None
+    draft_revision: str | None = None
+    trust_remote_code: bool = False
+    tokenizer: str | None = None
+    ignore_generation_config: bool = False
 
 
 class Step(NamedTuple):

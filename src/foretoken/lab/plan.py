@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from foretoken.drafters.lookup import LookupDrafter
@@ -16,7 +16,8 @@ from foretoken.lab.footprint import PYTHON
 from foretoken.lab.measurement import Measurement, Options
 from foretoken.lab.prediction import Prediction, best, predictions
 
-MAY_DIFFER = ("draft", "draft_dtype", "gamma", "seed", "prompts")  # the file's name, not its text
+# Of prompts the file's name, not its text
+MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +71,24 @@ def plan(named: Sequence[tuple[str, Measurement]]) -> Plan:
 
 def command(options: Options, gamma: int) -> str:
     """`foretoken generate` as measured, with that gamma."""
-    defaults = Options(None, None, "", "")
     words = ["foretoken", "generate", "--prompt-file", options.prompts]
     for name in ("target", "draft"):
         if getattr(options, name) is not None:
             words += [f"--{name}", getattr(options, name)]
     words += ["--gamma", str(gamma)]
-    for name in ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "seed"):
-        if getattr(options, name) != getattr(defaults, name):
-            words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
-    for name in ("dtype", "draft_dtype", "device", "runtime"):
-        if getattr(options, name) != getattr(defaults, name):
-            words += [f"--{name.replace('_', '-')}", getattr(options, name)]
-    return shlex.join(words)
+    return shlex.join([*words, *flags(options, apart=("gamma",))])
+
+
+def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
+    """What a dataclass of options says on a command line: the fields that are not at their
+    defaults, those aside that are `apart` or have none."""
+    words: list[str] = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name not in apart and field.default is not MISSING and value != field.default:
+            words.append(f"--{field.name.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
+    return words
 
 
 def speculative_config(found: Measurement, gamma: int) -> dict[str, Any] | None:
@@ -103,6 +109,7 @@ def speculative_config(found: Measurement, gamma: int) -> dict[str, Any] | None:
         "method": "draft_model",
         "model": found.draft.name,
         "num_speculative_tokens": gamma,
+        **({"revision": revision} if (revision := found.options.draft_revision) else {}),
     }
 
 

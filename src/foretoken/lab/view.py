@@ -1,5 +1,5 @@
 """Figure 1 of the paper in the terminal: one line per target run, each token in the colour of
-its fate."""
+its fate, or between marks where there is no colour."""
 
 from __future__ import annotations
 
@@ -10,25 +10,35 @@ from foretoken import text
 from foretoken.request import StepRecord
 
 ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
+MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # what stands before and behind, if any
 LOOK_BACK = 8  # tokens that decide how the next one is spelled: spaces, parts of a character
 
 
 def trace(
-    prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
+    prompt: list[int],
+    steps: list[StepRecord],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    marks: bool = False,
 ) -> list[Text]:
-    """A line per step: accepted guesses, the first rejected one, then the target's own token."""
+    """A line per step: accepted guesses, the first rejected one, then the target's own token;
+    between `marks` for where colours are not seen."""
     so_far, lines = list(prompt), []
     for number, step in enumerate(steps, 1):
         line = Text(f"{number:4d} ", style="dim")
+
+        def add(token: int, fate: str, line: Text = line) -> None:
+            spelled = _on_one_line(_spell(tokenizer, so_far, token))
+            line.append(_marked(spelled, fate) if marks else spelled, style=fate)
+
         for token in step.kept[: step.accepted]:
-            line.append(_on_one_line(_spell(tokenizer, so_far, token)), style=ACCEPTED)
+            add(token, ACCEPTED)
             so_far.append(token)
         own = step.kept[step.accepted :]
         if own and step.accepted < step.drafted:
-            guess = _spell(tokenizer, so_far, step.guesses[step.accepted])
-            line.append(_on_one_line(guess), style=REJECTED)
+            add(step.guesses[step.accepted], REJECTED)
         for token in own:
-            line.append(_on_one_line(_spell(tokenizer, so_far, token)), style=CORRECTED)
+            add(token, CORRECTED)
             so_far.append(token)
         lines.append(line)
     return lines
@@ -48,15 +58,24 @@ def paragraph(
     return shown
 
 
-def legend() -> Text:
-    """What the colours mean."""
-    return Text.assemble(
+def legend(*, marks: bool = False) -> Text:
+    """What the colours mean, or the marks."""
+    fates = (
         ("accepted guess", ACCEPTED),
-        "  ",
         ("rejected guess", REJECTED),
-        "  ",
         ("target's own", CORRECTED),
     )
+    named = [(_marked(name, fate) if marks else name, fate) for name, fate in fates]
+    return Text("  ").join(Text(name, style) for name, style in named)
+
+
+def _marked(spelled: str, fate: str) -> str:
+    """Within its spaces, so that words stay apart."""
+    mark, word = MARKS[fate], spelled.strip(" ")
+    if not mark or not word:
+        return f"{mark[:1]}{spelled}{mark[1:]}"
+    before, _, behind = spelled.partition(word)
+    return f"{before}{mark[0]}{word}{mark[1]}{behind}"
 
 
 def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:

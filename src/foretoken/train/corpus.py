@@ -88,9 +88,10 @@ def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrain
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in a model's folder; InputError where there is none."""
+    """The tokenizer in a model's folder, of whose own code none is run; InputError where there is
+    none."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds
         line = " ".join(str(error).split())[:200]
         raise InputError(f"{folder} holds no tokenizer that can be read: {line}") from None

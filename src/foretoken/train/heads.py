@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.errors import InputError
-from foretoken.loading import asset, load
+from foretoken.loading import load
 from foretoken.models.causal import padded
 from foretoken.models.head import Read
 from foretoken.models.heads import Heads, ends_of
-from foretoken.sources import source, tokenizer
 from foretoken.train import examples
 from foretoken.train.examples import Examples
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
-from foretoken.train.pair import Pair
+from foretoken.train.pair import Pair, read_target
 from foretoken.train.texts import Authors, Text, scores
 
 HELD_OUT = 32  # prompts that heads are measured on
@@ -53,12 +52,22 @@ class Teacher:
     authors: Authors
 
     @classmethod
-    def read(cls, target: str | None, data: Path, length: int, target_generated: float) -> Teacher:
-        """A target by name (None: the one that ships), in float32, and its texts in `data`."""
-        where = str(asset("target")) if target is None else target
-        words = tokenizer(where, None, False, wanted=True)
-        network = source(where, None, False).network(torch.float32, torch.device("cpu"))
-        return cls.of(network, words, data, length, target_generated)
+    def read(
+        cls,
+        target: str | None,
+        data: Path,
+        length: int,
+        target_generated: float,
+        *,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        tokenizer: str | None = None,
+        generation_config: str | None = None,
+    ) -> Teacher:
+        """A target by name (None: the one that ships), in float32, and its texts in `data`. The
+        options are those of `foretoken.load`."""
+        network, words = read_target(target, revision, tokenizer, trust=trust_remote_code)
+        return cls.of(network, words, data, length, target_generated, generation_config)
 
     @classmethod
     def of(
@@ -68,6 +77,7 @@ class Teacher:
         data: Path,
         length: int,
         target_generated: float,
+        generation_config: str | None = None,
     ) -> Teacher:
         """A target in memory. `target_generated`: the share of texts that it writes itself."""
         require_positive("length", length)
@@ -76,7 +86,8 @@ class Teacher:
         if words is None:
             raise InputError("the target has no tokenizer, so text has no ids; give one with it")
         network.eval().requires_grad_(False)
-        alone = load(network, "none", tokenizer=words)
+        alone = load(network, "none", tokenizer=words, generation_config=generation_config)
+        alone = replace(alone, suggested={})  # what it writes here is in its own law
         heard = alone.target.encoder_decoder
         texts = examples.read(data, words, length, encoder_decoder=heard)
         pair = Pair(network, network, alone, alone)  # there is no draft that could write

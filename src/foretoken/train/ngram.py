@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from foretoken.drafters.ngram import Level, NGram, fingerprint
 from foretoken.errors import InputError
@@ -52,7 +52,7 @@ def fit(
 
 
 def fit_from_text(
-    path: str | Path, tokenizer: PreTrainedTokenizerFast, order: int, vocab_size: int | None = None
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, order: int, vocab_size: int | None = None
 ) -> NGram:
     """Fit to a .txt or .txt.gz file, or a folder of them; V is the tokenizer's unless given."""
     if not Path(path).exists():
@@ -62,6 +62,27 @@ def fit_from_text(
     vocabulary = tokenizer.get_vocab()
     V = vocab_size or max(vocabulary.values()) + 1  # ids may have gaps
     return fit(ids, V, order, separator=end, fingerprint=fingerprint(vocabulary))
+
+
+def held_out_bits_of_text(
+    path: Path, tokenizer: PreTrainedTokenizerBase, order: int
+) -> float | None:
+    """Bits a token on the texts that `corpus.split` holds out, of a table of the others; None where
+    nothing is left to hold out."""
+    train, held_out = corpus.split(corpus.read_texts(path))
+    if not any(held_out):
+        return None
+    ids, unseen = corpus.encode(train, tokenizer), corpus.encode(held_out, tokenizer)
+    end = int(ids[0])
+    table = fit(ids, max(tokenizer.get_vocab().values()) + 1, order, separator=end)
+    return bits_per_token(table, unseen, separator=end)
+
+
+def held_out_bits(sequences: Sequence[Sequence[int]], V: int, order: int) -> float | None:
+    """The same of sequences, one in `corpus.HELD_OUT_EVERY` held out, at least one."""
+    unseen = sequences[:: corpus.HELD_OUT_EVERY]
+    train = [ids for i, ids in enumerate(sequences) if i % corpus.HELD_OUT_EVERY]
+    return bits_per_token(fit(train, V, order), unseen) if any(train) and any(unseen) else None
 
 
 def bits_per_token(table: NGram, ids: Ids, *, separator: int | None = None) -> float:

@@ -44,8 +44,20 @@ class Pair:
     alone: Speculator
 
 
-def pair(target: str | None, draft: str | None, shape: Shape, seed: int) -> Pair:
+def pair(
+    target: str | None,
+    draft: str | None,
+    shape: Shape,
+    seed: int,
+    *,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: str | None = None,
+    generation_config: str | None = None,
+) -> Pair:
     """Load a target, and a draft or a fresh one of that `shape`; without any the pair that ships.
+    The options are those of `foretoken.load`.
 
     Raises InputError for what cannot be read or built, RefusedError for a draft of another kind or
     with another vocabulary.
@@ -54,21 +66,37 @@ def pair(target: str | None, draft: str | None, shape: Shape, seed: int) -> Pair
         raise InputError("give a draft to go on from or the shape of a fresh one, not both")
     if target is not None and draft is None and not shape:
         raise InputError("no draft; give a folder to go on from, or the shape of a fresh one")
-    where = str(asset("target")) if target is None else target
-    teacher = source(where, None, False).network(torch.float32, CPU).requires_grad_(False)
-    words = words_of(where, None, False)
+    trust = trust_remote_code
+    teacher, words = read_target(target, revision, tokenizer, trust=trust)
+    teacher.requires_grad_(False)
     if shape:
         student = fresh(teacher, shape, seed)
     else:
-        student = _given(str(asset("draft")) if draft is None else draft, teacher, words)
-    return joined(teacher, student, words)
+        where = str(asset("draft")) if draft is None else draft
+        student = _given(where, draft_revision, trust, teacher, words)
+    return joined(teacher, student, words, generation_config)
+
+
+def read_target(
+    target: str | None, revision: str | None, tokenizer: str | None, *, trust: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A target by name (None: the one that ships) in float32 on the CPU, and its tokenizer, or the
+    one of that name."""
+    where = str(asset("target")) if target is None else target
+    network = source(where, revision, trust).network(torch.float32, CPU)
+    if tokenizer is None:
+        return network, words_of(where, revision, trust)
+    return network, words_of(tokenizer, None, trust, wanted=True)
 
 
 def joined(
-    target: PreTrainedModel, draft: PreTrainedModel, words: PreTrainedTokenizerBase | None
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    words: PreTrainedTokenizerBase | None,
+    generation_config: str | None = None,
 ) -> Pair:
     """The pair of two networks in memory with one vocabulary."""
-    plain = load(target, "none", tokenizer=words)
+    plain = load(target, "none", tokenizer=words, generation_config=generation_config)
     self_check(draft)
     drafter = LMDrafter(on_torch(draft), output_rows(target))
     together = Speculator(plain.target, drafter, words, plain.ends)
@@ -130,9 +158,13 @@ def _random(target: PreTrainedModel, changes: Shape, seed: int) -> PreTrainedMod
 
 
 def _given(
-    draft: str, target: PreTrainedModel, words: PreTrainedTokenizerBase | None
+    draft: str,
+    revision: str | None,
+    trust: bool,
+    target: PreTrainedModel,
+    words: PreTrainedTokenizerBase | None,
 ) -> PreTrainedModel:
-    read = source(draft, None, False)
+    read = source(draft, revision, trust)
     kinds = {True: "an encoder-decoder", False: "decoder-only"}
     mine, theirs = read.empty.config.is_encoder_decoder, target.config.is_encoder_decoder
     if mine != theirs:
@@ -140,7 +172,7 @@ def _given(
             f"{draft} is {kinds[mine]}, the target {kinds[theirs]}; give a draft of its kind"
         )
     rows, V = output_rows(read.empty), output_rows(target)
-    require_same_words(draft, rows, words_of(draft, None, False), V, words)
+    require_same_words(draft, rows, words_of(draft, revision, trust), V, words)
     if rows > V:
         raise RefusedError(
             f"{draft} has {rows} output rows, the target {V}; give a draft that has no more"
