@@ -118,7 +118,7 @@ class Completion:
     """What came out for one prompt. `tokens` are the new ones only, a final end-of-sequence
     token included."""
 
-    text: str | None  # None without a tokenizer
+    text: str | None  # what `tokens` add to the prompt's text; None without a tokenizer
     tokens: list[int]
     finish_reason: FinishReason
     seed: tuple[int, int]  # give [seed] to generate this row again alone

@@ -194,7 +194,7 @@ class Speculator:
         for found in task.search.finished[: task.search.params.num_return_sequences]:
             tokens = found.node.new_tokens
             spoken = tokens[:-1] if found.reason == "stop" else tokens
-            said = text.decode(self.tokenizer, spoken) if self.tokenizer else None
+            said = self._said(task.search.request, spoken)
             beams.append(Beam(said, tokens, found.score, found.reason, stats))
         return beams
 
@@ -302,7 +302,7 @@ class Speculator:
     def _pieces(
         self, request: Request, params: SamplingParams, judge: Judge, gamma: Gamma
     ) -> Generator[Piece, None, Completion]:
-        stream = text.Stream(self.tokenizer) if self.tokenizer else None
+        stream = text.Stream(self.tokenizer, request.prompt) if self.tokenizer else None
         row, sent = Row.of(request), 0
         for _ in self._engine.run([row], params, judge, gamma):
             tokens = row.new_tokens[sent:]
@@ -317,13 +317,17 @@ class Speculator:
         tokens = row.new_tokens
         spoken = tokens[:-1] if row.finish_reason == "stop" else tokens
         return Completion(
-            text=text.decode(self.tokenizer, spoken) if self.tokenizer else None,
+            text=self._said(row.request, spoken),
             tokens=tokens,
             finish_reason=row.finish_reason or "interrupted",
             seed=(row.request.key.seed, row.request.key.row),
             stats=stats(row, self.target.runtime, runtime(self.drafter)),
             steps=row.records,
         )
+
+    def _said(self, request: Request, tokens: list[int]) -> str | None:
+        """The text that new tokens add to the prompt's."""
+        return text.continued(self.tokenizer, request.prompt, tokens) if self.tokenizer else None
 
 
 def runtime(drafter: Drafter) -> str:

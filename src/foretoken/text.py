@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from os.path import commonprefix
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,31 +21,39 @@ def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
     return text
 
 
+def continued(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> str:
+    """What `tokens` add to the text of `prompt`: not their own text, for decoders of the
+    SentencePiece kind drop the space that a text begins with."""
+    return Stream(tokenizer, prompt).add(tokens, last=True)
+
+
 class Stream:
-    """Text as tokens arrive; the pieces concatenate to the text of all tokens.
+    """Text as tokens arrive behind a prompt; the pieces concatenate to what they add to its text.
 
     A piece that ends within a character, or within a run of byte tokens, is held back: the rest
-    decides how it reads. Only the tokens since the last piece but one are decoded again, so the
-    cost of a piece does not grow with the text.
+    decides how it reads; so does it where the prompt ends so. Only the tokens since the last piece
+    but one are decoded again, so the cost of a piece does not grow with the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self._unspoken = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
-        self._tokens: list[int] = []  # those still needed: the last piece's, and the ones held back
-        self._seen = 0  # how many of them are the last piece's
+        # Those still needed: the last piece's, which is the prompt at first, and the ones held back
+        self._tokens = list(prompt)
+        self._seen = len(self._tokens)  # how many of them are the last piece's
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
         """The text that `tokens` make certain; with `last` all that is left."""
         self._tokens += tokens
         before = decode(self.tokenizer, self._tokens[: self._seen])
         now = decode(self.tokenizer, self._tokens)
-        if len(now) <= len(before) or (not last and self._open(now)):
+        new = now[len(commonprefix([before, now])) :]  # a prompt's half character is whole now
+        if not new or (not last and self._open(now)):
             return ""
         self._tokens = self._tokens[self._seen :]
         self._seen = len(self._tokens)
-        return now[len(before) :]
+        return new
 
     def _open(self, now: str) -> bool:
         """Whether the next token can still change what these tokens read as."""

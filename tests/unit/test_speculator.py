@@ -22,6 +22,7 @@ from foretoken.models.causal import CausalModel
 from foretoken.models.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.speculator import BATCH, Speculator
+from foretoken.text import decode
 from foretoken.verify import speculative
 from oracle import random_model
 from tiny import byte_level, llama, metaspace, t5
@@ -603,3 +604,21 @@ def test_any_batch_is_its_rows_alone(prompts, data):
     done = spec.generate(prompts, seed=3, **options) if prompts else []
     for prompt, row in zip(prompts, done, strict=True):
         assert spec.generate(prompt, seed=[row.seed], **options)[0].tokens == row.tokens
+
+
+def test_text_is_what_the_tokens_add_to_the_prompts():
+    """In generate, stream and beams, also where a decoder drops the space that a text begins
+    with."""
+    words = metaspace()
+    man = words.convert_tokens_to_ids("▁man")
+    law = [0.0] * len(words)
+    law[man] = 1.0
+    spec = Speculator(TableModel(lambda text: law, len(words)), LookupDrafter(), words)
+    assert decode(words, [man] * 3) == "man man man"
+    for prompt in ("the", words("the").input_ids):
+        done = spec.generate(prompt, max_new_tokens=3)[0]
+        assert done.text == " man man man"
+        pieces = list(spec.stream(prompt, max_new_tokens=3))
+        assert "".join(piece.text for piece in pieces) == done.text
+        (beam, *_) = spec.beam_search(prompt, num_beams=2, max_new_tokens=3)[0]
+        assert beam.text == done.text

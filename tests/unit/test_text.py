@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from os.path import commonprefix
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import RefusedError
-from foretoken.text import Stream, decode, require_same_words
+from foretoken.text import Stream, continued, decode, require_same_words
 from tiny import TEXT, byte_level, metaspace
 
 
@@ -34,8 +35,10 @@ def llama_like() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"byte-level": byte_level(), "metaspace": metaspace(), "llama": llama_like()}
 
 
-def pieces(tokenizer: PreTrainedTokenizerFast, chunks: list[list[int]]) -> list[str]:
-    stream = Stream(tokenizer)
+def pieces(
+    tokenizer: PreTrainedTokenizerFast, chunks: list[list[int]], prompt: list[int] | None = None
+) -> list[str]:
+    stream = Stream(tokenizer, prompt or [])
     said = [stream.add(chunk, last=i == len(chunks) - 1) for i, chunk in enumerate(chunks)]
     return said
 
@@ -52,6 +55,46 @@ def test_any_tokens_in_any_pieces(name, data):
     chunks = data.draw(st.lists(st.lists(ids, max_size=4), min_size=1, max_size=25))
     tokens = [token for chunk in chunks for token in chunk]
     assert "".join(pieces(tokenizer, chunks)) == decode(tokenizer, tokens)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_behind_any_prompt_it_is_what_decoding_both_adds(name, data):
+    """In any pieces; where the prompt ends within a character, that character is new."""
+    tokenizer = TOKENIZERS[name]
+    ids = st.integers(0, len(tokenizer) + 3)
+    if name == "llama":
+        ids = st.one_of(st.integers(0, 6), st.sampled_from([7 + b for b in "é€".encode()]), ids)
+    prompt = data.draw(st.lists(ids, max_size=6))
+    chunks = data.draw(st.lists(st.lists(ids, max_size=4), min_size=1, max_size=9))
+    tokens = [token for chunk in chunks for token in chunk]
+    before, whole = decode(tokenizer, prompt), decode(tokenizer, [*prompt, *tokens])
+    added = whole[len(commonprefix([before, whole])) :]
+    assert "".join(pieces(tokenizer, chunks, prompt)) == added
+    assert continued(tokenizer, prompt, tokens) == added
+
+
+@pytest.mark.parametrize("make", [metaspace, llama_like], ids=["metaspace", "llama"])
+def test_the_space_that_a_continuation_begins_with_is_kept(make):
+    """These decoders strip it from the head of a text."""
+    tokenizer = make()
+    if make is llama_like:
+        prompt, new = [4], [3, 3]
+        assert decode(tokenizer, new) == "a a"
+        expected = " a a"
+    else:
+        ids = tokenizer("the day").input_ids
+        cut = next(i for i in range(1, len(ids)) if decode(tokenizer, ids[:i]) == "the")
+        prompt, new, expected = ids[:cut], ids[cut:], " day"
+        assert decode(tokenizer, new) == "day"
+    assert continued(tokenizer, prompt, new) == expected
+    assert "".join(pieces(tokenizer, [[token] for token in new], prompt)) == expected
+    assert continued(tokenizer, [], new) == expected.removeprefix(" ")
+
+
+def test_a_character_that_the_prompt_began_is_the_continuations():
+    euro = [7 + b for b in "€".encode()]
+    assert continued(llama_like(), [3, *euro[:2]], [euro[2], 3]) == "€ a"
 
 
 @pytest.mark.parametrize("name", ["byte-level", "metaspace"])
