@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from foretoken.hypotheses import BeamParams, Hypothesis, Search, continuations
-from foretoken.models.base import Model
+from foretoken.models.base import Model, hears
 from foretoken.models.detours import forest
 from foretoken.models.forest import Forest
 from foretoken.request import FinishReason, Request
@@ -90,10 +90,9 @@ class BeamDraft:
         heard = self.model.encoder_decoder
         texts = [[*([] if heard else r.source or []), *r.prompt[:-1]] for r in requests]
         sources = [r.source or [] for r in requests] if heard else [[] for _ in requests]
-        limit = self.model.source_context
         self._silent = [
-            max([*text, *source], default=0) >= self.model.vocab_size
-            or (limit is not None and len(source) > limit)
+            max(text, default=0) >= self.model.vocab_size
+            or (heard and not hears(self.model, source))
             or not self._room(len(text))
             for text, source in zip(texts, sources, strict=True)
         ]

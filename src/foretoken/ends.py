@@ -99,6 +99,18 @@ def suggested(network: PreTrainedModel) -> dict[str, Any]:
     return {"temperature": 1.0} | changed if samples else changed
 
 
+def require_ids(ends: Ends, V: int) -> None:
+    """Raise InputError where texts must hold an id that the model does not have: 0..V-1. Ids at
+    which a text ends may lie outside; no text comes to them."""
+    for name in ("decoder_start", "forced_bos", "forced_eos"):
+        token = getattr(ends, name)
+        if token is not None and not 0 <= token < V:
+            raise InputError(
+                f"the model's generation config sets {name}_token_id={token}; ids must be in "
+                f"0..{V - 1}: set it there"
+            )
+
+
 def _refuse(settings: GenerationConfig) -> None:
     for entry, harmless in CHANGES_LAW.items():
         value = getattr(settings, entry, None)

@@ -22,7 +22,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import read_ends, suggested
+from foretoken.ends import read_ends, require_ids, suggested
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model, OpenModel
 from foretoken.models.causal import output_rows
@@ -95,6 +95,7 @@ def load(
     read = _read(target, revision, trust_remote_code)
     structure = _structure(read)
     ends = read_ends(structure, refuse=generation_config is None)
+    require_ids(ends, output_rows(structure))
     words = (
         words_of(target, revision, trust_remote_code)
         if tokenizer is None

@@ -238,7 +238,7 @@ class Speculator:
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
-        V, context = self.target.vocab_size, self.target.context
+        V, context = self._readable, self.target.context
         reads = context and context - 1  # one place is for what is generated
         reads = self.target.source_context if self.target.encoder_decoder else reads
         ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
@@ -279,6 +279,11 @@ class Speculator:
         assert self.ends.decoder_start is not None
         return [self.ends.decoder_start], ids
 
+    @property
+    def _readable(self) -> int:
+        """V of prompts: what the encoder reads has its own vocabulary."""
+        return self.target.source_vocab_size or self.target.vocab_size
+
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
         """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
         if len(prompt) == 0:
@@ -293,7 +298,7 @@ class Speculator:
             prompt = cast(list[int], self.tokenizer(prompt, verbose=False).input_ids)
             if not prompt:
                 raise InputError(f"prompt {i} has no tokens; give a text that has some")
-        V = self.target.vocab_size
+        V = self._readable
         for token in prompt:
             if not 0 <= token < V:
                 raise InputError(f"prompt {i} holds the id {token}; ids must be in 0..{V - 1}")

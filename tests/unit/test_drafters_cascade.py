@@ -94,6 +94,14 @@ def test_a_source_is_read_by_a_middle_model_with_an_encoder_and_else_the_head_of
         assert draft.q[0, 0].tolist() == pytest.approx(M((3, 4, 1)), abs=1e-12)
 
 
+@pytest.mark.parametrize("encoder_decoder", [False, True])
+def test_a_source_of_ids_that_the_middle_model_does_not_know(encoder_decoder):
+    """A target's encoder may have a larger vocabulary than its decoder."""
+    drafter = cascade(encoder_decoder=encoder_decoder)
+    drafter.start([0, 1], [[1], [1]], [[V, 4], [3]])
+    assert drafter.propose([2, 2], draw([1, 1])).lengths.tolist() == [0, 2]
+
+
 def test_a_source_that_the_middle_models_encoder_cannot_hold():
     drafter = cascade(encoder_decoder=True)
     drafter.middle.source_context = 2

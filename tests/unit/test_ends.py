@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import GenerationConfig
 
+from foretoken import load
 from foretoken.ends import CHANGES_LAW, Ends, read_ends
 from foretoken.errors import InputError, RefusedError
 from tiny import llama, t5
@@ -79,3 +80,22 @@ def test_every_entry_that_changes_the_law(entry):
         read_ends(target, refuse=True)
     assert "generation_config='ignore' (--ignore-generation-config)" in str(error.value)
     assert read_ends(target, refuse=False).eos == {0}
+
+
+@pytest.mark.parametrize("token", [64, 999, -1])
+@pytest.mark.parametrize("entry", ["decoder_start", "forced_bos", "forced_eos"])
+def test_an_id_that_every_text_holds_must_be_the_models(entry, token):
+    """Else torch ends in an IndexError, and OpenVINO reads some other row."""
+    target = t5(64)
+    setattr(target.generation_config, f"{entry}_token_id", token)
+    for ignored in (None, "ignore"):
+        with pytest.raises(InputError, match=rf"{entry}_token_id={token}; ids must be in 0\.\.63"):
+            load(target, "none", generation_config=ignored)
+    target.generation_config.update(**{f"{entry}_token_id": 63})
+    assert len(load(target, "none").generate([[5, 6]], max_new_tokens=3)[0].tokens) <= 3
+
+
+def test_an_end_that_never_comes_is_none():
+    target = llama(64)
+    target.generation_config.eos_token_id = [64, 0]
+    assert load(target, "none").ends.eos == {0, 64}

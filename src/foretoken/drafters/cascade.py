@@ -18,7 +18,7 @@ from foretoken.drafters.base import Draft, Drafter, pack, require_vocabulary, re
 from foretoken.draw import Draw, SharedDraw
 from foretoken.errors import InputError, NumericsError, RefusedError, whole
 from foretoken.judge import Coupled, Judge, Verdict, choose
-from foretoken.models.base import Blocks, Model, require_model
+from foretoken.models.base import Blocks, Model, hears, require_model
 from foretoken.request import Request, Row
 from foretoken.step import step
 from foretoken.verify import Outcome, block
@@ -52,14 +52,17 @@ class CascadeDrafter:
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        heard, limit = self.middle.encoder_decoder, self.middle.source_context
+        heard = self.middle.encoder_decoder
         if heard and sources is None:
             raise RefusedError("an encoder-decoder cannot draft for a causal target")
         if sources is not None and not heard:  # the source is the head of the prompt
             prompts = [[*s, *p] for s, p in zip(sources, prompts, strict=True)]
             sources = None
-        deaf = [limit is not None and len(s) > limit for s in sources or prompts]
-        deaf = deaf if heard else [False] * len(prompts)
+        V = self.middle.vocab_size
+        deaf = [
+            not hears(self.middle, source) if heard else max(prompt, default=0) >= V
+            for source, prompt in zip(sources or prompts, prompts, strict=True)
+        ]
         heads = [
             [] if no or self._room(p) <= 0 else p[:-1] for p, no in zip(prompts, deaf, strict=True)
         ]

@@ -10,7 +10,7 @@ from foretoken.distributions import SamplingParams, law, likeliest
 from foretoken.drafters.base import Draft, pack
 from foretoken.draw import Draw
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, require_model
+from foretoken.models.base import Blocks, Model, hears, require_model
 
 
 class LMDrafter:
@@ -46,7 +46,7 @@ class LMDrafter:
         texts = [
             [*(sources[b] if sources and not heard else []), *p] for b, p in enumerate(prompts)
         ]
-        deaf = [heard and not self._hears(source) for source in sources or prompts]
+        deaf = [heard and not hears(self.model, source) for source in sources or prompts]
         readable = [0 if no else self._known(text) for no, text in zip(deaf, texts, strict=True)]
         heads = [
             text[:-1] if self._room(text, known) > 0 else []
@@ -133,10 +133,6 @@ class LMDrafter:
         self._cached = [self._cached[b] for b in stay]
         self._readable = [self._readable[b] for b in stay]
         self.model.leave(rows)
-
-    def _hears(self, source: list[int]) -> bool:
-        limit = self.model.source_context
-        return self._known(source) == len(source) and (limit is None or len(source) <= limit)
 
     def _known(self, tokens: list[int]) -> int:
         """How many of them, from the left, are ids of the model."""

@@ -62,6 +62,7 @@ class OffByOne:
         self.model = model
         self.vocab_size, self.context = model.vocab_size, model.context
         self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
+        self.source_vocab_size = model.source_vocab_size
         self.runtime, self.device = model.runtime, model.device
         self.takes_tensors = model.takes_tensors
         self.start, self.set_lengths = model.start, model.set_lengths

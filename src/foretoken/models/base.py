@@ -30,6 +30,7 @@ class Model(Protocol):
     context: int | None  # tokens a row can hold; None: no limit
     encoder_decoder: bool
     source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
+    source_vocab_size: int | None  # ids the encoder knows; None: no encoder
     runtime: str  # what it runs on, for reports
     device: torch.device
     takes_tensors: bool  # blocks may come as a tensor: the host need not know their tokens
@@ -65,6 +66,13 @@ class Model(Protocol):
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
         ...
+
+
+def hears(model: Model, source: list[int]) -> bool:
+    """Whether a model's encoder can read a source: no longer than it may be, of ids it knows."""
+    limit, V = model.source_context, model.source_vocab_size
+    fits = limit is None or len(source) <= limit
+    return fits and V is not None and max(source, default=0) < V
 
 
 def require_model(value: object) -> None:

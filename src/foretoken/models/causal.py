@@ -31,6 +31,7 @@ class CausalModel:
 
     encoder_decoder = False
     source_context: int | None = None
+    source_vocab_size: int | None = None
     runtime = "transformers"
 
     def __init__(self, model: PreTrainedModel) -> None:

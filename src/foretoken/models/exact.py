@@ -58,6 +58,7 @@ class ExactModel:
         self.empty = (Seq2SeqModel if self.encoder_decoder else CausalModel)(model)
         self.device, self.vocab_size = self.empty.device, self.empty.vocab_size
         self.context, self.source_context = self.empty.context, self.empty.source_context
+        self.source_vocab_size = self.empty.source_vocab_size
         self.rows: list[Alone] = []
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:

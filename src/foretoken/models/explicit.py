@@ -44,6 +44,7 @@ class ExplicitModel:
         self.vocab_size: int = facts["vocab_size"]
         self.context: int | None = facts["context"]
         self.source_context: int | None = facts["source_context"]
+        self.source_vocab_size: int | None = facts["source_vocab_size"]
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")  # the arithmetic's dtype
         self.device = torch.device("cpu")

@@ -23,7 +23,7 @@ from foretoken.models.causal import limit, output_rows
 from foretoken.models.export_block import Block, Fresh, Pairs, within
 from foretoken.models.exported import Exported
 from foretoken.models.head import Kept
-from foretoken.models.seq2seq import encoder_limit
+from foretoken.models.seq2seq import encoder_limit, encoder_rows
 from foretoken.models.tracing import traced
 
 
@@ -70,6 +70,7 @@ def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
         "vocab_size": output_rows(model),
         "context": limit(model.config.get_text_config(decoder=True)),
         "source_context": encoder_limit(model) if seq2seq else None,
+        "source_vocab_size": encoder_rows(model) if seq2seq else None,
     }
 
 

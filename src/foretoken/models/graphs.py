@@ -39,6 +39,7 @@ class GraphModel:
 
     encoder_decoder = False
     source_context: int | None = None
+    source_vocab_size: int | None = None
     runtime = "graphs"
     takes_tensors = True
 

@@ -117,6 +117,7 @@ class PagedModel:
 
     encoder_decoder = False
     source_context: int | None = None
+    source_vocab_size: int | None = None
     runtime = "openvino"
     takes_tensors = False
     device = torch.device("cpu")

@@ -7,6 +7,7 @@ beside the decoder's. It does not know how tokens are chosen, nor which token st
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Seq2SeqModel:
         self.takes_tensors = self.device.type != "cpu"
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.source_context: int | None = encoder_limit(model)
+        self.source_vocab_size: int | None = encoder_rows(model)
         self.vocab_size = output_rows(model)
         self.takes_positions = "decoder_position_ids" in accepted
         self.running = Forward(model)
@@ -157,6 +159,12 @@ def encoder_limit(model: PreTrainedModel) -> int | None:
         if getattr(model.config, name, None):
             return int(getattr(model.config, name))
     return limit(model.config.get_text_config(encoder=True))
+
+
+def encoder_rows(model: PreTrainedModel) -> int:
+    """Ids that the encoder knows: some families give it a vocabulary of its own."""
+    words: Any = model.get_encoder().get_input_embeddings()
+    return words.weight.shape[0]
 
 
 def check_sources(

@@ -34,6 +34,7 @@ class TableModel:
     ) -> None:
         self.law, self.vocab_size, self.context = law, vocab_size, context
         self.encoder_decoder = encoder_decoder
+        self.source_vocab_size = vocab_size if encoder_decoder else None
         self._texts: list[list[int]] = []
         self._sources: list[list[int]] = []
 
