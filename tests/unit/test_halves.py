@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 import pairs
 from foretoken import load
-from foretoken.models import halves
+from foretoken.lab.shapes import TOLERANCE
+from foretoken.models import conversion, halves
 from foretoken.models.halves import halved, widened_in_products
 from foretoken.models.selfcheck import on_torch
 
@@ -94,10 +95,11 @@ def test_a_small_graph_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.openvino
 @pytest.mark.parametrize("name", ["Llama", "T5"])
-def test_a_model_of_bfloat16_computes_what_it_would_in_float32(
+def test_a_model_of_bfloat16_computes_what_the_stock_model_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its logits are those of the stock model in float32 up to rounding, over ragged blocks."""
+    """Its logits are those of the stock model in float32, over ragged blocks, up to the rounding of
+    what it says it computes in: a processor with bfloat16 arithmetic uses it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("foretoken.models.eight_bits.WORTH", 64)  # of a single matrix
     made: list[ov.Model] = []
@@ -112,9 +114,28 @@ def test_a_model_of_bfloat16_computes_what_it_would_in_float32(
         assert spec.target.runtime == "openvino"
         models = spec.target, on_torch(stock)
         found = [read(model, name == "T5") for model in models]
-        spread = found[1].std()
-        assert (found[0] - found[1]).abs().max() < 1e-4 * spread
+        height = (found[1].amax(-1) - found[1].mean(-1)).mean()
+        assert spec.target.computed == ("float32" if dtype == "float32" else arithmetic())
+        assert (found[0] - found[1]).abs().max() < TOLERANCE[spec.target.computed] * height
     assert all(ov.Type.bf16 in kinds(graph) for graph in made) and made
+
+
+@pytest.mark.openvino
+def test_what_is_computed_in_is_what_the_compiled_graph_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not what was asked for: a processor without bfloat16 arithmetic is asked for it here."""
+    settings = conversion.settings
+    asked = {"INFERENCE_PRECISION_HINT": "bf16"}
+    monkeypatch.setattr(conversion, "settings", lambda *given: settings(*given) | asked)
+    model = conversion.EXPLICIT.run(pairs.random("T5", 0).float())
+    assert model.computed == arithmetic()
+
+
+def arithmetic() -> str:
+    """What a graph that is asked to be bfloat16 computes in here."""
+    hint = {"INFERENCE_PRECISION_HINT": "bf16"}
+    return conversion.arithmetic(ov.Core().compile_model(product(matrix()), "CPU", hint))
 
 
 def read(model: Any, heard: bool) -> torch.Tensor:

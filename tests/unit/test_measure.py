@@ -87,7 +87,7 @@ def test_costs(found):
     assert len(found.passes) == PASSES and found.passes[0].n == 24 and found.v[0] == 1
     assert found.context == 1 + TOKENS // 2
     assert found.c > 0 and found.draft_seconds.median > 0 and found.plain_overhead.median > 0
-    assert found.bandwidth > 1e8 and found.peak_bytes > 10**7
+    assert found.bandwidth > 0 and found.peak_bytes > 10**7
     assert found.c_hat is None and found.floor_seconds is None  # a table has no parameters
     assert found.speedup.low < found.speedup.value < found.speedup.high
     steps = [step for one in found.prompts for step in one.loop.steps if step.drafted]

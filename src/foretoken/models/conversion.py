@@ -41,9 +41,7 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
     """The graphs, ready to run on this machine's CPU."""
     core = ov.Core()
     options = settings(core, dtype)
-    kind = {"f32": "float32", "bf16": "bfloat16"}[options["INFERENCE_PRECISION_HINT"]]
-    facts = {**exported.facts, "computed": "int8" if dtype == "int8" else kind}
-    graphs = dict(exported.graphs)
+    facts, graphs = dict(exported.facts), dict(exported.graphs)
     if facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
         options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
@@ -51,9 +49,16 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
         name: core.compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
     }
+    facts["computed"] = "int8" if dtype == "int8" else arithmetic(ready["decoder"])
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+
+
+def arithmetic(graph: ov.CompiledModel) -> str:
+    """What a compiled graph computes in, which need not be what it was asked to."""
+    kind = graph.get_property("INFERENCE_PRECISION_HINT").to_string()
+    return {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[kind]
 
 
 def abilities() -> str:
