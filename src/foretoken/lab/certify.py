@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import reading
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
 from foretoken.lab.controls import Control, Likeliest, OffByOne, next_row
@@ -124,7 +125,8 @@ def certify(
     _require(spec, prompts, plan)
     level = FALSE_ALARM / (len(plan.laws) * (min(len(prompts), SAMPLED) + 7))
     shapes, identity, texts = _greedy(spec, prompts, plan, track)
-    tests, seen = _sampled(spec, prompts[:SAMPLED], plan, level, track)
+    few, texts = prompts[:SAMPLED], texts[:SAMPLED]
+    tests, seen = _sampled(spec, few, plan, level, track)
     return Certificate(
         prompts=len(prompts),
         level=level,
@@ -135,10 +137,10 @@ def certify(
         certain=seen.certain,
         lies=seen.lies,
         controls=[
-            *_wrong_model(spec, prompts[:SAMPLED], texts, plan, shapes),
-            _wrong_rule(spec, prompts[:SAMPLED], plan, level, track),
+            *_wrong_model(spec, few, texts, plan, shapes),
+            _wrong_rule(spec, few, plan, level, track),
             *(
-                [_wrong_guesses(spec, prompts[:SAMPLED], plan, level, track)]
+                [_wrong_guesses(spec, few, plan, level, track)]
                 if seen.places  # there was a q
                 else []
             ),
@@ -151,6 +153,7 @@ def _require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
+    reading(spec.drafter, spec.target)  # refused now, not after minutes
     spec.requests(prompts, plan.greedy, plan.seed)
 
 
@@ -242,7 +245,8 @@ def _wrong_model(
     plan: Plan,
     shapes: Shapes,
 ) -> Iterable[Control]:
-    broken = replace(spec, target=OffByOne(spec.target))
+    target = OffByOne(spec.target)
+    broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
     name = "block logits one place off"
     yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan, shapes.dtype).ok)
     identity = _identity(broken, prompts, texts, plan, shapes)
