@@ -10,7 +10,7 @@ from rich.console import Console
 
 from foretoken.cli.page import LEAST, WHOLE, labelled, page, prose
 
-SAID = "alpha is [not] markup, and/or a long-winded paragraph of some eighty letters in all its words"
+SAID = "alpha is [not] markup, and/or a long-winded paragraph: some eighty letters in many words"
 
 
 def printed(width: int) -> tuple[Console, io.StringIO]:

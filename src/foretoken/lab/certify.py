@@ -34,6 +34,19 @@ PLAIN = "speculative"  # plain decoding does not go through the rule that is cer
 SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
 
 
+def laws(own: SamplingParams) -> Sequence[SamplingParams]:
+    """What to sample from for someone who generates with `own`: it, and temperature 1, where bugs
+    show best. Where that is greedy, two that are built in."""
+    if own == SamplingParams(0.0):
+        return LAWS
+    if own.greedy:
+        raise InputError(
+            f"temperature is {own.temperature:g}: greedy text, in which top-k, top-p and min-p "
+            "change nothing; give a temperature too"
+        )
+    return (LAWS[0], own) if own != LAWS[0] else (own,)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is asked of a pair."""
