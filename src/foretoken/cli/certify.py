@@ -47,7 +47,7 @@ LABEL = 9  # letters of the column of labels
 def certify(
     target: option.Target = None,
     draft: Annotated[
-        str | None, Option(help="Folder, hub id, lookup, ngram:FILE or uniform.")
+        str | None, Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup or uniform.")
     ] = None,
     prompts: Annotated[
         Path | None,
