@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 
 import torch
@@ -88,21 +88,25 @@ class Engine:
         heard = sources and [list(source) for source in sources]
         drafter.start(list(range(len(rows))), [list(prompt) for prompt in prompts], heard)
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Torch on one thread where the target runs elsewhere: its threads wait by spinning, and
-        would take the cores from the target's. In between torch is the caller's."""
-        count = torch.get_num_threads()
-        if self.target.runtime != "openvino" or count == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(count)
+    def _threads(self) -> AbstractContextManager[None]:
+        return threads(self.target)
 
     def _leave(self, gone: list[int], drafter: Drafter) -> None:
         if gone:
             self.target.leave(gone)
             drafter.leave(gone)
+
+
+@contextmanager
+def threads(target: Model) -> Iterator[None]:
+    """Torch on one thread where the target runs elsewhere: its threads wait by spinning, and would
+    take the cores from the target's. In between torch is the caller's."""
+    count = torch.get_num_threads()
+    if target.runtime != "openvino" or count == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)

@@ -33,6 +33,12 @@ def labelled(console: Console, rows: Iterable[tuple[str, str]], room: int) -> No
         _put(console, label, said, room)
 
 
+def milliseconds(seconds: float) -> str:
+    """For a narrow column: three digits or more, and not two behind the point where they are."""
+    ms = seconds * 1e3
+    return f"{ms:.2f}" if ms < 100 else f"{ms:.0f}"
+
+
 def _put(console: Console, label: str, said: str, room: int, bold: str = "") -> None:
     """A word wider than the page, such as a path, is left to the terminal: it can be copied."""
     lines = wrap(

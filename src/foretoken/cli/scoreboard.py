@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli.page import labelled, prose
+from foretoken.cli.page import labelled, milliseconds, prose
 
 if TYPE_CHECKING:
     from foretoken.lab.bench import Agreement, Figures
@@ -87,9 +87,9 @@ def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
         time = one.seconds_per_token
         shown.add_row(
             label(one.gamma),
-            _ms(one.first_seconds.median),
-            _ms(time.median),
-            f"{_ms(time.q1)}-{_ms(time.q3)}",
+            milliseconds(one.first_seconds.median),
+            milliseconds(time.median),
+            f"{milliseconds(time.q1)}-{milliseconds(time.q3)}",
             f"{one.tokens_per_second:.1f}",
             _number(one.tokens_per_call),
             f"{one.speedup:.2f}x",
@@ -135,12 +135,6 @@ def _same(found: Agreement | None) -> tuple[str, str]:
         return "", ""
     place = found.first_difference
     return f"{found.share:.0%}", "" if place is None else str(place)
-
-
-def _ms(seconds: float) -> str:
-    """Three digits or more, and no more than are needed for a column of a few."""
-    ms = seconds * 1e3
-    return f"{ms:.2f}" if ms < 100 else f"{ms:.0f}"
 
 
 def _number(value: float | None) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from foretoken import files
 from foretoken.errors import InputError
-from foretoken.lab.estimate import Estimate, Spread
+from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.footprint import Footprint
 from foretoken.lab.machine import Machine
 
@@ -117,9 +118,23 @@ class Measurement:
     version: int = VERSION
 
     @property
+    def plain_pass(self) -> Spread:
+        """Of the target over one token, in the plain runs."""
+        found = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
+        assert found is not None
+        return found
+
+    @property
+    def beside_drafts(self) -> float:
+        """How many times as long a pass takes in the loop as alone, the draft's work between."""
+        steps = [step for one in self.prompts for step in one.loop.steps if step.drafted]
+        times = [step.score_seconds / self.passes[step.drafted].median for step in steps]
+        return median(times) if times else 1.0
+
+    @property
     def c(self) -> float | None:
         """T_q / T_p (Definition 3.7)."""
-        return self.draft_seconds and self.draft_seconds.median / self.passes[0].median
+        return self.draft_seconds and self.draft_seconds.median / self.plain_pass.median
 
     @property
     def c_hat(self) -> float | None:
@@ -163,7 +178,9 @@ def load(path: Path) -> Measurement:
         number = document.get("version")
         raise InputError(f"{path} has version {number!r:.20}, not {VERSION}; measure again")
     found: Measurement = parse(document, Measurement, str(path))
-    if not found.passes or min(p.median for p in found.passes) <= 0:
+    if not found.prompts or len(found.passes) <= found.options.gamma:
+        raise InputError(f"{path}: prompts and passes: too few; measure again")
+    if min(one.median for one in (*found.passes, found.plain_pass)) <= 0:
         raise InputError(f"{path}: passes: there must be times above 0; measure again")
     return found
 

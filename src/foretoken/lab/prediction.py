@@ -1,16 +1,17 @@
 """What a gamma would gain, from a measurement: section 3.5 with what was measured for alpha^i.
 
 Tokens come from how often guess i was kept (beyond the measured gamma: alpha more each time), time
-from v(n), the time of a guess and that of a step's other work. Under `speculative` and under
-`block` alike, whether guess i is kept does not depend on how many are made behind it, so one
-measured gamma speaks for the others.
+from what the steps of the measured runs took; v(n) says how a pass grows from one gamma to another.
+Under `speculative` and under `block` alike, whether guess i is kept does not depend on how many are
+made behind it, so one measured gamma speaks for the others: what it gained on the clock is what is
+predicted for it, and the formula gives the others in proportion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import hypot, sqrt
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Costs:
     kept: tuple[float, ...]  # P(guess i is kept | those before it were), i = 1, 2, ..
     offered: tuple[float, ...]  # share of steps in which the drafter goes so far
     guess: float
-    passes: tuple[float, ...]  # over 1, 2, .. tokens
+    passes: tuple[float, ...]  # over 1, 2, .. tokens; but for the first, beside drafts
     plain: float  # other work of a step without guesses
     loop: float  # of a step with len(kept) guesses
 
@@ -72,10 +73,15 @@ class Prediction:
 
 
 def predictions(found: Measurement) -> list[Prediction]:
-    """For gamma 0, 1, .. as far as passes were measured."""
-    costs, length = _costs(found), max(1, round(found.tokens))
+    """For gamma 0, 1, .. as far as passes were measured; for the measured gamma what it gained."""
+    costs = _costs(found)
     others = _others(found, costs)
-    return [_predict(costs, others, gamma, length) for gamma in range(costs.max_gamma + 1)]
+    return [_predict(found, costs, others, gamma) for gamma in range(costs.max_gamma + 1)]
+
+
+def formula(found: Measurement) -> float:
+    """The speed-up that follows for the measured gamma from alpha and costs, clock aside."""
+    return _costs(found).speedup(found.options.gamma, _length(found))
 
 
 def best(table: list[Prediction]) -> Prediction:
@@ -84,13 +90,27 @@ def best(table: list[Prediction]) -> Prediction:
 
 
 def _predict(
-    costs: Costs, others: list[tuple[Costs, Costs]], gamma: int, tokens: int
+    found: Measurement, costs: Costs, others: list[tuple[Costs, Costs]], gamma: int
 ) -> Prediction:
-    value = costs.speedup(gamma, tokens)
-    halves = [(a.speedup(gamma, tokens) - b.speedup(gamma, tokens)) / 2 for a, b in others]
-    error = sqrt(sum(half * half for half in halves))
     calls = sum(costs.survival(gamma))
-    return Prediction(gamma, calls, Estimate(value, max(0.0, value - error), value + error))
+    if not gamma:
+        return Prediction(0, calls, Estimate(1.0, 1.0, 1.0))
+    tokens = _length(found)
+
+    def against_measured(costs: Costs) -> float:
+        return costs.speedup(gamma, tokens) / costs.speedup(found.options.gamma, tokens)
+
+    clock, share = found.speedup, against_measured(costs)
+    halves = [(against_measured(a) - against_measured(b)) / 2 for a, b in others]
+    error = sqrt(sum((clock.value * half) ** 2 for half in halves))
+    low, high = (share * (end - clock.value) for end in (clock.low, clock.high))
+    value = clock.value * share
+    interval = Estimate(value, max(0.0, value - hypot(low, error)), value + hypot(high, error))
+    return Prediction(gamma, calls, interval)
+
+
+def _length(found: Measurement) -> int:
+    return max(1, round(found.tokens))
 
 
 def _gains(survival: list[float]) -> np.ndarray:
@@ -103,6 +123,13 @@ def _rising(seconds: list[float]) -> tuple[float, ...]:
     return tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist())
 
 
+def _passes(found: Measurement, alone: list[float]) -> tuple[float, ...]:
+    """Of steps with 0, 1, .. guesses, from what passes take alone: the draft's work, in between,
+    makes them slower."""
+    beside = [seconds * found.beside_drafts for seconds in _rising(alone)[1:]]
+    return (found.plain_pass.median, *beside)
+
+
 def _costs(found: Measurement) -> Costs:
     alpha = found.alpha.value
     return Costs(
@@ -110,7 +137,7 @@ def _costs(found: Measurement) -> Costs:
         kept=tuple(p.kept / p.asked if p.asked else alpha for p in found.positions),
         offered=tuple(p.offered for p in found.positions),
         guess=found.draft_seconds.median if found.draft_seconds else 0.0,
-        passes=_rising([p.median for p in found.passes]),
+        passes=_passes(found, [p.median for p in found.passes]),
         plain=found.plain_overhead.median,
         loop=found.loop_overhead.median,
     )
@@ -134,13 +161,14 @@ def _others(found: Measurement, costs: Costs) -> list[tuple[Costs, Costs]]:
         return replace(costs, passes=(costs.passes[0] + error, *costs.passes[1:]))
 
     def more(sign: float) -> Costs:
-        moved = [p.median + sign * p.error for p in found.passes[1:]]
-        return replace(costs, passes=(costs.passes[0], *moved))
+        return replace(
+            costs, passes=_passes(found, [p.median + sign * p.error for p in found.passes])
+        )
 
     spread = found.draft_seconds.error if found.draft_seconds else 0.0
     return [
         ends(alpha, found.alpha.error),
         ends(guess, spread),
-        ends(one, found.passes[0].error),
+        ends(one, found.plain_pass.error),
         ends(more, 1.0),
     ]
