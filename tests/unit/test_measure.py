@@ -89,12 +89,9 @@ def test_costs(found):
     plain = [step.score_seconds for one in found.prompts for step in one.plain.steps]
     assert found.plain_pass.median == pytest.approx(np.median(plain))
     assert found.c == pytest.approx(found.draft_seconds.median / np.median(plain))
-    assert (
-        0 < found.beside_drafts
-        and found.draft_seconds.median > 0
-        and found.plain_overhead.median > 0
-    )
-    assert found.bandwidth > 1e8 and found.peak_bytes > 10**7
+    assert found.draft_seconds.median > 0 and found.plain_overhead.median > 0
+    assert found.bandwidth == found.read_bytes / found.read.median > 0
+    assert found.peak_bytes > 10**7
     assert found.c_hat is None and found.floor_seconds is None  # a table has no parameters
     assert found.speedup.low < found.speedup.value < found.speedup.high
     steps = [step for one in found.prompts for step in one.loop.steps if step.drafted]

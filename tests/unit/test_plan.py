@@ -108,7 +108,6 @@ def test_passes_cost_what_they_did_in_the_runs():
     Two tokens, gamma 1: 2 / (0.1 + 1.8 + 0.5); gamma 2 has the same pass at its end, as gamma is
     cut to what is wanted less one."""
     found = measured([0.5], 0.1, passes=[1.0, 1.2, 1.4], tokens=2, beside=1.5)
-    assert found.beside_drafts == pytest.approx(1.5) and found.plain_pass.median == 1
     assert formula(found) == pytest.approx(2 / 2.4)
     one, two = (prediction.speedup.value for prediction in predictions(found)[1:])
     assert one == pytest.approx(found.speedup.value) and two == pytest.approx(one)
@@ -141,6 +140,20 @@ def test_errors_come_from_alpha_guess_and_passes():
     spread["speedup"] = {"value": 1.5, "low": 1.4, "high": 1.6}
     clock = 0.1 * share(0.8, 0.1)
     assert predicted(spread).error == pytest.approx((half**2 + also**2 + clock**2) ** 0.5)
+
+
+def test_errors_come_from_how_passes_grow():
+    """Three tokens, guesses always kept: cost(3) is pass(3) at gamma 2; at gamma 1, which was run,
+    pass(2) + pass(1). If pass(2) alone was timed wrongly, pass(3) beside drafts is too, inversely.
+    """
+    found = document([1.0], 0.0, passes=[1.0, 1.2, 1.5], tokens=3)
+    exact = predictions(parse(found, Measurement, "by hand"))[2].speedup
+    assert exact.value == pytest.approx(1.5 * 2.2 / 1.5) and exact.error == pytest.approx(0)
+    error = 1.57 * 0.3 / 3
+    found["passes"][1] |= {"q1": 1.05, "q3": 1.35}
+    two = predictions(parse(found, Measurement, "by hand"))[2].speedup
+    ends = [1.5 * 2.2 / (1.5 * 1.2 / (1.2 + sign * error)) for sign in (1, -1)]
+    assert two.value == exact.value and two.error == pytest.approx((ends[0] - ends[1]) / 2)
 
 
 def test_the_fastest_draft_comes_first():

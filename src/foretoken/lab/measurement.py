@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -123,13 +122,6 @@ class Measurement:
         found = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
         assert found is not None
         return found
-
-    @property
-    def beside_drafts(self) -> float:
-        """How many times as long a pass takes in the loop as alone, the draft's work between."""
-        steps = [step for one in self.prompts for step in one.loop.steps if step.drafted]
-        times = [step.score_seconds / self.passes[step.drafted].median for step in steps]
-        return median(times) if times else 1.0
 
     @property
     def c(self) -> float | None:
