@@ -220,6 +220,7 @@ def _tests(found: Certificate) -> list[str]:
     for test in _oddest(found.tests):
         own, _, name = test.name.partition(": ")
         if own != law:
+            lines += [""] * bool(law)
             law = own
             lines.append(f"{law:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
         lines.append(_line(f"  {name}", test))

@@ -146,7 +146,7 @@ def _gammas(found: Measurement, table: list[Prediction]) -> Table:
     for heading in ("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", ""):
         view.add_column(heading, justify="right")
     for one, spent, v in zip(table, found.passes, found.v, strict=True):
-        marks = ["measured"] * (one.gamma == found.options.gamma)
+        marks = ["run"] * (one.gamma == found.options.gamma)
         marks += ["best"] * (one is fastest)
         view.add_row(
             str(one.gamma + 1),
@@ -156,7 +156,7 @@ def _gammas(found: Measurement, table: list[Prediction]) -> Table:
             str(one.gamma),
             f"{one.tokens_per_call:.2f}",
             f"{one.speedup.value:.2f} ± {one.speedup.error:.2f}",
-            " ".join(marks),
+            ", ".join(marks),
             style="bold" if marks else None,
         )
     return view
