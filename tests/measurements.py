@@ -19,6 +19,23 @@ def footprint(name: str, runtime: str = "transformers", operations: int = 100) -
     return {**facts, **sizes, "operations": operations}
 
 
+def observed(passes: list[float], gamma: int, beside: float) -> dict[str, Any]:
+    """One plain step, and one in the loop."""
+
+    def run(drafted: int, seconds: float) -> dict[str, Any]:
+        step = [drafted, drafted, drafted, 0, 1, 0.5, 0.0, seconds]
+        return {"tokens": 1, "seconds": seconds, "steps": [step]}
+
+    return {
+        "prompt_tokens": 4,
+        "overlaps": [0.5],
+        "plain": run(0, passes[0]),
+        "loop": run(gamma, beside * passes[gamma]),
+        "context": 64,
+        "passes": [[seconds] for seconds in passes],
+    }
+
+
 def document(
     kept: list[float],
     guess: float,
@@ -29,10 +46,13 @@ def document(
     error: float = 0.0,
     offered: float = 1.0,
     overhead: tuple[float, float] = (0.0, 0.0),
+    speedup: float = 1.5,
+    beside: float = 1.0,
     draft: str = "draft",
     **options: Any,
 ) -> dict[str, Any]:
-    """kept: how likely guess 1, 2, .. is kept once those before it were."""
+    """kept: how likely guess 1, 2, .. is kept once those before it were; speedup: measured at
+    gamma len(kept); beside: how many times as slow a pass is beside drafts."""
     positions, asked = [], 10**6
     for rate in kept:
         count = round(asked * rate)
@@ -62,9 +82,9 @@ def document(
         "passes": [spread(seconds) for seconds in passes],
         "plain_overhead": spread(overhead[0]),
         "loop_overhead": spread(overhead[1]),
-        "speedup": interval(1.5),
+        "speedup": interval(speedup),
         "read_bytes": 1000,
         "read": spread(1.0),
         "peak_bytes": 10**9,
-        "prompts": [],
+        "prompts": [observed(passes, len(kept), beside)],
     }

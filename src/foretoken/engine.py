@@ -39,7 +39,7 @@ class Engine:
         with claimed(self.target, drafter) as claim:
             began = perf_counter()
             claim.expect(len(rows))
-            with self._threads():
+            with threads(self.target):
                 self._start(rows, drafter)
             for row in rows:
                 row.prefill_seconds = perf_counter() - began
@@ -48,7 +48,7 @@ class Engine:
             while active:
                 wanted = gamma.ask(active)
                 asked = [min(g, row.room - 1) for g, row in zip(wanted, active, strict=True)]
-                with self._threads():
+                with threads(self.target):
                     step(active, self.target, drafter, judge, params, asked)
                 for row in active:
                     row.seconds = perf_counter() - began
@@ -66,16 +66,17 @@ class Engine:
         heard = sources and [list(source) for source in sources]
         drafter.start(list(range(len(rows))), [list(prompt) for prompt in prompts], heard)
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Torch on one thread where the target runs elsewhere: its threads wait by spinning, and
-        would take the cores from the target's. In between torch is the caller's."""
-        count = torch.get_num_threads()
-        if self.target.runtime != "openvino" or count == 1:
-            yield
-            return
-        try:
-            torch.set_num_threads(1)
-            yield
-        finally:
-            torch.set_num_threads(count)
+
+@contextmanager
+def threads(target: Model) -> Iterator[None]:
+    """Torch on one thread where the target runs elsewhere: its threads wait by spinning, and would
+    take the cores from the target's. In between torch is the caller's."""
+    count = torch.get_num_threads()
+    if target.runtime != "openvino" or count == 1:
+        yield
+        return
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(count)

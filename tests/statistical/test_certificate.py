@@ -23,12 +23,14 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.draw import Draw
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
 from foretoken.keys import Purpose
-from foretoken.lab.certify import Certificate, Plan, certify
-from foretoken.lab.controls import next_row
+from foretoken.lab.certify import SAMPLED, Certificate, Plan, certify
+from foretoken.lab.controls import Likeliest, next_row
 from foretoken.lab.sampling import ALONE, Asked, texts
 from foretoken.lab.shapes import compare
+from foretoken.lab.watch import Watched
+from foretoken.models.heads import Heads
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from foretoken.verify import Outcome, block, speculative
@@ -87,6 +89,14 @@ def test_a_liar_in_coupled_mode_is_found():
 def test_one_prompt_is_a_list_of_one():
     one, listed = (issue(prompts=prompts, texts=16) for prompts in ([3, 1], [[3, 1]]))
     assert one == listed and one.prompts == 1
+
+
+def test_more_prompts_than_are_sampled():
+    """Greedy text is compared on all of them, sampled text and controls keep to the first ones."""
+    prompts = [[i % V, i // V] for i in range(SAMPLED + 10)]
+    found = issue(prompts=prompts, texts=16)
+    assert found.verdict == "lossless" and found.prompts == len(prompts)
+    assert {test.n for test in found.tests if test.of == "tokens"} == {SAMPLED * 16 * PLAN.length}
 
 
 def test_every_law_is_certified():
@@ -312,6 +322,41 @@ def test_an_encoder_decoder_pair_passes():
     found = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=64))
     assert found.verdict == "lossless" and found.guesses > 500
     assert found.tests[0].n == 2 * 64 * PLAN.length
+
+
+def test_heads_pass(tmp_path):
+    """They read the states of the very target in which a control plants its bug."""
+    model = target("Llama")
+    heads = Heads.fresh(model, 2)
+    torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
+    heads.save(tmp_path / "heads")
+    found = certify(
+        load(model, f"heads:{tmp_path / 'heads'}"), pairs.PROMPTS[:2], replace(PLAN, texts=64)
+    )
+    assert found.verdict == "lossless" and all(control.found for control in found.controls)
+
+
+class Bound(Guesser):
+    """Reads the states of one target, and cannot be given another."""
+
+    reads_target = True
+
+    def __init__(self, target: TableModel) -> None:
+        super().__init__(Q)
+        self.target = target
+
+
+def test_a_drafter_bound_to_its_target_is_refused():
+    model = TableModel(P, V)
+    with pytest.raises(RefusedError, match=r"give it a method reading\(target\)"):
+        issue(Bound(model), model)
+
+
+def test_what_watches_a_drafter_holds_it():
+    """So that one that stands in two places, or reads another target, is refused as ever."""
+    drafter = Guesser(Q)
+    for wrapper in (Watched(drafter, 0), Likeliest(drafter)):
+        assert list(wrapper.holds) == [drafter]
 
 
 def test_a_draft_that_hardly_guesses_is_not_certified():

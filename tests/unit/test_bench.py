@@ -10,11 +10,11 @@ import pytest
 from foretoken import theory
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError, NumericsError
 from foretoken.lab import bench, peer, race
 from foretoken.lab.bench import AUTOMATIC, PLAIN
 from foretoken.lab.peer import Guest, Peer
-from foretoken.lab.race import Key, Own, Round, Run, Task
+from foretoken.lab.race import Key, Own, Round, Run, Task, Unable
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.speculator import Speculator
@@ -196,6 +196,46 @@ def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest
     assert len(rounds) == 2 and all(len(runs) == 2 for found in rounds for runs in found.values())
 
 
+class Quitter(Echo):
+    """Cannot go on from a number of turns on."""
+
+    def __init__(self, key: Key, turns: int) -> None:
+        super().__init__(key, [])
+        self.turns = turns
+
+    def run(self, task: Task) -> Run:
+        if len(self.heard) == self.turns:
+            raise Unable("it ended: killed")
+        return super().run(task)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch, turns: int):
+    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    left: list[tuple[Key, str]] = []
+    other, quitter = Echo(("b", 2), []), Quitter(("b", 1), turns)
+    rounds = list(
+        race.race(
+            [Echo(PLAIN, []), quitter, other],
+            lambda i: [TASK],
+            3,
+            left=lambda key, why: left.append((key, why)),
+        )
+    )
+    assert left == [(("b", 1), "it ended: killed")]  # and is not asked again
+    assert len(other.heard) == turns  # nor is the rest of its side
+    assert len(rounds) == 3 and all(list(found) == [PLAIN] for found in rounds[turns:])
+
+
+def test_our_own_failure_ends_the_race():
+    class Broken(Echo):
+        def run(self, task: Task) -> Run:
+            raise NumericsError("target logits are NaN")
+
+    with pytest.raises(NumericsError):
+        next(race.race([Broken(PLAIN, [])], lambda i: [TASK], 1))
+
+
 def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object, **__: object):
         raise KeyboardInterrupt
@@ -216,6 +256,8 @@ for i, line in enumerate(sys.stdin):
         print(json.dumps({"error": "nine is too many"}))
     elif asked["gamma"] == 7:
         print(json.dumps({"tokens": [7]}))
+    elif asked["gamma"] == 6:
+        print("a library says hello")
     elif asked["gamma"] == 8:
         sys.exit("the last word")
     else:
@@ -244,19 +286,24 @@ def test_a_peer_is_asked_in_json_lines(stranger: Peer):
 
 
 def test_a_peer_that_refuses(stranger: Peer):
-    with pytest.raises(RefusedError, match=r"^--vs stranger: nine is too many$"):
+    with pytest.raises(Unable, match=r"^nine is too many$"):
         stranger.run(TASK, 9)
     assert stranger.run(TASK, 1).tokens == [1] * 12  # it is still there
 
 
 def test_a_peer_that_stops_early(stranger: Peer):
-    with pytest.raises(RefusedError, match="made 1 tokens, not 12"):
+    with pytest.raises(Unable, match="made 1 tokens, not 12"):
         stranger.run(TASK, 7)
+
+
+def test_a_peer_that_says_something_else(stranger: Peer):
+    with pytest.raises(Unable, match="its answer is no JSON: a library says hello"):
+        stranger.run(TASK, 6)
 
 
 def test_a_peer_that_dies(stranger: Peer):
     for _ in range(2):
-        with pytest.raises(RefusedError, match=r"it ended: the last word$"):
+        with pytest.raises(Unable, match=r"^it ended: the last word$"):
             stranger.run(TASK, 8)
 
 

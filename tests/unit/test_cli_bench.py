@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from console import Run
-from foretoken.lab import race
+from foretoken.lab import peer, race
 from foretoken.lab.race import Own
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
@@ -65,6 +66,61 @@ def test_tables(call: Run, pair: tuple[object, ...]):
     for told in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
         assert told in out
     assert "…" not in out and "against" not in out
+
+
+FAKE = """
+import json, sys
+for i, line in enumerate(sys.stdin):
+    asked = json.loads(line)
+    if sys.argv[1] == "at load":
+        reply = {"error": "Q8_0 holds blocks of 32, not 48"}
+    elif i == 0:
+        reply = {"version": "1", "precision": {"weights": "float32"}}
+    elif sys.argv[1] == "in a round" and asked["gamma"]:
+        reply = {"error": "no room for guesses"}
+    else:
+        tokens = [1] * asked["max_new_tokens"]
+        reply = {"tokens": tokens, "first_tokens": 1, "first_seconds": 0.1, "seconds": 0.5}
+    print(json.dumps(reply), flush=True)
+"""
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """llama.cpp cannot load, openvino-genai cannot guess, transformers can do all."""
+    fails = {"llama.cpp": "at load", "openvino-genai": "in a round", "transformers": "never"}
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setattr(
+        peer, "command", lambda name: [sys.executable, str(tmp_path / "fake.py"), fails[name]]
+    )
+
+
+VS = ("--vs", "llama.cpp", "--vs", "openvino-genai", "--vs", "transformers")
+UNABLE = {
+    "llama.cpp": "Q8_0 holds blocks of 32, not 48",
+    "openvino-genai": "gamma 2: no room for guesses",
+}
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_peer_that_cannot_run_the_pair_is_named_and_the_others_go_on(
+    call: Run, pair: tuple[object, ...]
+):
+    code, out, _ = call(*pair, *QUICK, *VS, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["rounds"] == 2 and not found["interrupted"]
+    assert found["unable"] == UNABLE
+    assert {row["name"] for row in found["figures"]} == {"foretoken", "transformers"}
+    assert [duel["name"] for duel in found["duels"]] == ["transformers"]
+    assert set(found["precision"]) == {"foretoken", "transformers"}
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_peer_that_cannot_run_the_pair_stands_in_the_table(call: Run, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, *QUICK, *VS)
+    assert code == 0 and out.count("cannot run") == 4
+    for name, why in UNABLE.items():
+        assert f"{name} cannot run this pair: {why}\n" in out
 
 
 @pytest.mark.parametrize(
@@ -140,3 +196,17 @@ def test_mistakes_are_one_line(
     code, out, err = call(*pair, *args)
     assert code == 2 and not out and told in err
     assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.usefixtures("peers")
+def test_what_is_printed_fits_the_terminal(
+    call: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, width: int
+):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = call(*pair, *QUICK, *VS)
+    assert code == 0 and "a call    tokens a target call" in out  # a legend
+    paths = {str(pair[1]), str(pair[3])}
+    for line in out.splitlines():
+        assert len(line) <= width or paths & {word.strip(",:") for word in line.split()}
+        assert "…" not in line

@@ -10,9 +10,10 @@ import pytest
 
 from foretoken import loading
 from foretoken.cli import certify as command
+from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.lab import certify as lab
-from foretoken.lab.controls import OffByOne, next_row
+from foretoken.lab.controls import Control, OffByOne, next_row
 from foretoken.models.table import TableModel
 from foretoken.options import NAMED
 from foretoken.speculator import Speculator
@@ -28,6 +29,16 @@ def run(monkeypatch, console):
     monkeypatch.setattr(command, "PROMPTS", command.PROMPTS[:2])
     monkeypatch.setattr(command, "TEXTS", 16)
     return partial(console, "certify")
+
+
+@pytest.fixture
+def quick(run, tmp_path, monkeypatch):
+    """The same on a pair of tables."""
+    p, q = random_model(3, 6), random_model(4, 6)
+    spec = Speculator(TableModel(p, 6), LMDrafter(TableModel(q, 6), 6))
+    monkeypatch.setattr(loading, "load", lambda *args, **options: spec)
+    (tmp_path / "ids").write_text("0\n3,1\n")
+    return partial(run, "--prompts", tmp_path / "ids")
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +65,9 @@ def test_a_certificate_for_reading(run, base):
         "passes   a block's logits are within ",
         "greedy   6 texts of 288 tokens, gamma 1 and 3, against plain: identical",
         "said to be certain: all as said",
-        "temperature 1: pull towards the draft",
-        "temperature 1: against plain, oddest: prompt ",
+        "temperature 1     ",
+        "  pull towards the draft    ",
+        "  against plain, oddest: prompt ",
         "control  replacement from the wrong position: sampled text: found, as it must be",
         "LOSSLESS: no test of 9 fell below ",
         "an exact pair would fail one certificate in 10,000",
@@ -74,6 +86,50 @@ def test_a_broken_rule_in_json(run, base, monkeypatch):
     assert found["shapes"]["noise"] <= found["shapes"]["allowed"]
     least = min(test["p_value"] for test in found["tests"])
     assert least < found["level"] < 1e-4
+
+
+def test_a_law_of_ones_own(quick):
+    """Beside temperature 1, in place of the built-in law."""
+    law = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.01)
+    code, out, _ = quick(*law, "--json")
+    laws = json.loads(out)["plan"]["laws"]
+    assert code == 0 and [tuple(law.values()) for law in laws] == [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 5, 0.9, 0.01),
+    ]
+    tests = {test["name"].partition(": ")[0] for test in json.loads(out)["tests"]}
+    assert tests == {"temperature 1", "temperature 0.7, top-k 5, top-p 0.9, min-p 0.01"}
+
+
+def test_laws_that_are_built_in():
+    one, two = lab.LAWS
+    assert lab.laws(SamplingParams()) == (one, two)
+    assert lab.laws(one) == (one,) and lab.laws(two) == (one, two)
+
+
+def test_a_void_certificate_is_no_answer(quick, monkeypatch):
+    missed = Control("a planted bug", found=False)
+    monkeypatch.setattr(lab, "_wrong_rule", lambda *args: missed)
+    code, out, _ = quick()
+    assert code == 3 and "VOID" in out and "a planted bug: MISSED" in out
+
+
+def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
+    def fails(*args: object) -> None:
+        raise ValueError("zip() argument 2 is longer than argument 1")
+
+    monkeypatch.setattr(lab, "_wrong_rule", fails)
+    code, out, err = quick()
+    assert code == 3 and not out and "Traceback" in err and "zip() argument 2" in err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_is_printed_fits_the_terminal(quick, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setitem(NAMED, "broken", next_row(speculative))
+    code, out, _ = quick("--rule", "broken", "--temperature", 0.7, "--min-p", 0.01)
+    assert code == 1 and "NOT LOSSLESS" in out
+    assert all(len(line) <= width for line in out.splitlines())
 
 
 def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
@@ -95,6 +151,8 @@ def test_mistakes(run, base, tmp_path):
         (pair(base, "--limit", 0, "--prompts", tmp_path / "no"), "limit is 0"),
         (pair(base, "--prompts", tmp_path / "no.txt"), "no.txt cannot be read"),
         (("--target", base / "target", "--draft", "none"), "draft is none; give one that guesses"),
+        (pair(base, "--top-k", 5), "temperature is 0: greedy text, in which top-k"),
+        (pair(base, "--temperature", -1), "temperature is -1.0; give 0 (greedy) or more"),
         (("--target", base / "bare"), "no tokenizer; give --prompts with ids"),
     ):
         code, out, err = run(*args)

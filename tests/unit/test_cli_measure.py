@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from console import Run, mistake
+from foretoken.cli import sheet
+from foretoken.cli.page import page
 from foretoken.lab import machine, part
+from foretoken.lab.measurement import load
 from measurements import document
 from tiny import byte_level, folder, llama
 
@@ -43,7 +47,7 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
     printed = run("measure", *pair(base, "--temperature", 1, "--out", out))
     assert printed.code == 0 and "measuring" in printed.err
     for says in (
-        "alpha on the target's own text",
+        "alpha on the target's text ",
         "over 24 tokens; D_LK 0.",
         "c_hat ",
         "acceptance by position",
@@ -66,6 +70,30 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
     assert candidate["draft"] == str(base / "draft")
     assert candidate["alpha"] == saved["alpha"]
     assert found["speculate"] == (candidate["speedup"]["value"] > 1)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_is_printed_fits_the_terminal(monkeypatch, capsys, tmp_path, run, width):
+    """Long paths and slow models; what is wider is one word, and the shell takes the command."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    folder = "/a/folder of models/whose name is long/target"
+    facts = {"target": folder, "passes": [1.5 + n / 10 for n in range(16)]}
+    files, shown = [], ""
+    for i, draft in enumerate(["/a/folder/of/models/draft", "/another/folder/draft", "lookup"]):
+        found = document([0.8] * 5, 0.1, draft=draft, speedup=1.3 + i / 10, **facts)
+        files.append(tmp_path / f"{i}.json")
+        files[-1].write_text(json.dumps(found))
+        sheet.show(load(files[-1]), page())
+        shown += capsys.readouterr().out
+    plan = run("plan", *files)
+    shown += plan.out
+    assert plan.code == 0 and "run, best" in shown
+    assert all(len(line) <= width for line in shown.splitlines()) and "…" not in shown
+    for name in ("models/draft ", "folder/draft ", "lookup "):
+        assert f"\n{name}" in plan.out
+    command = plan.out[plan.out.index("foretoken generate") :].partition("\n\n")[0]
+    words = shlex.split(command.replace("\\\n", ""))
+    assert words[words.index("--target") + 1] == folder and words[-2:] == ["--gamma", "5"]
 
 
 def test_json_is_one_document(run, base):
@@ -117,8 +145,9 @@ def test_an_interrupted_measurement_is_picked_up(run, base, tmp_path, monkeypatc
 
 def test_a_plan_from_files_written_by_hand(run, tmp_path):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps(document([0.5, 0.5], 0.1, tokens=3, draft="lookup")))
-    bad.write_text(json.dumps(document([0.1], 0.5, tokens=3, draft="[red]uniform")))
+    fast, slow = ({"tokens": 3, "speedup": speedup} for speedup in (4 / 3, 0.73))
+    good.write_text(json.dumps(document([0.5, 0.5], 0.1, draft="lookup", **fast)))
+    bad.write_text(json.dumps(document([0.1], 0.5, draft="[red]uniform", **slow)))
     result = run("plan", bad, good)
     assert "speculate with lookup, gamma 2: 1.33x ± 0.00\n" in result.out
     config = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 8, '

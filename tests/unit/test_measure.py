@@ -22,7 +22,7 @@ from foretoken.lab.part import Part
 from foretoken.lab.prediction import predictions
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
-from measurements import document
+from measurements import document, spread
 
 V, TOKENS = 5, 12
 random = np.random.default_rng(3)
@@ -86,8 +86,12 @@ def test_counts_agree_with_one_another(found):
 def test_costs(found):
     assert len(found.passes) == PASSES and found.passes[0].n == 24 and found.v[0] == 1
     assert found.context == 1 + TOKENS // 2
-    assert found.c > 0 and found.draft_seconds.median > 0 and found.plain_overhead.median > 0
-    assert found.bandwidth > 0 and found.peak_bytes > 10**7
+    plain = [step.score_seconds for one in found.prompts for step in one.plain.steps]
+    assert found.plain_pass.median == pytest.approx(np.median(plain))
+    assert found.c == pytest.approx(found.draft_seconds.median / np.median(plain))
+    assert found.draft_seconds.median > 0 and found.plain_overhead.median > 0
+    assert found.bandwidth == found.read_bytes / found.read.median > 0
+    assert found.peak_bytes > 10**7
     assert found.c_hat is None and found.floor_seconds is None  # a table has no parameters
     assert found.speedup.low < found.speedup.value < found.speedup.high
     steps = [step for one in found.prompts for step in one.loop.steps if step.drafted]
@@ -102,7 +106,8 @@ def test_predictions_follow_from_the_counts(found):
     s3, s4 = (table[g].tokens_per_call - table[g - 1].tokens_per_call for g in (3, 4))
     assert s4 == pytest.approx(s3 * found.alpha.value)  # beyond what was measured
     assert [one.gamma for one in table] == list(range(PASSES))
-    assert table[0].speedup.value == pytest.approx(1) and table[0].speedup.error < 1e-12
+    assert table[0].speedup.value == 1 and table[0].speedup.error == 0
+    assert asdict(table[3].speedup) == pytest.approx(asdict(found.speedup))  # gamma 3 was run
 
 
 def test_a_perfect_and_a_useless_draft():
@@ -209,7 +214,10 @@ def test_other_files(tmp_path):
     assert "has version 9, not 1" in says(json.dumps(whole | {"version": 9}))
     assert "alpha.low" in says(json.dumps(whole | {"alpha": {"value": 1, "high": 1}}))
     assert "NaN is no JSON" in says(json.dumps(whole | {"tokens": float("nan")}))
-    assert "passes: there must be" in says(json.dumps(whole | {"passes": []}))
+    assert "prompts and passes: too few" in says(json.dumps(whole | {"passes": []}))
+    assert "prompts and passes: too few" in says(json.dumps(whole | {"prompts": []}))
+    never = [spread(0.0), *whole["passes"]]
+    assert "passes: there must be" in says(json.dumps(whole | {"passes": never}))
     with pytest.raises(InputError, match="there is no .*no.json; make it with"):
         load(tmp_path / "no.json")
     with pytest.raises(InputError, match="cannot be read"):

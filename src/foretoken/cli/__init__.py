@@ -1,9 +1,10 @@
 """The command line. A user's mistake is one line on standard error and exit code 2, never a
-traceback."""
+traceback; a failure of foretoken's own is a traceback and exit code 3."""
 
 from __future__ import annotations
 
 import sys
+import traceback
 
 import typer
 
@@ -33,3 +34,6 @@ def main() -> None:
     except (ForetokenError, OSError) as error:  # also a file that cannot be written
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
+    except Exception:  # our own fault; 1 is an answer of certify's
+        traceback.print_exc()
+        sys.exit(3)

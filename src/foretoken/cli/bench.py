@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from foretoken.cli import option
+from foretoken.cli import option, scoreboard
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
+from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -56,8 +57,6 @@ def bench(
     as_json: option.Json = False,
 ) -> None:
     """Time plain decoding, several gammas, automatic gamma and peers, turn by turn."""
-    from foretoken.lab import scoreboard  # late: torch takes seconds to import
-
     gammas = _gammas(gamma)
     asked = {
         "max_new_tokens": max_new_tokens,
@@ -74,16 +73,17 @@ def bench(
     quiet()
     with ExitStack() as stack:
         spec, tasks = _load(loading, target, draft, asked, lines)
-        peers = _peers(stack, spec, vs or [], asked, draft)
+        peers, unable = _peers(stack, spec, vs or [], asked, draft)
         contestants = _contestants(spec, peers, gammas, draft, rule)
-        rounds = _race(contestants, tasks, repeats)
-        document, table = _document(spec, peers, rounds, asked, len(lines))
+        rounds = _race(contestants, tasks, repeats, unable)
+        peers = [peer for peer in peers if peer.name not in unable]
+        document, table = _document(spec, peers, rounds, asked, len(lines), unable)
     if out:
         _save(out, document, table)
     if as_json:
         print(json.dumps(document, allow_nan=False))
     else:
-        scoreboard.show(document, table, Console(highlight=False))
+        scoreboard.show(document, table, page())
     if document["interrupted"]:
         raise typer.Exit(130)
 
@@ -157,18 +157,26 @@ def _load(
 
 def _peers(
     stack: ExitStack, spec: Speculator, vs: list[str], asked: dict[str, Any], draft: str | None
-) -> list[Peer]:
-    """The peers, each with the same pair in its process."""
+) -> tuple[list[Peer], dict[str, str]]:
+    """The peers, each with the same pair in its process; and why others cannot load it."""
     from foretoken.drafters.lm import LMDrafter
     from foretoken.lab.peer import Peer
+    from foretoken.lab.race import Unable
 
     if not vs:
-        return []
+        return [], {}
     if draft != "none" and not isinstance(spec.drafter, LMDrafter):
         raise InputError(f"--vs needs a draft that peers can read: a model's folder, not {draft!r}")
     drafts = None if draft == "none" else spec.draft_name
     kinds = asked["dtype"], asked["draft_dtype"] or asked["dtype"]
-    return [stack.enter_context(Peer(name, spec.target_name, drafts, *kinds)) for name in vs]
+    peers: list[Peer] = []
+    unable: dict[str, str] = {}
+    for name in vs:
+        try:
+            peers.append(stack.enter_context(Peer(name, spec.target_name, drafts, *kinds)))
+        except Unable as error:
+            unable[name] = str(error)
+    return peers, unable
 
 
 def _contestants(
@@ -183,8 +191,13 @@ def _contestants(
     return [*own, *(Guest(peer, gamma) for peer in peers for gamma in gammas)]
 
 
-def _race(contestants: list[Contestant], tasks: list[Task], repeats: int) -> list[Round]:
-    """All rounds, or those that were done when it was interrupted; progress on standard error."""
+def _race(
+    contestants: list[Contestant], tasks: list[Task], repeats: int, unable: dict[str, str]
+) -> list[Round]:
+    """All rounds, or those that were done when it was interrupted; progress on standard error.
+
+    Peers that cannot go on join the `unable`, and their runs are left out.
+    """
     from dataclasses import replace
 
     from foretoken.lab.bench import label
@@ -202,15 +215,18 @@ def _race(contestants: list[Contestant], tasks: list[Task], repeats: int) -> lis
             where = f"round {done} of {repeats}" if done else "warming up"
             progress.update(bar, advance=1, description=f"{where}: {key[0]}, {label(key[1])}")
 
+        def left(key: Key, why: str) -> None:
+            unable[key[0]] = f"{label(key[1])}: {why}"
+
         try:
-            for found in race(contestants, of_round, repeats, told):
+            for found in race(contestants, of_round, repeats, told, left):
                 rounds.append(found)
         except KeyboardInterrupt:
             pass
     if not rounds:
         Console(stderr=True).print("interrupted before the first round was done")
         raise typer.Exit(130)
-    return rounds
+    return [{key: runs for key, runs in found.items() if key[0] not in unable} for found in rounds]
 
 
 def _document(
@@ -219,6 +235,7 @@ def _document(
     rounds: list[Round],
     asked: dict[str, Any],
     prompts: int,
+    unable: dict[str, str],
 ) -> tuple[dict[str, Any], list[Figures]]:
     """All that was found, as JSON will hold it, and its rows."""
     from foretoken.lab import bench
@@ -247,6 +264,7 @@ def _document(
         | {peer.name: peer.about["precision"] for peer in peers},
         "versions": {peer.name: peer.about["version"] for peer in peers},
         "notes": {peer.name: peer.about["note"] for peer in peers if "note" in peer.about},
+        "unable": unable,
         "figures": rows,
         "best_gamma": fixed[1],
         "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,

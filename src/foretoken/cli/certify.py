@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
+from foretoken.cli.page import labelled, page, prose
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -40,6 +41,8 @@ PROMPTS = [
 ]
 TEXTS = 192  # sampled of a prompt, in each law, speculatively and plainly
 THOROUGH = 8  # times the sampled texts: a third of the total variation is caught
+UNTOLD = 3  # exit code where neither "lossless" nor "not lossless" can be said
+LABEL = 9  # letters of the column of labels
 
 
 @command
@@ -47,7 +50,7 @@ def certify(
     loading: option.PairLoading,
     target: option.Target = None,
     draft: Annotated[
-        str | None, Option(help="Folder, hub id, lookup, ngram:FILE or uniform.")
+        str | None, Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup or uniform.")
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -59,24 +62,35 @@ def certify(
     gamma: Annotated[int, Option(help="Guesses per target call.")] = 3,
     rule: Annotated[str, Option(help="The rule to certify.")] = "block",
     seed: option.Seed = 0,
+    temperature: Annotated[
+        float, Option(help="Of a law of yours, tested beside temperature 1 in place of top-k 20.")
+    ] = 0.0,
+    top_k: Annotated[int, Option(help="Of this law; 0 is off.")] = 0,
+    top_p: Annotated[float, Option(help="Of this law; 1 is off.")] = 1.0,
+    min_p: Annotated[float, Option(help="Of this law; 0 is off.")] = 0.0,
     thorough: Annotated[bool, Option("--thorough", help="Eight times the texts.")] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Certify that a pair keeps the target's law: exit code 0 if so, 1 if not.
+    """Certify that a pair keeps the target's law. Exit code 0: it does; 1: it does not.
+
+    Exit code 2: a mistake in what was asked; 3: nothing can be said, for a planted bug was missed
+    or foretoken itself failed.
 
     Greedy text is compared with and without guesses, and a difference told apart from rounding.
     Sampled tokens are tested against the target's own laws and against plain samples, guesses
     against the q they report, passes over blocks against single tokens. Bugs planted in the same
     pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
-    from foretoken.lab.certify import LAWS, Plan  # late: torch takes seconds to import
+    from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
+    from foretoken.lab.certify import Plan, laws
     from foretoken.lab.certify import certify as issue
     from foretoken.options import keys_of
 
     lines = cli.read(prompts, limit) if prompts else []
     keys_of(seed, 1)
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=LAWS)
+    own = SamplingParams(temperature, top_k, top_p, min_p)
+    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(own))
     quiet()
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the laws are the certificate's own
@@ -87,9 +101,9 @@ def certify(
     if as_json:
         print(json.dumps(_document(spec, plan, found), allow_nan=False))
     else:
-        _show(spec, plan, found, Console(highlight=False))
+        _show(spec, plan, found, page())
     if found.verdict != "lossless":
-        raise typer.Exit(1)
+        raise typer.Exit(1 if found.verdict == "not lossless" else UNTOLD)
 
 
 def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:
@@ -134,36 +148,52 @@ def _pair(spec: Speculator) -> dict[str, str]:
 
 def _show(spec: Speculator, plan: Any, found: Certificate, console: Console) -> None:
     pair = _pair(spec)
-    console.print(
+    prose(
+        console,
         f"target {pair['target']}, draft {pair['draft']}: {pair['runtime']}, computed in "
         f"{found.shapes.dtype}, rule {plan.rule}, gamma {plan.gamma}, "
-        f"{found.prompts} prompts, seed {plan.seed}\n",
-        soft_wrap=True,
-        markup=False,
+        f"{found.prompts} prompts, seed {plan.seed}",
     )
-    parts = (_passes, _greedy, _guesses, _tests, _controls, _verdict)
-    for line in chain.from_iterable(part(found) for part in parts):
-        console.print(line, soft_wrap=True, markup=False)
+    console.print()
+    labelled(console, [_passes(found), *_greedy(found), *_guesses(found)], LABEL)
+    console.print()
+    for line in _tests(found):
+        console.print(line, markup=False)
+    prose(
+        console,
+        f"catches: the least total variation that a test finds with a chance of {_power()}",
+    )
+    console.print()
+    labelled(console, _controls(found), LABEL)
+    console.print()
+    for line in _verdict(found):
+        prose(console, line)
 
 
-def _passes(found: Certificate) -> list[str]:
+def _passes(found: Certificate) -> tuple[str, str]:
     s = found.shapes
-    return [
-        f"passes   a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} "
-        f"places (rounding explains {s.allowed:.1e}), their laws within total variation "
-        f"{s.variation:.1e}"
-    ]
+    return (
+        "passes",
+        f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
+        f"(rounding explains {s.allowed:.1e}), their laws within total variation {s.variation:.1e}",
+    )
 
 
-def _greedy(found: Certificate) -> list[str]:
+def _greedy(found: Certificate) -> list[tuple[str, str]]:
     own = found.identity
     gammas = " and ".join(map(str, own.gammas))
     said = "identical" if not own.differences else f"{len(own.differences)} texts differ"
     return [
-        f"greedy   {own.texts} texts of {own.tokens} tokens, gamma {gammas}, against plain: {said}",
+        (
+            "greedy",
+            f"{own.texts} texts of {own.tokens} tokens, gamma {gammas}, against plain: {said}",
+        ),
         *(
-            f"         prompt {one.prompt}, gamma {one.gamma}, token {one.place}: {one.plain} "
-            f"became {one.speculative}; {_gap(one.gap)}, noise {one.noise:.1e}: {one.verdict}"
+            (
+                "",
+                f"prompt {one.prompt}, gamma {one.gamma}, token {one.place}: {one.plain} became "
+                f"{one.speculative}; {_gap(one.gap)}, noise {one.noise:.1e}: {one.verdict}",
+            )
             for one in own.differences
         ),
     ]
@@ -173,46 +203,56 @@ def _gap(gap: float | None) -> str:
     return "one text had ended" if gap is None else f"logits {gap:.1e} apart"
 
 
-def _guesses(found: Certificate) -> list[str]:
+def _guesses(found: Certificate) -> list[tuple[str, str]]:
     drawn = found.guesses - found.certain
     said = f"{len(found.lies)} did not follow what was reported" if found.lies else "all as said"
     return [
-        f"guesses  {drawn} drawn from a q, {found.certain} said to be certain: {said}",
-        *(f"         {lie}" for lie in found.lies[:3]),
+        ("guesses", f"{drawn} drawn from a q, {found.certain} said to be certain: {said}"),
+        *(("", lie) for lie in found.lies[:3]),
     ]
 
 
 def _tests(found: Certificate) -> list[str]:
-    """A line each; those of single prompts in one, the oddest."""
-    lines = [f"\n{'test':<52}{'of':>16}{'p-value':>9}{'catches':>9}"]
-    single: list[Test] = []
-    for test in found.tests:
-        name, _, prompt = test.name.partition(", prompt ")
-        if prompt:
-            single.append(test)
-            continue
-        if single:
-            oddest = min(single, key=lambda one: one.p_value)
-            lines.append(_line(oddest.name.replace(", prompt ", ", oddest: prompt "), oddest))
-            single = []
-        lines.append(_line(test.name, test))
+    """A line each, law by law; those of single prompts in one, the oddest."""
+    lines: list[str] = []
+    law = ""
+    for test in _oddest(found.tests):
+        own, _, name = test.name.partition(": ")
+        if own != law:
+            lines += [""] * bool(law)
+            law = own
+            lines.append(f"{law:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
+        lines.append(_line(f"  {name}", test))
     return lines
+
+
+def _oddest(tests: list[Test]) -> list[Test]:
+    """With one of each run of tests of single prompts."""
+    shown: list[Test] = []
+    for single, run in groupby(tests, lambda test: ", prompt " in test.name):
+        own = list(run)
+        if single:
+            odd = min(own, key=lambda one: one.p_value)
+            own = [replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt "))]
+        shown += own
+    return shown
 
 
 def _line(name: str, test: Test) -> str:
     caught = "" if test.catches is None else f"{test.catches:.3f}"
-    return f"{name:<52}{f'{test.n} {test.of}':>16}{test.p_value:>9.1e}{caught:>9}".rstrip()
+    return f"{name:<36}{f'{test.n} {test.of}':>15}{test.p_value:>10.1e}{caught:>10}".rstrip()
 
 
-def _controls(found: Certificate) -> list[str]:
+def _power() -> str:
     from foretoken.lab.odds import POWER
 
+    return f"{POWER:.0%}"
+
+
+def _controls(found: Certificate) -> list[tuple[str, str]]:
     return [
-        f"catches: the least total variation that a test finds with a chance of {POWER:.0%}\n",
-        *(
-            f"control  {one.name}: {'found, as it must be' if one.found else 'MISSED'}"
-            for one in found.controls
-        ),
+        ("control", f"{one.name}: {'found, as it must be' if one.found else 'MISSED'}")
+        for one in found.controls
     ]
 
 
@@ -220,10 +260,10 @@ def _verdict(found: Certificate) -> list[str]:
     from foretoken.lab.certify import FALSE_ALARM
 
     if found.verdict == "void":
-        return ["\nVOID: a planted bug was missed; other prompts, or --thorough, may find it"]
+        return ["VOID: a planted bug was missed; other prompts, or --thorough, may find it"]
     if found.verdict == "lossless":
         return [
-            f"\nLOSSLESS: no test of {len(found.tests)} fell below {found.level:.1e}; an exact "
+            f"LOSSLESS: no test of {len(found.tests)} fell below {found.level:.1e}; an exact "
             f"pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
         ]
-    return ["\nNOT LOSSLESS", *(f"  {fault}" for fault in found.faults)]
+    return ["NOT LOSSLESS", *found.faults]

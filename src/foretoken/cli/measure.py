@@ -17,6 +17,7 @@ from typer import Option
 from foretoken.cli import option, sheet
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
+from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -54,7 +55,7 @@ def measure(
     if as_json:
         print(json.dumps(document(found), allow_nan=False))
     else:
-        sheet.show(found, Console(highlight=False))
+        sheet.show(found, page())
         if out is not None:
             print(f"{out}: plan with `foretoken plan {out}`")
 
@@ -105,7 +106,7 @@ def run(
 
 def document(found: Measurement) -> dict[str, Any]:
     """What `--json` prints: what was measured and what follows from it."""
-    from foretoken.lab.prediction import predictions
+    from foretoken.lab.prediction import formula, predictions
 
     derived = {
         "d_lk": 1 - found.alpha.value,
@@ -114,6 +115,7 @@ def document(found: Measurement) -> dict[str, Any]:
         "v": found.v,
         "bandwidth_bytes_per_second": found.bandwidth,
         "floor_seconds": found.floor_seconds,
+        "measured_over_formula": found.speedup.value / formula(found),
         "predictions": [asdict(one) for one in predictions(found)],
     }
     return {**asdict(found), "derived": derived}

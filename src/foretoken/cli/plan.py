@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,11 +17,18 @@ from rich.table import Table
 from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli.command import command
+from foretoken.cli.page import labelled, page, prose
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement import Measurement
     from foretoken.lab.plan import Candidate, Plan
+
+LEGEND = [
+    ("c", "time of a guess over that of a target pass"),
+    ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
+    ("tokens", "a target call"),
+]
 
 
 @command
@@ -66,7 +75,7 @@ def plan(
     if as_json:
         print(json.dumps(_document(found), allow_nan=False))
     else:
-        _show(found, Console(highlight=False))
+        _show(found, page())
 
 
 def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
@@ -112,35 +121,65 @@ def _document(found: Plan) -> dict[str, Any]:
 def _show(found: Plan, console: Console) -> None:
     first = found.first.measurement
     console.print(_table(found))
-    console.print(
-        "v: cost of a target pass over gamma + 1 tokens; tokens: a target call; "
-        f"speed-up over plain decoding of {escape(first.target.name)} for texts of "
-        f"{first.tokens:.0f} new tokens; ± is 95 %, from the intervals of alpha, c and v; guesses "
-        "beyond the gamma that was measured are taken as kept with alpha",
-        soft_wrap=True,
+    console.print()
+    labelled(console, LEGEND, 10)
+    prose(
+        console,
+        f"speed-up over plain decoding of {first.target.name} for texts of {first.tokens:.0f} new "
+        "tokens, as measured with one gamma; for others in proportion to what follows from the "
+        "guesses kept and the costs. Guesses beyond the gamma that was measured are taken as kept "
+        "with alpha; ± is 95 %",
     )
-    console.print(_verdict(found), soft_wrap=True)
+    console.print()
+    _verdict(found, console)
+    console.print()
+    for line in _broken(shlex.split(found.command), console.width):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print()
     config = "none" if found.vllm is None else json.dumps(found.vllm)
-    console.print(f"foretoken: {found.command}", soft_wrap=True, markup=False)
-    console.print(f"vLLM --speculative-config: {config}{_why(found)}", soft_wrap=True, markup=False)
+    prose(console, f"vLLM --speculative-config: {config}{_why(found)}")
+
+
+def _broken(words: list[str], width: int) -> list[str]:
+    """A shell command in lines that the shell takes as one."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def _table(found: Plan) -> Table:
-    view = Table()
+    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("draft", "alpha", "c", "gamma", "v", "tokens", "speed-up"):
         if heading == "draft":
             view.add_column(heading, overflow="fold")
         else:
             view.add_column(heading, justify="right", no_wrap=True)
-    for one in found.candidates:
-        view.add_row(*_row(one), style="bold" if one is found.first and found.gamma else None)
+    names = _short([one.draft for one in found.candidates])
+    for one, name in zip(found.candidates, names, strict=True):
+        style = "bold" if one is found.first and found.gamma else None
+        view.add_row(escape(name), *_row(one), style=style)
     return view
+
+
+def _short(names: list[str]) -> list[str]:
+    """As much of the ends of paths as tells them apart."""
+    parts = [name.split("/") for name in names]
+    most = max(map(len, parts))
+    for count in range(1, most):
+        ends = ["/".join(part[-count:]) for part in parts]
+        if len(set(ends)) == len(set(names)):
+            return ends
+    return names
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
     m, best = one.measurement, one.best
     return (
-        escape(one.draft),
         f"{m.alpha.value:.3f} ± {m.alpha.error:.3f}",
         "" if m.c is None else f"{m.c:.4f}",
         str(best.gamma),
@@ -150,18 +189,17 @@ def _row(one: Candidate) -> tuple[str, ...]:
     )
 
 
-def _verdict(found: Plan) -> str:
+def _verdict(found: Plan, console: Console) -> None:
     best = found.first.best
     gain = f"{best.speedup.value:.2f}x ± {best.speedup.error:.2f}"
     if not found.gamma:
-        return (
-            f"[bold]do not speculate[/bold]: the best draft is predicted to give {gain}, at gamma "
-            f"{best.gamma}"
+        said = (
+            f"do not speculate: the best draft is predicted to give {gain}, at gamma {best.gamma}"
         )
+        return prose(console, said, bold="do not speculate")
     sure = "" if best.speedup.low > 1 else "; the interval holds 1, so measure on more prompts"
-    return (
-        f"[bold]speculate[/bold] with {escape(found.first.draft)}, gamma {best.gamma}: {gain}{sure}"
-    )
+    said = f"speculate with {found.first.draft}, gamma {best.gamma}: {gain}{sure}"
+    prose(console, said, bold="speculate")
 
 
 def _why(found: Plan) -> str:

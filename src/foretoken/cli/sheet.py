@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from foretoken.cli.page import labelled, milliseconds, prose
+
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
     from foretoken.lab.footprint import Footprint
     from foretoken.lab.measurement import Measurement
     from foretoken.lab.prediction import Prediction
 
+LABEL = 28  # letters of the column of labels
+
 
 def show(found: Measurement, console: Console) -> None:
-    """For reading; a line too long for the terminal is left to the terminal."""
+    """For reading."""
     from foretoken.lab.prediction import predictions
 
     o, table = found.options, predictions(found)
@@ -29,22 +33,30 @@ def show(found: Measurement, console: Console) -> None:
         for name, off in (("top_k", 0), ("top_p", 1), ("min_p", 0))
         if getattr(o, name) != off
     )
-    console.print(_weight("target", found.target), soft_wrap=True, markup=False)
-    console.print(_weight("draft", found.draft), soft_wrap=True, markup=False)
-    console.print(
+    labelled(console, [_weight("target", found.target), _weight("draft", found.draft)], 8)
+    prose(
+        console,
         f"{len(found.prompts)} prompts, {found.tokens:.0f} new tokens each, {law}, gamma "
         f"{o.gamma}; {found.machine.cpu}, cores: {found.machine.cores}",
-        soft_wrap=True,
     )
-    console.print("intervals are 95 %, Student t over prompts unless named\n", soft_wrap=True)
-    for line in [*_agreement(found, table), *_costs(found)]:
-        console.print(line, soft_wrap=True)
+    prose(console, "intervals are 95 %, Student t over prompts unless named")
+    console.print()
+    labelled(console, [*_agreement(found, table), *_costs(found)], LABEL)
+    console.print()
+    prose(console, "acceptance by position")
     console.print(_positions(found, table))
+    console.print()
+    prose(
+        console,
+        f"a target pass over n tokens behind {found.context:.0f} others, and what gamma = n - 1 "
+        "would give",
+    )
     console.print(_gammas(found, table))
-    console.print(_verdict(found, table), soft_wrap=True)
+    console.print()
+    _verdict(found, console)
 
 
-def _agreement(found: Measurement, table: list[Prediction]) -> list[str]:
+def _agreement(found: Measurement, table: list[Prediction]) -> list[tuple[str, str]]:
     from foretoken.theory import expected_tokens
 
     gamma = found.options.gamma
@@ -56,58 +68,67 @@ def _agreement(found: Measurement, table: list[Prediction]) -> list[str]:
     silent = f"; no guess, so 0, at {found.silent:.0%}" if found.silent else ""
     kept, equation = table[gamma].tokens_per_call, expected_tokens(found.alpha.value, gamma)
     return [
-        f"alpha on the target's own text  {_interval(found.alpha)}, mean of sum min(p, q) over "
-        f"{places} tokens{silent}; D_LK {1 - found.alpha.value:.3f}",
-        f"alpha in the loop               {loop}",
-        f"tokens a target call            {_interval(found.tokens_per_call)}; {kept:.2f} "
-        f"expected from the guesses kept, {equation:.2f} from alpha (equation 1)",
+        (
+            "alpha on the target's text",
+            f"{_interval(found.alpha)}, mean of sum min(p, q) over {places} tokens{silent}; D_LK "
+            f"{1 - found.alpha.value:.3f}",
+        ),
+        ("alpha in the loop", loop),
+        (
+            "tokens a target call",
+            f"{_interval(found.tokens_per_call)}; {kept:.2f} expected from the guesses kept, "
+            f"{equation:.2f} from alpha (equation 1)",
+        ),
     ]
 
 
-def _costs(found: Measurement) -> list[str]:
-    lines: list[str] = []
-    one, guess = found.passes[0], found.draft_seconds
+def _costs(found: Measurement) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    guess = found.draft_seconds
     if guess is not None:
         lines.append(
-            f"c                               {found.c:.4f}: a guess {_time(guess)}, "
-            f"a target pass {_time(one)} (medians, quartiles)"
+            (
+                "c",
+                f"{found.c:.4f}: a guess {_time(guess)}, a target pass {_time(found.plain_pass)} "
+                "(in the runs; medians, quartiles)",
+            )
         )
     if found.c_hat is not None:
-        lines.append(f"c_hat                           {found.c_hat:.4f} of the operations a token")
+        lines.append(("c_hat", f"{found.c_hat:.4f} of the operations a token"))
     plain, loop = found.plain_overhead, found.loop_overhead
-    lines.append(
-        f"other work of a step            plain {_time(plain)}, gamma {found.options.gamma} "
-        f"{_time(loop)}"
-    )
-    lines.append(_step(found))
+    other = f"plain {_time(plain)}, gamma {found.options.gamma} {_time(loop)}"
+    lines += [("other work of a step", other), _step(found)]
     if found.floor_seconds is not None and found.target.pass_bytes is not None:
         lines.append(
-            f"floor of a pass                 {found.floor_seconds * 1e3:.3f} ms for "
-            f"{_bytes(found.target.pass_bytes)} of weights at {found.bandwidth / 1e9:.1f} GB/s; "
-            f"measured {one.median / found.floor_seconds:.2f}x"
+            (
+                "floor of a pass",
+                f"{found.floor_seconds * 1e3:.3f} ms for {_bytes(found.target.pass_bytes)} of "
+                f"weights at {found.bandwidth / 1e9:.1f} GB/s; measured "
+                f"{found.passes[0].median / found.floor_seconds:.2f}x",
+            )
         )
-    lines.append(f"memory                          process peak {_bytes(found.peak_bytes)}")
-    return lines
+    return [*lines, ("memory", f"process peak {_bytes(found.peak_bytes)}")]
 
 
-def _step(found: Measurement) -> str:
+def _step(found: Measurement) -> tuple[str, str]:
     """Where the time of a full step went; beside drafts a pass can be slower than alone."""
     gamma = found.options.gamma
+    label = f"a step at gamma {gamma}"
     full = [s for one in found.prompts for s in one.loop.steps if s.drafted == gamma]
     if not full:
-        return f"a step at gamma {gamma:<2}              none made so many guesses"
+        return label, "none made so many guesses"
     draft = median(step.draft_seconds for step in full) * 1e3
     score = median(step.score_seconds for step in full) * 1e3
-    alone = f", alone {found.passes[gamma].median * 1e3:.3f}" if gamma < len(found.passes) else ""
     return (
-        f"a step at gamma {gamma:<2}              draft {draft:.3f} ms, target pass {score:.3f} "
-        f"ms{alone}, other {found.loop_overhead.median * 1e3:.3f} ms"
+        label,
+        f"draft {draft:.3f} ms, target pass {score:.3f} ms, alone "
+        f"{found.passes[gamma].median * 1e3:.3f}, other {found.loop_overhead.median * 1e3:.3f} ms",
     )
 
 
 def _positions(found: Measurement, table: list[Prediction]) -> Table:
     """Whether guess i was kept."""
-    view = Table(title="acceptance by position", title_justify="left")
+    view = Table()
     for heading in ("guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far"):
         view.add_column(heading, justify="right")
     for i, one in enumerate(found.positions, 1):
@@ -121,47 +142,50 @@ def _positions(found: Measurement, table: list[Prediction]) -> Table:
 def _gammas(found: Measurement, table: list[Prediction]) -> Table:
     """A row per number of tokens in a pass: n = gamma + 1."""
     fastest = max(table, key=lambda one: one.speedup.value)
-    behind = f"a target pass over n tokens behind {found.context:.0f} others"
-    where = f"{behind}, and what gamma = n - 1 would give"
-    view = Table(title=where, title_justify="left")
+    view = Table()
     for heading in ("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", ""):
         view.add_column(heading, justify="right")
     for one, spent, v in zip(table, found.passes, found.v, strict=True):
-        marks = ["measured"] * (one.gamma == found.options.gamma)
+        marks = ["run"] * (one.gamma == found.options.gamma)
         marks += ["best"] * (one is fastest)
         view.add_row(
             str(one.gamma + 1),
-            f"{spent.median * 1e3:.2f}",
-            f"{spent.q1 * 1e3:.2f}-{spent.q3 * 1e3:.2f}",
+            milliseconds(spent.median),
+            f"{milliseconds(spent.q1)}-{milliseconds(spent.q3)}",
             f"{v:.2f}",
             str(one.gamma),
             f"{one.tokens_per_call:.2f}",
             f"{one.speedup.value:.2f} ± {one.speedup.error:.2f}",
-            " ".join(marks),
+            ", ".join(marks),
             style="bold" if marks else None,
         )
     return view
 
 
-def _verdict(found: Measurement, table: list[Prediction]) -> str:
-    gamma = found.options.gamma
-    predicted, measured = table[gamma].speedup.value, found.speedup
-    return (
-        f"gamma {gamma} measured: [bold]{measured.value:.2f}x[/bold] plain decoding "
-        f"{_ends(measured)}, {measured.value / predicted:.2f} of the predicted "
-        f"{predicted:.2f}x; beyond guess {gamma} every guess is taken as kept with alpha"
+def _verdict(found: Measurement, console: Console) -> None:
+    from foretoken.lab.prediction import formula
+
+    gamma, measured, expected = found.options.gamma, found.speedup, formula(found)
+    gain = f"{measured.value:.2f}x"
+    prose(
+        console,
+        f"gamma {gamma} measured: {gain} plain decoding {_ends(measured)}, "
+        f"{measured.value / expected:.2f} of the {expected:.2f}x that follows from the guesses "
+        f"kept and the costs; other gammas are predicted in this proportion, and beyond guess "
+        f"{gamma} every guess is taken as kept with alpha",
+        bold=gain,
     )
 
 
-def _weight(role: str, one: Footprint) -> str:
-    parts = [f"{role:<7} {one.name}: {one.runtime}"]
+def _weight(role: str, one: Footprint) -> tuple[str, str]:
+    parts = [f"{one.name}: {one.runtime}"]
     if one.parameters is not None:
         parts.append(f"{one.parameters / 1e6:.3g}M parameters in {one.dtype}")
     if one.weight_bytes:
         parts.append(f"{_bytes(one.weight_bytes)} of weights")
     if one.cache_bytes:
         parts.append(f"cache {_bytes(one.cache_bytes)} a token")
-    return ", ".join(parts)
+    return role, ", ".join(parts)
 
 
 def _interval(one: Estimate) -> str:

@@ -71,6 +71,17 @@ class Rewinding(Drafter, Protocol):
         ...
 
 
+class ReadsTarget(Drafter, Protocol):
+    """A drafter that guesses from the states of its `target`'s passes."""
+
+    reads_target: bool  # True
+    target: Model
+
+    def reading(self, target: Model) -> Drafter:
+        """The same upon another target, without rows."""
+        ...
+
+
 def rewinding(drafter: Drafter, whole: str) -> Rewinding:
     """`drafter`, a part of `whole`; RefusedError where it cannot go back."""
     if not hasattr(drafter, "rewind"):
@@ -79,6 +90,19 @@ def rewinding(drafter: Drafter, whole: str) -> Rewinding:
             "give it a method rewind(counts)"
         )
     return cast(Rewinding, drafter)
+
+
+def reading(drafter: Drafter, target: Model) -> Drafter:
+    """What drafts for `target` in `drafter`'s place: itself, or where it reads the states of the
+    target that it was made for, the same upon these. RefusedError where it cannot be given them."""
+    if not getattr(drafter, "reads_target", False):
+        return drafter
+    if not hasattr(drafter, "reading"):
+        raise RefusedError(
+            f"{type(drafter).__name__} reads the states of one target and can be given no other's; "
+            "give it a method reading(target)"
+        )
+    return cast(ReadsTarget, drafter).reading(target)
 
 
 def vocabulary(drafter: Drafter) -> int | None:

@@ -35,6 +35,10 @@ class HeadsDrafter:
         self.states: list[Tensor | None] = []  # [H] of every row: what chose its last token
         self.last: list[int] = []  # and that token
 
+    def reading(self, target: OpenModel) -> HeadsDrafter:
+        """The same heads on the states of another target, without rows."""
+        return HeadsDrafter(target, self.heads, self.output, self.words)
+
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:

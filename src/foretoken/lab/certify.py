@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from foretoken.distributions import SamplingParams
+from foretoken.drafters.base import reading
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
 from foretoken.lab.controls import Control, Likeliest, OffByOne, next_row
@@ -31,6 +32,19 @@ FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
 LAWS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
 PLAIN = "speculative"  # plain decoding does not go through the rule that is certified
 SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
+
+
+def laws(own: SamplingParams) -> Sequence[SamplingParams]:
+    """What to sample from for someone who generates with `own`: it, and temperature 1, where bugs
+    show best. Where that is greedy, two that are built in."""
+    if own == SamplingParams(0.0):
+        return LAWS
+    if own.greedy:
+        raise InputError(
+            f"temperature is {own.temperature:g}: greedy text, in which top-k, top-p and min-p "
+            "change nothing; give a temperature too"
+        )
+    return (LAWS[0], own) if own != LAWS[0] else (own,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +138,8 @@ def certify(
     _require(spec, prompts, plan)
     level = FALSE_ALARM / (len(plan.laws) * (min(len(prompts), SAMPLED) + 7))
     shapes, identity, texts = _greedy(spec, prompts, plan, track)
-    tests, seen = _sampled(spec, prompts[:SAMPLED], plan, level, track)
+    few, texts = prompts[:SAMPLED], texts[:SAMPLED]
+    tests, seen = _sampled(spec, few, plan, level, track)
     return Certificate(
         prompts=len(prompts),
         level=level,
@@ -135,10 +150,10 @@ def certify(
         certain=seen.certain,
         lies=seen.lies,
         controls=[
-            *_wrong_model(spec, prompts[:SAMPLED], texts, plan, shapes),
-            _wrong_rule(spec, prompts[:SAMPLED], plan, level, track),
+            *_wrong_model(spec, few, texts, plan, shapes),
+            _wrong_rule(spec, few, plan, level, track),
             *(
-                [_wrong_guesses(spec, prompts[:SAMPLED], plan, level, track)]
+                [_wrong_guesses(spec, few, plan, level, track)]
                 if seen.places  # there was a q
                 else []
             ),
@@ -151,6 +166,7 @@ def _require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
+    reading(spec.drafter, spec.target)  # refused now, not after minutes
     spec.requests(prompts, plan.greedy, plan.seed)
 
 
@@ -242,7 +258,8 @@ def _wrong_model(
     plan: Plan,
     shapes: Shapes,
 ) -> Iterable[Control]:
-    broken = replace(spec, target=OffByOne(spec.target))
+    target = OffByOne(spec.target)
+    broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
     name = "block logits one place off"
     yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan, shapes.dtype).ok)
     identity = _identity(broken, prompts, texts, plan, shapes)

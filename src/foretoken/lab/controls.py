@@ -47,7 +47,7 @@ class Likeliest:
     """A Drafter whose guesses are the likeliest tokens, said to be drawn from its q."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        self.drafter, self.holds = drafter, (drafter,)
         self.start, self.commit, self.leave = drafter.start, drafter.commit, drafter.leave
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
@@ -56,10 +56,13 @@ class Likeliest:
 
 
 class OffByOne:
-    """A Model whose blocks say at each place what belongs to the place before."""
+    """A Model whose blocks say at each place what belongs to the place before.
+
+    A drafter that reads the target's states is to be `reading` this one's.
+    """
 
     def __init__(self, model: Model) -> None:
-        self.model = model
+        self.model, self.holds = model, (model,)
         self.vocab_size, self.context = model.vocab_size, model.context
         self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
         self.source_vocab_size = model.source_vocab_size
@@ -67,6 +70,11 @@ class OffByOne:
         self.takes_tensors = model.takes_tensors
         self.start, self.set_lengths = model.start, model.set_lengths
         self.permute, self.leave = model.permute, model.leave
+
+    @property
+    def hidden(self) -> Tensor:
+        """Where its target shows them."""
+        return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         return self.model.score(blocks, need).roll(1, 1)

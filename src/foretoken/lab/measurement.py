@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from foretoken import files
 from foretoken.errors import InputError
-from foretoken.lab.estimate import Estimate, Spread
+from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.footprint import Footprint
 from foretoken.lab.machine import Machine
 
@@ -123,9 +123,16 @@ class Measurement:
     version: int = VERSION
 
     @property
+    def plain_pass(self) -> Spread:
+        """Of the target over one token, in the plain runs."""
+        found = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
+        assert found is not None
+        return found
+
+    @property
     def c(self) -> float | None:
         """T_q / T_p (Definition 3.7)."""
-        return self.draft_seconds and self.draft_seconds.median / self.passes[0].median
+        return self.draft_seconds and self.draft_seconds.median / self.plain_pass.median
 
     @property
     def c_hat(self) -> float | None:
@@ -169,7 +176,9 @@ def load(path: Path) -> Measurement:
         number = document.get("version")
         raise InputError(f"{path} has version {number!r:.20}, not {VERSION}; measure again")
     found: Measurement = parse(document, Measurement, str(path))
-    if not found.passes or min(p.median for p in found.passes) <= 0:
+    if not found.prompts or len(found.passes) <= found.options.gamma:
+        raise InputError(f"{path}: prompts and passes: too few; measure again")
+    if min(one.median for one in (*found.passes, found.plain_pass)) <= 0:
         raise InputError(f"{path}: passes: there must be times above 0; measure again")
     return found
 

@@ -1,4 +1,5 @@
-"""v(n): seconds of the target's pass over n new tokens of one row, timed as the step times it.
+"""v(n): seconds of the target's pass over n new tokens of one row, timed as the step times it: on
+the engine's threads, behind passes of the same size.
 
 Knows the Model protocol only.
 """
@@ -10,8 +11,14 @@ from time import perf_counter
 import torch
 
 from foretoken.distributions import check
+from foretoken.engine import threads
 from foretoken.models.base import Model
 from foretoken.request import Request
+
+# Passes of a size that come before those that are timed, so that all are in the steady state they
+# have in generation. A runtime may lay out its work anew for another size, or for a while pad a
+# smaller one to the last: the first size follows one that may be any, the others a smaller one.
+FIRST, SETTLE = 20, 2
 
 
 @torch.inference_mode()
@@ -28,23 +35,24 @@ def passes(
         context = min(context, max(0, target.context - most))
         most = min(most, target.context - context)
     ahead = (text[context:] or text) * most  # what is read; of any text
-    times: list[list[float]] = [[] for _ in range(most)]
+    times: list[list[float]] = []
     target.start([text[:context]], None if request.source is None else [request.source])
     try:
-        for n in [*range(1, most + 1)] * repeats:
-            # As in generation, a pass of this size came just before: a change of shape is slow
-            before = max(0, context - n)
-            target.set_lengths([before])
-            if before < context:
-                _pass(target, text[before:context], before)
-            times[n - 1].append(_pass(target, ahead[:n], context))
+        with threads(target):
+            for n in range(1, most + 1):
+                settle = FIRST if n == 1 else SETTLE
+                found = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
+                times.append(found[settle:])
     finally:
         target.leave([0])
     return times, context
 
 
 def _pass(target: Model, block: list[int], context: int) -> float:
+    """One behind `context` tokens, rolled back."""
     began = perf_counter()
     logits = target.score([block], [len(block)])
     check(logits, "target", [context], [len(block)])  # reads the logits, so they are there
-    return perf_counter() - began
+    seconds = perf_counter() - began
+    target.set_lengths([context])
+    return seconds

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.lab.machine import cores
-from foretoken.lab.race import Key, Run, Task
+from foretoken.lab.race import Key, Run, Task, Unable
 
 REPOSITORY = Path(__file__).resolve().parents[3]  # where the package is not installed
 SCRIPTS = {
@@ -35,7 +35,7 @@ class Peer:
     ) -> None:
         """Load the pair in it; draft None: for plain decoding only.
 
-        Raises InputError where the peer is not there, RefusedError where it cannot do it.
+        Raises InputError where the peer is not there, Unable where it cannot run the pair.
         """
         self.name = name
         self._log = tempfile.TemporaryFile("w+")
@@ -61,7 +61,7 @@ class Peer:
             raise
 
     def run(self, task: Task, gamma: int) -> Run:
-        """One task with that many guesses a step; 0: plain."""
+        """One task with that many guesses a step; 0: plain. Raises Unable where it cannot."""
         found = self._ask(
             prompt=task.prompt,
             max_new_tokens=task.tokens,
@@ -72,8 +72,7 @@ class Peer:
             seed=task.seed,
         )
         if len(found["tokens"]) != task.tokens:
-            told = f"it made {len(found['tokens'])} tokens, not {task.tokens}"
-            raise RefusedError(f"--vs {self.name}: {told}")
+            raise Unable(f"it made {len(found['tokens'])} tokens, not {task.tokens}")
         return Run(**found)
 
     def close(self) -> None:
@@ -95,9 +94,14 @@ class Peer:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        reply = json.loads(line) if line else {"error": f"it ended: {self._last_words()}"}
+        if not line:
+            raise Unable(f"it ended: {self._last_words()}")
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            raise Unable(f"its answer is no JSON: {line.strip()[:200]}") from None
         if "error" in reply:
-            raise RefusedError(f"--vs {self.name}: {reply['error']}")
+            raise Unable(str(reply["error"]))
         return reply
 
     def _last_words(self) -> str:

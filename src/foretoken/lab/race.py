@@ -12,6 +12,7 @@ from time import sleep
 from typing import Protocol
 
 from foretoken.distributions import SamplingParams
+from foretoken.errors import RefusedError
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
 from foretoken.speculator import Speculator
@@ -47,8 +48,12 @@ class Run:
 Round = dict[Key, list[Run]]  # a run for each task
 
 
+class Unable(RefusedError):
+    """A contestant cannot do what it is asked; why."""
+
+
 class Contestant(Protocol):
-    """Somebody who continues prompts."""
+    """Somebody who continues prompts; `run` raises Unable where it cannot, and the others go on."""
 
     @property
     def key(self) -> Key: ...
@@ -100,16 +105,26 @@ def race(
     tasks: Callable[[int], list[Task]],
     rounds: int,
     told: Callable[[Key], None] = lambda key: None,
+    left: Callable[[Key, str], None] = lambda key, why: None,
 ) -> Iterator[Round]:
     """`rounds` rounds after one that warms up; `tasks(i)` are those of round i.
 
-    `told` hears of every turn that is done.
+    `told` hears of every turn that is done, `left` of who cannot go on, and why: all of that name
+    are out from then on, this round included.
     """
+    out: set[str] = set()
     for i in range(rounds + 1):
         found: Round = {}
         for contestant in contestants:
+            if contestant.key[0] in out:
+                continue
             sleep(REST_SECONDS)
-            found[contestant.key] = [contestant.run(task) for task in tasks(i)]
-            told(contestant.key)
+            try:
+                found[contestant.key] = [contestant.run(task) for task in tasks(i)]
+            except Unable as error:
+                out.add(contestant.key[0])
+                left(contestant.key, str(error))
+            else:
+                told(contestant.key)
         if i:
-            yield found
+            yield {key: runs for key, runs in found.items() if key[0] not in out}

@@ -34,6 +34,7 @@ class Watched:
 
     def __init__(self, drafter: Drafter, seed: int) -> None:
         self.drafter, self.seen = drafter, Seen()
+        self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
         self._texts: list[list[int]] = []
         self._numbered: list[int] = []  # how far each row's guesses have become numbers

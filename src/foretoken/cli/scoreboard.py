@@ -1,0 +1,141 @@
+"""A benchmark as tables on the terminal: nothing but what its document holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from foretoken.cli.page import labelled, milliseconds, prose
+
+if TYPE_CHECKING:
+    from foretoken.lab.bench import Agreement, Figures
+
+SPEED = [
+    ("first ms", "until the first tokens are there"),
+    ("ms/token", "of those behind them: the median over rounds, and its quartiles"),
+    ("a call", "tokens a target call"),
+    ("speed-up", "over foretoken's plain decoding of the same round"),
+    ("same", "tokens until one differs from plain greedy text; at: the place"),
+]
+TIME = [
+    ("alpha", "mean of sum min(p, q) where guesses were judged"),
+    ("c", "time of a guess over that of a target pass"),
+    ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
+    ("formula", "speed-up by Theorem 3.8 from these; of it: measured over formula"),
+    ("draft ..", "shares of the time; verify: laws, rule and rollback"),
+]
+
+
+def show(document: dict[str, Any], table: list[Figures], console: Console) -> None:
+    """The tables, and what their columns mean."""
+    asked, unable = document["asked"], document["unable"]
+    prose(
+        console,
+        f"{document['target']} on {document['runtime']}, {document['draft']} on "
+        f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
+        f"tokens each, temperature {asked['temperature']:g}, rounds: {document['rounds']}",
+    )
+    for name, kinds in document["precision"].items():
+        told = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
+        version = document["versions"].get(name, document["machine"]["versions"].get(name))
+        prose(console, f"{name} {version}{_note(document, name)}: {told}")
+    console.print()
+    console.print(_speed(table, unable))
+    for name, why in unable.items():
+        prose(console, f"{name} cannot run this pair: {why}")
+    console.print()
+    labelled(console, SPEED, 10)
+    console.print()
+    console.print(_time(table))
+    console.print()
+    labelled(console, TIME, 10)
+    console.print()
+    best = document["best_gamma"]
+    if document["automatic_over_best"] is not None:
+        over = document["automatic_over_best"]
+        prose(console, f"automatic gamma: {over:.2f} of the speed of the best fixed one, {best}")
+    for duel in document["duels"]:
+        _duel(console, duel, duel["name"] + _note(document, duel["name"]))
+
+
+def _duel(console: Console, duel: dict[str, Any], rival: str) -> None:
+    automatic = duel["automatic"]
+    best = f"{duel['best']:.2f}x"
+    prose(
+        console,
+        f"against {rival}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against its gamma "
+        f"{duel['peer_gamma']} {best}"
+        + ("" if automatic is None else f", automatic {automatic:.2f}x"),
+        bold=best,
+    )
+
+
+def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
+    """A row for each contestant: how fast, and whether its text is the same."""
+    from foretoken.lab.bench import label
+
+    heads = ("first ms", "ms/token", "quartiles", "tokens/s", "a call", "speed-up", "same", "at")
+    shown, name = _table("", *heads), ""
+    for one in table:
+        if one.name != name:
+            name = one.name
+            shown.add_row(name, style="bold")
+        time = one.seconds_per_token
+        shown.add_row(
+            label(one.gamma),
+            milliseconds(one.first_seconds.median),
+            milliseconds(time.median),
+            f"{milliseconds(time.q1)}-{milliseconds(time.q3)}",
+            f"{one.tokens_per_second:.1f}",
+            _number(one.tokens_per_call),
+            f"{one.speedup:.2f}x",
+            *_same(one.agreement),
+        )
+    for name in unable:
+        shown.add_row(name, style="bold")
+        shown.add_row("cannot run")
+    return shown
+
+
+def _time(table: list[Figures]) -> Table:
+    """A row for each gamma of ours: the formula, and where the time went."""
+    from foretoken.lab.bench import label
+
+    heads = ("alpha", "c", "v", "formula", "measured", "of it")
+    shown = _table("", *heads, "draft", "target", "verify", "rest")
+    for one in table:
+        if one.shares is None:
+            continue
+        said = one.predicted
+        factors = (said.alpha, said.c, said.v, said.speedup) if said else (None,) * 4
+        parts = (f"{share:.1%}" for share in asdict(one.shares).values())
+        numbers = (*factors, one.speedup, one.measured_over_predicted)
+        shown.add_row(label(one.gamma), *map(_number, numbers), *parts)
+    return shown
+
+
+def _table(*heads: str) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for head in heads:
+        shown.add_column(head, justify="right" if head else "left", no_wrap=True)
+    return shown
+
+
+def _note(document: dict[str, Any], name: str) -> str:
+    note = document["notes"].get(name)
+    return f" ({note})" if note else ""
+
+
+def _same(found: Agreement | None) -> tuple[str, str]:
+    if found is None:
+        return "", ""
+    place = found.first_difference
+    return f"{found.share:.0%}", "" if place is None else str(place)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
