@@ -20,6 +20,10 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.judge import Greedy
 from foretoken.keys import RowKey
+from foretoken.lab.agreement import overlaps
+from foretoken.lab.passes import passes
+from foretoken.lab.reference import replay
+from foretoken.lab.shapes import compare
 from foretoken.models.table import TableModel
 from foretoken.probe import TOKENS
 from foretoken.request import Request, Row
@@ -109,6 +113,24 @@ def test_another_thread_is_told_who_runs() -> None:
         done.set()
         thread.join()
     assert text(mid)
+
+
+def test_measuring_beside_a_stream_is_refused() -> None:
+    """What reads a target by itself would end the stream's row, too."""
+    mid, _ = three()
+    expected, request = text(mid), mid.requests([[0, 1]], 4, 0)[0]
+    pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
+    tokens = list(next(pieces).tokens)
+    target, drafter, params = mid.target, mid.drafter, SamplingParams(1.0)
+    for call in (
+        lambda: passes(target, request, [0, 1, 2, 3], 2),
+        lambda: overlaps(target, drafter, request, [2, 3], params),
+        lambda: list(replay(target, drafter, [request], [[2, 3]], params)),
+        lambda: compare(target, [request], [[2, 3]], 2),
+    ):
+        with pytest.raises(RefusedError, match=OPEN):
+            call()
+    assert tokens + [token for piece in pieces for token in piece.tokens] == expected
 
 
 def test_a_stream_that_nobody_holds_is_over() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foretoken.claim import claimed
 from foretoken.distributions import SamplingParams, check, law, one_hot, require_finite
 from foretoken.drafters.base import Drafter
 from foretoken.draw import Draw
@@ -26,27 +27,21 @@ def overlaps(
 ) -> list[float | None]:
     """sum min(p, q) at every token of `new`, which continues the request (Corollary 3.6, C57).
 
-    None where the drafter makes no guess, so that nothing can be kept: count it as 0. Both must
-    be idle; they are left so.
+    None where the drafter makes no guess, so that nothing can be kept: count it as 0. RefusedError
+    where one of them is in use.
     """
     sources = [request.source] if request.source is not None else None
-    target.start([request.prompt[:-1]], sources)
-    try:
+    found: list[float | None] = []
+    # what reads the target's states is to find those of the token it is told
+    size = 1 if getattr(drafter, "reads_target", False) else CHUNK
+    with claimed(target, drafter) as claim:
+        claim.expect(1)
+        target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
-        try:
-            found: list[float | None] = []
-            # what reads the target's states is to find those of the token it is told
-            size = 1 if getattr(drafter, "reads_target", False) else CHUNK
-            for at in range(0, len(new), size):
-                p = _laws(target, request, new[: at + size], at, params)
-                found += [
-                    _overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))
-                ]
-            return found
-        finally:
-            drafter.leave([0])
-    finally:
-        target.leave([0])
+        for at in range(0, len(new), size):
+            p = _laws(target, request, new[: at + size], at, params)
+            found += [_overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))]
+    return found
 
 
 def _laws(

@@ -10,6 +10,7 @@ from time import perf_counter
 
 import torch
 
+from foretoken.claim import claimed
 from foretoken.distributions import check
 from foretoken.engine import threads
 from foretoken.models.base import Model
@@ -28,7 +29,7 @@ def passes(
     """`repeats` seconds of a pass over 1, 2, .., `most` tokens, and the tokens it is behind.
 
     `text`: prompt and new tokens of the request, of which half the new ones are behind. Fewer
-    where they would not fit in the target's context. The target must be idle; it is left so.
+    where they would not fit in the target's context. RefusedError where the target is in use.
     """
     context = (len(text) + len(request.prompt)) // 2
     if target.context is not None:
@@ -36,15 +37,12 @@ def passes(
         most = min(most, target.context - context)
     ahead = (text[context:] or text) * most  # what is read; of any text
     times: list[list[float]] = []
-    target.start([text[:context]], None if request.source is None else [request.source])
-    try:
-        with threads(target):
-            for n in range(1, most + 1):
-                settle = FIRST if n == 1 else SETTLE
-                found = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
-                times.append(found[settle:])
-    finally:
-        target.leave([0])
+    with claimed(target), threads(target):
+        target.start([text[:context]], None if request.source is None else [request.source])
+        for n in range(1, most + 1):
+            settle = FIRST if n == 1 else SETTLE
+            found = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
+            times.append(found[settle:])
     return times, context
 
 

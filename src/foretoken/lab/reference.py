@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.claim import claimed
 from foretoken.distributions import SamplingParams, law, one_hot
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.draw import Draw
@@ -37,17 +38,17 @@ def replay(
     params: SamplingParams,
 ) -> Iterator[Place]:
     """Both read the new `texts` of the requests side by side, and say at each place what they
-    expect before they are told. They must be idle; they are left so."""
+    expect before they are told. RefusedError where one of them is in use."""
     live = list(range(len(texts)))
     sources = _sources(target, requests)
-    target.start([request.prompt[:-1] for request in requests], sources)
-    drafter.start(live, [list(request.prompt) for request in requests], sources)
-    try:
+    with claimed(target, drafter) as claim:
+        claim.expect(len(texts))
+        target.start([request.prompt[:-1] for request in requests], sources)
+        drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):
             gone = [b for b, row in enumerate(live) if len(texts[row]) <= t]
             if gone:
-                target.leave(gone)
-                drafter.leave(gone)
+                claim.leave(gone)
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
@@ -57,20 +58,15 @@ def replay(
             p = law(p, params).cpu()
             yield Place(live, torch.tensor(tokens), p, _first(draft, p))
             drafter.commit([[token] for token in tokens])
-    finally:
-        target.leave(list(range(len(live))))
-        drafter.leave(list(range(len(live))))
 
 
 @torch.inference_mode()
 def singly(target: Model, request: Request, text: list[int]) -> Tensor:
     """Logits ahead of every token of `text`, which continues the request: `[len(text), V]`, one
-    row alone, a token a pass. The target must be idle; it is left so."""
-    target.start([request.prompt[:-1]], _sources(target, [request]))
-    try:
+    row alone, a token a pass. RefusedError where the target is in use."""
+    with claimed(target):
+        target.start([request.prompt[:-1]], _sources(target, [request]))
         return torch.cat([_expected(target, [request], [text], t).cpu() for t in range(len(text))])
-    finally:
-        target.leave([0])
 
 
 def _expected(target: Model, requests: list[Request], texts: list[list[int]], t: int) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.claim import claimed
 from foretoken.lab.reference import singly
 from foretoken.models.base import Model
 from foretoken.request import Request
@@ -62,7 +63,7 @@ def compare(
     dtype: str | None = None,
 ) -> Shapes:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
-    some tokens of each block wrong and rolled back. The target must be idle; it is left so.
+    some tokens of each block wrong and rolled back. RefusedError where the target is in use.
     `dtype`: what noise the computation explains; None: what the target computes in."""
     alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
     noise = variation = height = 0.0
@@ -100,8 +101,8 @@ def _blockwise(
     live, done = [row for row, text in enumerate(texts) if text], [0] * len(texts)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
-    target.start(prompts, sources if target.encoder_decoder else None)
-    try:
+    with claimed(target) as claim:
+        target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
             right = [(step + row) % width for row in live]  # guesses that are the text's
@@ -116,12 +117,9 @@ def _blockwise(
                 done[row] += min(right[b] + 1, len(blocks[b]))
             target.set_lengths([len(requests[row].prompt) - 1 + done[row] for row in live])
             gone = [b for b, row in enumerate(live) if done[row] == len(texts[row])]
-            if gone:
-                target.leave(gone)
+            claim.leave(gone)
             live = [row for row in live if done[row] < len(texts[row])]
             step += 1
-    finally:
-        target.leave(list(range(len(live))))
 
 
 def _block(
