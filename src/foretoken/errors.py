@@ -8,6 +8,7 @@ ForetokenError
 
 import math
 from numbers import Integral, Real
+from typing import cast
 
 WIDEST = 60  # characters of a value in a message
 
@@ -46,7 +47,7 @@ def as_float(value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if cast(int, value) > 0 else -math.inf
 
 
 def shown(value: object) -> str:

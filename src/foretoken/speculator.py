@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -18,13 +18,13 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import Engine
-from foretoken.errors import InputError
+from foretoken.errors import InputError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.hypotheses import BeamParams
 from foretoken.judge import Judge
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
-from foretoken.options import Prompt, Seed, as_list, check, check_beams, keys_of
+from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.verify import Rule
@@ -51,7 +51,7 @@ class Speculator:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -65,16 +65,17 @@ class Speculator:
     ) -> list[Completion]:
         """Continue every prompt in the target's own law; one completion per prompt, in order.
 
-        A str or a list of ids is one prompt. gamma: guesses per target call, 0 for plain decoding,
-        None to choose before every step, from costs measured once and the row's own past. seed: an
-        int (row i is keyed (seed, i)), or one int or pair per prompt. rule: with "coupled" a seed
-        gives one text, whatever drafter and gamma; at temperature 0 every rule keeps the guesses
-        that equal the argmax, so a function of one's own is not called there. lenience: below 1
-        guesses pass more easily, up to 1 / lenience times the target's probability (appendix A.5),
-        and the output is no longer in the target's law: by how much, `stats.bias` says. At
-        temperature 0 those pass that have at least `lenience` times the probability of the
-        likeliest. A KeyboardInterrupt ends it early: unfinished rows come back with finish_reason
-        "interrupted".
+        A str or a list of ids is one prompt. Ids may be tensors or arrays ([n] is one prompt, [B,
+        n] are B), or what a tokenizer returns: its padding is dropped. gamma: guesses per target
+        call, 0 for plain decoding, None to choose before every step, from costs measured once and
+        the row's own past. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
+        rule: with "coupled" a seed gives one text, whatever drafter and gamma; at temperature 0
+        every rule keeps the guesses that equal the argmax, so a function of one's own is not called
+        there. lenience: below 1 guesses pass more easily, up to 1 / lenience times the target's
+        probability (appendix A.5), and the output is no longer in the target's law: by how much,
+        `stats.bias` says. At temperature 0 those pass that have at least `lenience` times the
+        probability of the likeliest. A KeyboardInterrupt ends it early: unfinished rows come back
+        with finish_reason "interrupted".
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
         judge = check(params, max_new_tokens, gamma, rule, lenience)
@@ -93,7 +94,7 @@ class Speculator:
 
     def stream(
         self,
-        prompt: Prompt | Sequence[Prompt],
+        prompt: Prompts,
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -122,7 +123,7 @@ class Speculator:
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         *,
         num_beams: int = 4,
         num_return_sequences: int = 1,
@@ -153,7 +154,7 @@ class Speculator:
         found: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
             with self._engine.alone():
-                tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, gamma)
+                tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, int(gamma))
             found += [self._beams(task, draft) for task in tasks]
         return found
 
@@ -173,9 +174,10 @@ class Speculator:
         if gamma is None:
             silent = isinstance(self.drafter, NoDrafter)
             return Fixed(0) if silent else Adaptive(self.step_costs(params, rows))
+        gamma = int(gamma)  # NumPy's overflow
         if context is not None and gamma + 1 > context:
             raise InputError(
-                f"gamma is {gamma}, but gamma + 1 must fit in the context of {context}"
+                f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
             )
         return Fixed(gamma)
 
@@ -220,7 +222,7 @@ class Speculator:
         """What `generate` makes of its prompts; InputError for one that cannot be continued."""
         keys = keys_of(seed, len(prompts))
         return [
-            self._request(i, prompt, max_new_tokens, key)
+            self._request(i, prompt, int(max_new_tokens), key)
             for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
         ]
 
