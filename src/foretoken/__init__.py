@@ -72,7 +72,15 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # late: it takes as long as all of this file
+
+        return version("foretoken")
     if name in _MODULES:
         return import_module(f"foretoken.{name}")
     for home, names in _HOMES.items():

@@ -65,17 +65,18 @@ class Speculator:
     ) -> list[Completion]:
         """Continue every prompt in the target's own law; one completion per prompt, in order.
 
-        A str or a list of ids is one prompt. Ids may be tensors or arrays ([n] is one prompt, [B,
-        n] are B), or what a tokenizer returns: its padding is dropped. gamma: guesses per target
-        call, 0 for plain decoding, None to choose before every step, from costs measured once and
-        the row's own past. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
-        rule: with "coupled" a seed gives one text, whatever drafter and gamma; at temperature 0
-        every rule keeps the guesses that equal the argmax, so a function of one's own is not called
-        there. lenience: below 1 guesses pass more easily, up to 1 / lenience times the target's
-        probability (appendix A.5), and the output is no longer in the target's law: by how much,
-        `stats.bias` says. At temperature 0 those pass that have at least `lenience` times the
-        probability of the likeliest. A KeyboardInterrupt ends it early: unfinished rows come back
-        with finish_reason "interrupted".
+        A str or a list of ids is one prompt. gamma: guesses per target call, 0 for plain decoding,
+        None to choose before every step, from costs measured once and the row's own past. seed: an
+        int (row i is keyed (seed, i)), or one int or pair per prompt. rule: with "coupled" a seed
+        gives one text, whatever drafter and gamma; at temperature 0 every rule keeps the guesses
+        that equal the argmax, so a function of one's own is not called there. lenience: below 1
+        guesses pass more easily, up to 1 / lenience times the target's probability (appendix A.5),
+        and the output is no longer in the target's law: by how much, `stats.bias` says. At
+        temperature 0 those pass that have at least `lenience` times the probability of the
+        likeliest. A KeyboardInterrupt ends it early: unfinished rows come back with finish_reason
+        "interrupted".
+        Ids may also be tensors or arrays, [n] for one prompt and [B, n] for B of them, or what a
+        tokenizer returns, whose padding is dropped.
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
         judge = check(params, max_new_tokens, gamma, rule, lenience)
