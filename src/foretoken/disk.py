@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from foretoken import documents
+
 
 def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/foretoken`, or `~/.cache/foretoken`."""
@@ -24,7 +26,7 @@ def cache_folder() -> Path:
 def remembered(file: str) -> dict[str, Any]:
     """Everything in a file, by key."""
     try:
-        found = json.loads((cache_folder() / file).read_text())
+        found = documents.read((cache_folder() / file).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 COUPLED = "coupled"  # no rule: what it keeps follows from noise, not from p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
+RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 WIDER = 4  # draft beams per beam: at fewer, one of a target's beams is soon missing
 
 
@@ -51,6 +53,16 @@ def require(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: 
         )
     if rule not in RULES if isinstance(rule, str) else not callable(rule):
         raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
+
+
+def require_place(runtime: str, *dtypes: str | None) -> None:
+    """InputError for a runtime or a precision that there is not; None is another's."""
+    for name, value, known in (
+        ("runtime", runtime, RUNTIMES),
+        *(("dtype", dtype, DTYPES) for dtype in dtypes if dtype is not None),
+    ):
+        if value not in known:
+            raise InputError(f"{name} is {shown(value)}; give one of {', '.join(known)}")
 
 
 def check(

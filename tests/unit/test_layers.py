@@ -9,7 +9,7 @@ SOURCE = Path(foretoken.__file__).parent
 
 # A module may import from its own line and the lines above it.
 LAYERS = [
-    ["errors", "checked", "flag", "params"],
+    ["errors", "checked", "documents", "flag", "params"],
     ["disk", "files"],
     ["distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
     ["tree", "verify", "comparators", "lenience", "execute"],

@@ -70,13 +70,17 @@ def certify(
     against the q they report, passes over blocks against single tokens. Bugs planted in the same
     pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
+    from foretoken.options import keys_of, require, require_place
+
+    lines = cli.read(prompts, limit) if prompts else []
+    require(1, gamma, rule, lenience=1.0)
+    keys_of(seed, 1)
+    require_place(runtime, dtype, draft_dtype)
+    option.require_model(target)
     from foretoken.lab.certify import LAWS, Plan  # late: torch takes seconds to import
     from foretoken.lab.certify import certify as issue
     from foretoken.loading import load
-    from foretoken.options import keys_of
 
-    lines = cli.read(prompts, limit) if prompts else []
-    keys_of(seed, 1)
     texts = TEXTS * (THOROUGH if thorough else 1)
     plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=LAWS)
     quiet()

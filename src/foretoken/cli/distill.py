@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
+from foretoken import documents
 from foretoken.cli import option
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
@@ -113,7 +114,7 @@ def fields(shape: str | None) -> dict[str, Any]:
         if not (name and equals and value):
             raise InputError(f"shape has {part.strip()!r}; give name=value, separated by commas")
         try:
-            found[name] = json.loads(value)
+            found[name] = documents.read(value)
         except ValueError:
             found[name] = value
     return found

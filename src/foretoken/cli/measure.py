@@ -72,8 +72,17 @@ def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None)
 
     `asked` has what a command was given, by the names of lab.measurement.Options and more.
     """
+    from foretoken.lab import limits
+    from foretoken.options import keys_of, require_place
+    from foretoken.params import SamplingParams
+
+    SamplingParams(*(asked[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+    limits.require(asked["gamma"], asked["max_new_tokens"], len(lines), asked["draft"])
+    keys_of(asked["seed"], 1)
+    require_place(asked["runtime"], asked["dtype"], asked["draft_dtype"])
+    option.require_model(asked["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
-    from foretoken.lab.measure import digest, measure, require
+    from foretoken.lab.measure import digest, measure
     from foretoken.lab.measurement import Options
     from foretoken.lab.part import Part
     from foretoken.loading import load
@@ -82,7 +91,6 @@ def run(lines: list[prompt_files.Line], asked: dict[str, Any], out: Path | None)
     given = {field.name: asked[field.name] for field in fields(Options) if field.name in asked}
     given |= {"prompts": str(asked["prompts"])}
     options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
-    require(options, len(lines))
     spec = load(
         options.target,
         options.draft,

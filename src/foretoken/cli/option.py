@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from foretoken import hub
 from foretoken.errors import InputError
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
@@ -43,6 +44,13 @@ Examples = Annotated[
         'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
     ),
 ]
+
+
+def require_model(target: str | None) -> None:
+    """InputError where neither a folder nor the hub has it: said before torch is imported, which
+    takes seconds."""
+    if target is not None:
+        hub.way(hub.path(target), None)
 
 
 def require_folder(out: Path) -> None:
