@@ -54,7 +54,9 @@ def _asked(name: str, revision: str | None) -> dict[str, Any]:
         return {}  # it is there; transformers says what is wrong with it
     except hub.RevisionNotFoundError:
         raise InputError(f"the hub has {name}, but no revision {revision!r}") from None
-    except (hub.RepositoryNotFoundError, hub.HFValidationError):
+    except hub.HFValidationError:
+        raise InputError(f"{name!r} is no folder; {REMEDY}") from None
+    except hub.RepositoryNotFoundError:
         why = "the hub has no such model"
     except hub.OfflineModeIsEnabled:
         why = "HF_HUB_OFFLINE keeps the hub from being asked"

@@ -10,7 +10,7 @@ SOURCE = Path(foretoken.__file__).parent
 # A module may import from its own line and the lines above it.
 LAYERS = [
     ["errors", "checked", "documents", "flag", "params"],
-    ["disk", "files"],
+    ["disk", "files", "hub"],
     ["distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
     ["tree", "verify", "comparators", "lenience", "execute"],
     ["draw", "judge", "options"],

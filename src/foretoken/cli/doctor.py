@@ -8,7 +8,6 @@ import platform
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -126,10 +125,12 @@ def _machine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata  # late: `--help` of any command would wait for it
+
     found: dict[str, str] = {}
     for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found
 
 
