@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretoken import execute, theory
     from foretoken.beam import Beam, BeamStats
-    from foretoken.distributions import SamplingParams
     from foretoken.drafters.base import Draft, Drafter
     from foretoken.drafters.cascade import CascadeDrafter
     from foretoken.drafters.lm import LMDrafter
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from foretoken.draw import Draw
     from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
     from foretoken.loading import load
+    from foretoken.params import SamplingParams
     from foretoken.request import Completion, Piece, Stats, StepRecord
     from foretoken.speculator import Speculator
 
 _HOMES = {
     "beam": ("Beam", "BeamStats"),
-    "distributions": ("SamplingParams",),
     "drafters.base": ("Draft", "Drafter"),
     "drafters.cascade": ("CascadeDrafter",),
     "drafters.lm": ("LMDrafter",),
@@ -38,6 +37,7 @@ _HOMES = {
     "draw": ("Draw",),
     "errors": ("ForetokenError", "InputError", "NumericsError", "RefusedError"),
     "loading": ("load",),
+    "params": ("SamplingParams",),
     "request": ("Completion", "Piece", "Stats", "StepRecord"),
     "speculator": ("Speculator",),
 }
@@ -72,7 +72,15 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # late: it takes as long as all of this file
+
+        return version("foretoken")
     if name in _MODULES:
         return import_module(f"foretoken.{name}")
     for home, names in _HOMES.items():

@@ -15,7 +15,7 @@ from foretoken.hypotheses import BeamParams, Hypothesis, Search, continuations
 from foretoken.models.base import Model, hears
 from foretoken.models.detours import forest
 from foretoken.models.forest import Forest
-from foretoken.request import FinishReason, Request
+from foretoken.request import FinishReason, Request, brief
 from foretoken.tree import Node
 
 
@@ -45,6 +45,11 @@ class Beam:
     score: float  # the sum of its log-probabilities / len(tokens) ** length_penalty
     finish_reason: FinishReason
     stats: BeamStats  # of its prompt
+
+    def __repr__(self) -> str:
+        """In a line; `stats` has the rest."""
+        said = brief(self.text, self.tokens)
+        return f"Beam({said}, score={self.score:.4f}, finish_reason={self.finish_reason!r})"
 
 
 @dataclass(slots=True)

@@ -10,9 +10,11 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foretoken.errors import InputError, real
+from foretoken.errors import InputError, as_float, shown
 
 Law = NDArray[np.float64]
+MOST = 1_000_000  # guesses or tokens: a table of more has no room
+DEAREST = 1e100  # a cost: times so many guesses it is still a float
 LEAST = 1e-30  # a lenience: a probability in float32 divided by it is one, too
 
 
@@ -28,7 +30,7 @@ def laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, Law]:
 
 def law(name: str, values: ArrayLike) -> Law:
     """One, `[V]`."""
-    found = np.asarray(values, dtype=np.float64)
+    found = numbers(name, values)
     if found.ndim != 1:
         raise InputError(f"{name} has shape {found.shape}; give one law, of shape (V,)")
     if not (found >= 0).all():
@@ -38,27 +40,41 @@ def law(name: str, values: ArrayLike) -> Law:
     return found
 
 
+def numbers(name: str, values: ArrayLike) -> Law:
+    """An array in float64."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):  # ragged, text, or beyond a float
+        raise InputError(f"{name} is {shown(values)}; give an array of numbers") from None
+
+
 def probability(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise InputError(f"{name} is {value}; give a number in [0, 1]")
-    return value
+    found = as_float(value)
+    if not 0 <= found <= 1:
+        raise InputError(f"{name} is {shown(value)}; give a number in [0, 1]")
+    return found
 
 
 def lenience(value: float) -> float:
-    if not real(value) or not LEAST <= value <= 1:
+    found = as_float(value)
+    if not LEAST <= found <= 1:
         raise InputError(
-            f"lenience is {value!r:.60}; give a number from {LEAST:g} to 1, 1 being exact"
+            f"lenience is {shown(value)}; give a number from {LEAST:g} to 1, 1 being exact"
         )
-    return value
+    return found
 
 
 def cost(name: str, value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise InputError(f"{name} is {value}; give a finite number, 0 or more")
-    return value
+    found = as_float(value)
+    if not 0 <= found <= DEAREST:
+        raise InputError(f"{name} is {shown(value)}; give a number from 0 to {DEAREST:g}")
+    return found
 
 
 def count(name: str, value: float, least: int = 0) -> int:
-    if not (value >= least and float(value).is_integer()):
-        raise InputError(f"{name} is {value}; give a whole number, {least} or more")
-    return int(value)
+    found = as_float(value)
+    if not (found >= least and (found == math.inf or found.is_integer())):
+        raise InputError(f"{name} is {shown(value)}; give a whole number, {least} or more")
+    if found > MOST:
+        raise InputError(f"{name} is {shown(value)}; give {MOST:,} or less")
+    return int(found)

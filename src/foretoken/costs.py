@@ -26,6 +26,7 @@ from foretoken.lineage import versions
 from foretoken.request import StepRecord
 
 FILE, FORMAT = "costs.json", 3
+TICK = 1e-9  # seconds: no pass takes less, whatever a coarse clock says
 
 Table = tuple[tuple[int, float], ...]  # ascending; between and beyond its points it is straight
 
@@ -83,9 +84,10 @@ def of(steps: list[StepRecord], rows: int = 1) -> Costs:
             (size(n), median_low(getattr(step, name) for step in groups[n])) for n in sorted(groups)
         )
 
+    score = table("score_seconds", lambda n: rows * (n + 1))
     return Costs(
         draft=table("draft_seconds", lambda n: n),
-        score=table("score_seconds", lambda n: rows * (n + 1)),
+        score=tuple((n, max(seconds, TICK)) for n, seconds in score),
         verify=table("verify_seconds", lambda n: rows * (n + 1)),
     )
 
@@ -148,8 +150,10 @@ def recall(name: str) -> Costs | None:
         worth, alpha = map(float, parts.pop("prior"))
         if not (worth > 0 and 0 <= alpha <= 1):
             return None
-        return Costs(**{name: _table(part) for name, part in parts.items()}, prior=(worth, alpha))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        kept = Costs(**{name: _table(part) for name, part in parts.items()}, prior=(worth, alpha))
+        # rates are divided by what a pass takes, and no pass takes no time
+        return kept if all(value > 0 for _, value in (*kept.score, *kept.rows)) else None
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
 

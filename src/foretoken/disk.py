@@ -15,7 +15,7 @@ from pathlib import Path
 from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
-from foretoken import files
+from foretoken import documents, files
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ def remembered(file: str) -> dict[str, Any]:
     """Everything in a file, by key."""
     folder = cache_folder()
     try:
-        found = json.loads((folder / file).read_text()) if folder else {}
-    except (OSError, ValueError, RecursionError):
+        found = documents.read((folder / file).read_text()) if folder else {}
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

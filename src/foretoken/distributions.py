@@ -10,7 +10,6 @@ Knows no models and no prompts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
@@ -18,47 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, NumericsError, real, whole
-
-GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What is done to logits before a token is drawn; 0, 1.0 and 0.0 switch top-k, top-p and
-    min-p off."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value, counted = getattr(self, name), name == "top_k"
-            if not (whole(value) if counted else real(value)):
-                what = "whole number" if counted else "number"
-                raise InputError(f"{name} is {value!r:.60}; give a {what}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}; give 0 (off) or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}; give a number in (0, 1], 1 being off")
-        if not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p is {self.min_p}; give a number in [0, 1], 0 being off")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+from foretoken.errors import NumericsError
+from foretoken.params import SamplingParams
 
 
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law that a token is drawn from, `[..., V]` in float32 or better.
 
     Temperature, top-k, top-p, min-p, in the order in which transformers applies them. Below
-    `GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to C1: the paper
-    leaves ties open).
+    `params.GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to C1: the
+    paper leaves ties open).
     """
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(_working(logits.dtype))

@@ -6,7 +6,11 @@ ForetokenError
     └── NumericsError   logits that are no logits (NaN, +inf, nothing possible)
 """
 
+import math
 from numbers import Integral, Real
+from typing import cast
+
+WIDEST = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
@@ -33,6 +37,27 @@ def whole(value: object) -> bool:
 def real(value: object) -> bool:
     """Whether it is a number, as `whole` means it."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def as_float(value: object) -> float:
+    """The nearest float of what may be a Fraction or a number of NumPy's; inf where it is too
+    large for one, NaN where it is no number at all."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if cast(int, value) > 0 else -math.inf
+
+
+def shown(value: object) -> str:
+    """A value as a message names it: short and in one line, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # Python writes out no integer of more than 4,300 digits
+        return f"a {type(value).__name__} too large to show"
+    text = " ".join(text.split())
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
 def one_line(error: Exception) -> str:

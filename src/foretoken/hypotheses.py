@@ -14,7 +14,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, NumericsError, real, whole
+from foretoken.errors import InputError, NumericsError, as_float, shown, whole
 from foretoken.request import FinishReason, Request
 from foretoken.tree import Node
 
@@ -39,17 +39,20 @@ class BeamParams:
         for name in ("num_beams", "num_return_sequences"):
             value = getattr(self, name)
             if not whole(value) or value < 1:
-                raise InputError(f"{name} is {value!r:.60}; give a whole number from 1")
+                raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
+            object.__setattr__(self, name, int(value))  # NumPy's overflow
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 f"num_return_sequences is {self.num_return_sequences}, but there are only "
                 f"{self.num_beams} beams; give num_beams={self.num_return_sequences}"
             )
-        penalty = self.length_penalty
-        if not real(penalty) or not -STEEPEST <= penalty <= STEEPEST:
+        penalty = as_float(self.length_penalty)
+        if not -STEEPEST <= penalty <= STEEPEST:
             raise InputError(
-                f"length_penalty is {penalty!r:.60}; give a number from -{STEEPEST} to {STEEPEST}"
+                f"length_penalty is {shown(self.length_penalty)}; give a number from -{STEEPEST} "
+                f"to {STEEPEST}"
             )
+        object.__setattr__(self, "length_penalty", penalty)
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InputError(
                 f"early_stopping is {self.early_stopping!r:.60}; give True, False or 'never'"

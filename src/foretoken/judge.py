@@ -12,10 +12,13 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from foretoken.comparators import COMPARATORS
 from foretoken.distributions import SamplingParams, law, likeliest
 from foretoken.draw import Draw, SharedDraw
 from foretoken.lenience import lenient, near_best
-from foretoken.verify import Rule, greedy, leading, overlap, overlap_greedy
+from foretoken.verify import RULES, Rule, greedy, leading, overlap, overlap_greedy
+
+NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
 
 
 class Verdict(NamedTuple):

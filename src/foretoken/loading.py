@@ -24,11 +24,12 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import read_ends, require_ids, suggested
 from foretoken.errors import InputError, RefusedError
+from foretoken.hub import is_folder
 from foretoken.models.base import Model, OpenModel
 from foretoken.models.causal import output_rows
 from foretoken.models.heads import Heads, ends_of
 from foretoken.runtimes import Wish, place, place_exact, require_torch
-from foretoken.sources import Source, is_folder, source
+from foretoken.sources import Source, source
 from foretoken.sources import tokenizer as words_of
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words

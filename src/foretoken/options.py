@@ -1,25 +1,68 @@
-"""What a caller may ask for, whatever the model: prompts, seeds, numbers and rules, checked."""
+"""What a caller may ask for, whatever the model: prompts, seeds, numbers and rules, checked.
+
+Knows no tensors: a mistake on the command line is told before torch is imported, which takes
+seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from secrets import randbits
-from typing import cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from foretoken import checked
-from foretoken.comparators import COMPARATORS
-from foretoken.distributions import SamplingParams
-from foretoken.errors import InputError, RefusedError, whole
-from foretoken.judge import Coupled, Greedy, Judge, choose
+from foretoken.errors import InputError, RefusedError, shown, whole
 from foretoken.keys import RowKey
-from foretoken.verify import RULES, Rule
+from foretoken.params import SamplingParams
 
-NAMED = {**RULES, **COMPARATORS}
-WIDER = 4  # draft beams per beam: at fewer, one of a target's beams is soon missing
+if TYPE_CHECKING:
+    from foretoken.judge import Judge
+    from foretoken.verify import Rule
+
 COUPLED = "coupled"  # no rule: what it keeps follows from noise, not from p and q alone
+RULES = ("speculative", "block", "match", "rejection", COUPLED)
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
+RUNTIMES = ("auto", "transformers", "openvino", "graphs")
+WIDER = 4  # draft beams per beam: at fewer, one of a target's beams is soon missing
+
+
+class Listed(Protocol):
+    """A tensor or an array."""
+
+    def tolist(self) -> Any: ...
+
 
 Prompt = str | list[int]
+Prompts = Prompt | Listed | Mapping[str, Any] | Sequence[Prompt | Listed]
 Seed = int | Sequence[int | tuple[int, int]] | None
+
+
+def require(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: float) -> None:
+    """InputError for an option that no model could honour, RefusedError for two of them."""
+    _require_whole("max_new_tokens", max_new_tokens)
+    if gamma is not None:
+        _require_whole("gamma", gamma)
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; give 1 or more")
+    if gamma is not None and gamma < 0:
+        raise InputError(f"gamma is {shown(gamma)}; give 0 (plain decoding) or more, or None")
+    if checked.lenience(lenience) != 1 and rule == COUPLED:
+        raise RefusedError(
+            f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
+            "own tokens and no others; leave it at 1.0"
+        )
+    if rule not in RULES if isinstance(rule, str) else not callable(rule):
+        raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
+
+
+def require_place(runtime: str, *dtypes: str | None) -> None:
+    """InputError for a runtime or a precision that there is not; None is another's."""
+    for name, value, known in (
+        ("runtime", runtime, RUNTIMES),
+        *(("dtype", dtype, DTYPES) for dtype in dtypes if dtype is not None),
+    ):
+        if value not in known:
+            raise InputError(f"{name} is {shown(value)}; give one of {', '.join(known)}")
 
 
 def check(
@@ -29,64 +72,87 @@ def check(
     rule: str | Rule,
     lenience: float,
 ) -> Judge:
-    """Who judges the guesses, or an error for an option that no model could honour."""
-    for name, value in (("max_new_tokens", max_new_tokens), ("gamma", gamma)):
-        if not whole(value) and not (name == "gamma" and value is None):
-            raise InputError(f"{name} is {value!r:.60}; give a whole number")
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
-    if gamma is not None and gamma < 0:
-        raise InputError(f"gamma is {gamma}; give 0 (plain decoding) or more, or None")
-    checked.lenience(lenience)
+    """Who judges the guesses; raises as `require` does."""
+    require(max_new_tokens, gamma, rule, lenience)
+    from foretoken.judge import NAMED, Coupled, Greedy, choose  # late: torch takes seconds
+
     if rule == COUPLED:
-        if lenience != 1:
-            raise RefusedError(
-                f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
-                "own tokens and no others; leave it at 1.0"
-            )
         return Greedy() if params.greedy else Coupled()
-    found = NAMED.get(rule) if isinstance(rule, str) else rule
-    if found is None or not callable(found):
-        known = ", ".join([*NAMED, COUPLED])
-        raise InputError(f"rule is {rule!r:.60}; give one of {known}, or a function")
-    return choose(found, params, float(lenience))
+    return choose(NAMED[rule] if isinstance(rule, str) else rule, params, float(lenience))
 
 
 def check_beams(max_new_tokens: int, gamma: int, num_beams: int, draft_beams: int | None) -> int:
     """The draft's width, by itself `WIDER * num_beams`; InputError for what nobody can do."""
     width = WIDER * num_beams if draft_beams is None else draft_beams
-    for name, value in (
-        ("max_new_tokens", max_new_tokens),
-        ("gamma", gamma),
-        ("draft_beams", width),
-    ):
-        if not whole(value):
-            raise InputError(f"{name} is {value!r:.60}; give a whole number")
+    _require_whole("max_new_tokens", max_new_tokens)
+    _require_whole("gamma", gamma)
+    _require_whole("draft_beams", width)
     if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
+        raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; give 1 or more")
     if gamma < 0:
-        raise InputError(f"gamma is {gamma}; give 0 (plain beam search) or more")
+        raise InputError(f"gamma is {shown(gamma)}; give 0 (plain beam search) or more")
     if width < num_beams:
-        raise InputError(f"draft_beams is {width}; give num_beams={num_beams} or more")
-    return width
+        raise InputError(f"draft_beams is {shown(width)}; give num_beams={num_beams} or more")
+    return int(width)
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts from one prompt (a str, or a list of ids) or several."""
+def _require_whole(name: str, value: object) -> None:
+    if not whole(value):
+        raise InputError(f"{name} is {shown(value)}; give a whole number")
+
+
+def as_list(prompts: Prompts) -> list[Prompt]:
+    """A list of prompts from one (a str, or ids) or several.
+
+    Ids are lists, tensors or arrays; a tensor `[B, n]` is B prompts, and so is what a tokenizer
+    returns, less what its attention mask leaves out.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, list | tuple):
+    given = _encoded(prompts) if isinstance(prompts, Mapping) else _plain(prompts)
+    if not isinstance(given, list):
         raise InputError(
             f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
         )
-    if prompts and all(_is_id(p) for p in prompts):
-        return [cast(list[int], list(prompts))]
-    for i, prompt in enumerate(prompts):
+    if given and all(_is_id(part) for part in given):
+        return [given]
+    for i, prompt in enumerate(given):
         if not isinstance(prompt, str) and not (
-            isinstance(prompt, list | tuple) and all(_is_id(token) for token in prompt)
+            isinstance(prompt, list) and all(_is_id(token) for token in cast(list[Any], prompt))
         ):
-            raise InputError(f"prompt {i} is {prompt!r:.60}; give a str or a list of ids")
-    return [p if isinstance(p, str) else list(p) for p in cast(Sequence[Prompt], prompts)]
+            raise InputError(f"prompt {i} is {shown(prompt)}; give a str or a list of ids")
+    return given
+
+
+def _plain(value: Any) -> Any:
+    """Tensors, arrays and tuples as lists, numbers of NumPy as Python's; all else as it is."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _encoded(batch: Mapping[str, Any]) -> list[Any]:
+    """The ids in what a tokenizer returned, without the padding on either side."""
+    if "input_ids" not in batch:
+        raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
+    ids, mask = _plain(batch["input_ids"]), _plain(batch.get("attention_mask"))
+    if mask is not None and not _alike(ids, mask):
+        raise InputError("attention_mask has not the shape of input_ids; give both as they came")
+    return ids if mask is None or not isinstance(ids, list) else _kept(ids, mask)
+
+
+def _alike(ids: Any, mask: Any) -> bool:
+    """Whether these are lists, or lists of lists, of the same lengths."""
+    if not isinstance(ids, list) or not isinstance(mask, list):
+        return not isinstance(ids, list) and not isinstance(mask, list)
+    ids, mask = cast(list[Any], ids), cast(list[Any], mask)
+    return len(ids) == len(mask) and all(map(_alike, ids, mask))
+
+
+def _kept(ids: list[Any], mask: list[Any]) -> list[Any]:
+    """What the mask leaves, of every list within."""
+    both = zip(ids, mask, strict=True)
+    return [_kept(a, b) if isinstance(a, list) else a for a, b in both if isinstance(a, list) or b]
 
 
 def _is_id(value: object) -> bool:
@@ -97,20 +163,20 @@ def keys_of(seed: Seed, count: int) -> list[RowKey]:
     """A key for each of `count` rows; None draws a seed for all of them."""
     if seed is None:
         seed = randbits(63)
-    if isinstance(seed, int):
+    if whole(seed):
         return [RowKey(_seed(seed), row) for row in range(count)]
     if not isinstance(seed, list | tuple):
-        raise InputError(f"seed is {seed!r:.60}; give an integer, or one for each prompt")
+        raise InputError(f"seed is {shown(seed)}; give an integer, or one for each prompt")
     if len(seed) != count:
         raise InputError(f"seed has {len(seed)} entries for {count} prompts; give one for each")
     pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
     for pair in pairs:
         if len(pair) != 2:
-            raise InputError(f"seed holds {pair!r:.60}; give integers, or pairs of them")
+            raise InputError(f"seed holds {shown(pair)}; give integers, or pairs of them")
     return [RowKey(_seed(s), _seed(row)) for s, row in pairs]
 
 
-def _seed(value: int) -> int:
-    if not _is_id(value) or not 0 <= value < 2**63:
-        raise InputError(f"seed is {value!r:.60}; give an integer in [0, 2**63)")
-    return value
+def _seed(value: Any) -> int:
+    if not whole(value) or not 0 <= value < 2**63:
+        raise InputError(f"seed is {shown(value)}; give an integer in [0, 2**63)")
+    return int(value)

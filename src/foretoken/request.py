@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from foretoken.errors import shown
 from foretoken.keys import RowKey
 
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -125,6 +126,15 @@ class Completion:
     stats: Stats
     steps: list[StepRecord]
 
+    def __repr__(self) -> str:
+        """In a line; `steps` and `stats` have the rest."""
+        rates = {"alpha": self.stats.alpha, "tokens_per_call": self.stats.tokens_per_call}
+        known = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
+        return (
+            f"Completion({brief(self.text, self.tokens)}, "
+            f"finish_reason={self.finish_reason!r}{''.join(known)})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -133,6 +143,12 @@ class Piece:
 
     text: str | None
     tokens: list[int]
+
+
+def brief(text: str | None, tokens: list[int]) -> str:
+    """The beginning of a text, or of its ids, and its length."""
+    said = f"tokens={shown(tokens)}" if text is None else f"text={shown(text)}"
+    return f"{said}, {len(tokens)} tokens"
 
 
 def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:

@@ -15,16 +15,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.exact import ExactModel, steady
 from foretoken.models.graphs import GraphModel, rehearsed
 from foretoken.models.packed import pack
 from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check, strangers
+from foretoken.options import require_place
 from foretoken.sources import Source
-
-RUNTIMES = ("auto", "transformers", "openvino", "graphs")
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
 
 ON_GRAPHS = Form("fixed shapes", GraphModel)
 ON_A_GRID = Form("a grid of passes", ExactModel)
@@ -49,12 +47,7 @@ class Wish:
     runtime: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("runtime", self.runtime, RUNTIMES),
-            ("dtype", self.dtype, DTYPES),
-        ):
-            if value not in known:
-                raise InputError(f"{name} is {value!r}; give one of {', '.join(known)}")
+        require_place(self.runtime, self.dtype)
 
 
 def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:

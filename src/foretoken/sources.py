@@ -6,8 +6,6 @@ It does not know what a model is for, nor what it runs on.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from foretoken import memory
+from foretoken import documents, hub, memory
 from foretoken.ends import check_file
 from foretoken.errors import InputError, RefusedError, one_line
 
@@ -39,7 +37,6 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Source:
         where it comes from the hub, by a commit. Raises RefusedError for an adapter, whose base
         stands elsewhere."""
         folder = Path(self.path)
-        if not is_folder(self.path):
+        if not hub.is_folder(self.path):
             return None
         if (folder / "adapter_config.json").exists():
             raise RefusedError(f"{self.name} holds an adapter: merge it into its base model")
@@ -88,17 +85,18 @@ class Source:
 def _indexed(index: Path) -> set[str]:
     """The files of weights that an index names; what is wrong with it is said in loading."""
     try:
-        return set(json.loads(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set(documents.read(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 
 
 def source(given: str | Path, revision: str | None, trust: bool) -> Source:
     """A folder or hub id, read as far as its config. Raises InputError and RefusedError."""
-    path = _path(given)
-    if is_folder(given):
+    path = hub.path(given)
+    if hub.is_folder(given):
         check_file(Path(given))
-    where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust}
+    way = hub.way(path, revision)
+    where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust, **way}
     try:
         config = AutoConfig.from_pretrained(path, **where)
     except Exception as error:  # the library raises many kinds
@@ -111,7 +109,7 @@ def source(given: str | Path, revision: str | None, trust: bool) -> Source:
         raise InputError(f"{given} cannot be built from its config: {one_line(error)}") from None
     try:
         empty.generation_config = GenerationConfig.from_pretrained(
-            path, revision=revision or "main"
+            path, revision=revision or "main", **way
         )
     except OSError:
         pass  # there is none: the library makes one from the model's config
@@ -134,28 +132,11 @@ def _require_weights(name: str, kind: str, found: dict[str, Any]) -> None:
         )
 
 
-def _path(given: str | Path) -> str:
-    """A folder that exists, or a hub id."""
-    if not isinstance(given, str | Path):
-        raise InputError(f"target is {given!r:.60}; give a folder, a hub id or a model")
-    if is_folder(given):
-        return str(given)
-    if isinstance(given, Path) or not HUB_ID.fullmatch(given):
-        raise InputError(f"{str(given)!r:.100} is no folder; give a model's folder or a hub id")
-    return given
-
-
-def is_folder(given: str | Path) -> bool:
-    try:
-        return bool(str(given)) and Path(given).is_dir()
-    except OSError:  # a name that is too long
-        return False
-
-
 def _auto(config: PretrainedConfig, name: str, trust: bool) -> Any:
     remote = getattr(config, "auto_map", None) or {}
     for auto in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
-        if type(config) in auto._model_mapping.keys() or (trust and auto.__name__ in remote):
+        # not in its keys(): they import the configs of all families
+        if type(config) in auto._model_mapping or (trust and auto.__name__ in remote):
             if config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM):
                 return auto
     raise RefusedError(
@@ -178,13 +159,14 @@ def tokenizer(
         return None
     if not isinstance(given, str | Path):
         raise InputError(f"tokenizer is {given!r:.60}; give a folder, a hub id or a tokenizer")
-    local = is_folder(given)
+    local = hub.is_folder(given)
     if local and not _holds(given, TOKENIZER_FILES):
         if wanted:
             raise InputError(f"{given} holds no tokenizer; give a folder or hub id with one")
         return None
     try:
-        words = AutoTokenizer.from_pretrained(given, revision=revision, trust_remote_code=trust)
+        where = {"revision": revision, "trust_remote_code": trust}
+        words = AutoTokenizer.from_pretrained(given, **where, **hub.way(str(given), revision))
         needs = set(words.vocab_files_names.values())
         if local and needs and not _holds(given, {*TOKENIZER_FILES[1:], *needs}):
             raise OSError(f"there is none of {', '.join(sorted(needs))}")  # an empty one was made

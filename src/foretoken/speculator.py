@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -20,13 +20,13 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import Engine
-from foretoken.errors import InputError
+from foretoken.errors import InputError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.hypotheses import BeamParams
 from foretoken.judge import Judge
 from foretoken.keys import RowKey
 from foretoken.models.base import Model
-from foretoken.options import Prompt, Seed, as_list, check, check_beams, keys_of
+from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.verify import Rule
@@ -66,7 +66,7 @@ class Speculator:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -90,6 +90,8 @@ class Speculator:
         temperature 0 those pass that have at least `lenience` times the probability of the
         likeliest. A KeyboardInterrupt ends it early: unfinished rows come back with finish_reason
         "interrupted".
+        Ids may also be tensors or arrays, [n] for one prompt and [B, n] for B of them, or what a
+        tokenizer returns, whose padding is dropped.
         """
         params = SamplingParams(temperature, top_k, top_p, min_p)
         judge = check(params, max_new_tokens, gamma, rule, lenience)
@@ -109,7 +111,7 @@ class Speculator:
 
     def stream(
         self,
-        prompt: Prompt | Sequence[Prompt],
+        prompt: Prompts,
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -139,7 +141,7 @@ class Speculator:
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         *,
         num_beams: int = 4,
         num_return_sequences: int = 1,
@@ -170,7 +172,7 @@ class Speculator:
         found: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
             with claimed(self.target, self.drafter):
-                tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, gamma)
+                tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, int(gamma))
             found += [self._beams(task, draft) for task in tasks]
         return found
 
@@ -204,9 +206,10 @@ class Speculator:
         if gamma is None:
             silent = isinstance(self.drafter, NoDrafter)
             return Fixed(0) if silent else Adaptive(self.step_costs(params, rows))
+        gamma = int(gamma)  # NumPy's overflow
         if context is not None and gamma + 1 > context:
             raise InputError(
-                f"gamma is {gamma}, but gamma + 1 must fit in the context of {context}"
+                f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
             )
         return Fixed(gamma)
 
@@ -251,7 +254,7 @@ class Speculator:
         """What `generate` makes of its prompts; InputError for one that cannot be continued."""
         keys = keys_of(seed, len(prompts))
         return [
-            self._request(i, prompt, max_new_tokens, key)
+            self._request(i, prompt, int(max_new_tokens), key)
             for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
         ]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from foretoken import checked
-from foretoken.errors import InputError
+from foretoken.errors import InputError, as_float, shown
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
 ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
@@ -35,7 +35,7 @@ def beta(p: ArrayLike, q: ArrayLike) -> float:
 
 def alpha(betas: ArrayLike) -> float:
     """Mean of the betas of many prefixes, which are to come from the target (Corollary 3.6)."""
-    values = np.asarray(betas, dtype=np.float64)
+    values = checked.numbers("betas", betas)
     if values.size == 0:
         raise InputError("betas is empty; give the beta of one prefix or more")
     for value in values.ravel().tolist():
@@ -48,7 +48,8 @@ def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, .
     A.5 prints, in its order. They are equal; the last is sum min(p/l, q)."""
     p, q = checked.laws(p, q)
     p, q = p[q > 0], q[q > 0]  # what q never guesses adds nothing
-    scaled = checked.lenience(lenience) * q
+    lenience = checked.lenience(lenience)
+    scaled = lenience * q
     return (
         float(q @ np.where(scaled <= p, 1.0, p / scaled)),
         float(q @ (p / np.maximum(p, scaled))),
@@ -156,13 +157,13 @@ def walltime_factor(
     where a block costs at least as much as one token.
     """
     if tokens is not None:
-        return tokens / _expected_cost(alpha, gamma, c, v, tokens)
+        return checked.count("tokens", tokens, least=1) / _expected_cost(alpha, gamma, c, v, tokens)
     return expected_tokens(alpha, gamma) / _round_cost(gamma, c, v)
 
 
 def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
     """How many times the arithmetic of plain decoding; c_hat is c in operations (Theorem 3.11)."""
-    c_hat = checked.cost("c_hat", c_hat)
+    gamma, c_hat = checked.count("gamma", gamma), checked.cost("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
@@ -194,7 +195,8 @@ def oracle_factor(alpha: float, c: float) -> float:
     run; inf at alpha 1, c 0. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
     as alpha -> 1 with c = (1 - alpha) / (e - 2), where the paper says "~60 %".
     """
-    per_token = 1 - checked.probability("alpha", alpha) + checked.cost("c", c) * alpha
+    alpha, c = checked.probability("alpha", alpha), checked.cost("c", c)
+    per_token = 1 - alpha + c * alpha
     return 1 / per_token if per_token > 0 else math.inf
 
 
@@ -226,8 +228,9 @@ def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
 
 def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """How many times faster than f and then g; at most 2."""
+    f, g = checked.cost("f", f), checked.cost("g", g)
     if not f + g > 0:
-        raise InputError(f"f and g take {f} and {g}; give one of them a time above 0")
+        raise InputError(f"f and g take {f:g} and {g:g}; give one of them a time above 0")
     return (f + g) / execution_seconds(beta, f, g, q)
 
 
@@ -245,16 +248,18 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
     """
     tokens = checked.count("tokens", tokens, least=1)
     most = min(checked.count("gamma", gamma), tokens - 1)
-    laws = [np.array(tokens_law(alpha, g)[::-1]) for g in range(most + 1)]
+    law = np.array(tokens_law(alpha, most)[::-1])  # that of a smaller gamma is its end, and a rest
+    rest = checked.probability("alpha", alpha) ** np.arange(most + 1)
     runs = [_round_cost(g, c, v) for g in range(most + 1)]
     cost = np.zeros(tokens + 1)
     for n in range(1, tokens + 1):
         g = min(most, n - 1)
-        cost[n] = runs[g] + laws[g] @ cost[n - g - 1 : n]
+        cost[n] = runs[g] + law[most + 1 - g :] @ cost[n - g : n] + rest[g] * cost[n - g - 1]
     return float(cost[tokens])
 
 
 def _round_cost(gamma: int, c: float, v: VerifyCost | None) -> float:
+    gamma = checked.count("gamma", gamma)
     return gamma * checked.cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
 
 
@@ -265,6 +270,8 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
         cost = v[n]
     else:
         raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or a smaller gamma")
-    if not 0 < cost < math.inf:
-        raise InputError(f"v of {n} tokens is {cost}; give a finite number above 0")
+    if not 0 < as_float(cost) <= checked.DEAREST:
+        raise InputError(
+            f"v of {n} tokens is {shown(cost)}; give a number above 0, to {checked.DEAREST:g}"
+        )
     return float(cost)

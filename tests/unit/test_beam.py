@@ -7,6 +7,7 @@ import torch
 
 import foretoken
 from foretoken import InputError, NumericsError, RefusedError, Speculator
+from foretoken.beam import Beam, Task, beam_stats
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.table import TableModel
 from pairs import PROMPTS, relative, speculator, target
@@ -142,3 +143,10 @@ def test_the_default_pair_saves_target_calls() -> None:
     assert quick.tokens == plain.tokens and quick.text == plain.text
     assert quick.score == pytest.approx(plain.score, abs=1e-4)
     assert quick.stats.target_calls < plain.stats.target_calls == 24
+
+
+def test_a_beam_is_shown_in_a_line():
+    told = beam_stats(Task(None), "table", "none")
+    long = Beam(None, [1] * 400, -0.12345, "length", told)
+    assert repr(long).startswith("Beam(tokens=[1, 1, ") and len(repr(long)) < 140
+    assert repr(long).endswith("..., 400 tokens, score=-0.1235, finish_reason='length')")

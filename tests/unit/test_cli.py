@@ -308,7 +308,7 @@ def test_bad_models_and_prompts(run, base, tmp_path):
     target = ("--target", base / "target")
     (tmp_path / "config.json").write_text("{")
     mistake(run("generate", "text", "--target", tmp_path / "no"), "is no folder")
-    mistake(run("generate", "text", "--target", "no/such"), "cannot be read as a model")
+    mistake(run("generate", "text", "--target", "no/such"), "there is no folder 'no/such'")
     mistake(run("generate", "text", "--target", tmp_path), "cannot be read as a model")
     mistake(run("generate", "text", *target, "--draft", tmp_path), "cannot be read as a model")
     mistake(run("generate", "text", *target, "--draft", base / "bare"), "output rows")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import loading
+from foretoken import loading, options
 from foretoken.cli import certify as command
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
+from foretoken.judge import NAMED
 from foretoken.lab import certify as lab
 from foretoken.lab.controls import Control, OffByOne, next_row
 from foretoken.models.table import TableModel
-from foretoken.options import NAMED
 from foretoken.speculator import Speculator
 from foretoken.verify import speculative
 from oracle import random_model
@@ -78,6 +78,7 @@ def test_a_certificate_for_reading(run, base):
 
 def test_a_broken_rule_in_json(run, base, monkeypatch):
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
+    monkeypatch.setattr(options, "RULES", ("broken", *options.RULES))
     code, out, _ = run(*pair(base, "--rule", "broken", "--json"))
     found = json.loads(out)
     assert code == 1 and found["verdict"] == "not lossless"

@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from console import mistake
 from foretoken.cli.theory import theory
 from foretoken.errors import InputError
 from foretoken.theory import operations_factor, walltime_factor
@@ -111,3 +112,17 @@ def test_bad_values_are_left_to_the_caller(args: list[str], says: str):
     result = CliRunner().invoke(app, args)
     assert isinstance(result.exception, InputError)
     assert str(result.exception).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--gamma", "9" * 30), "gamma is 9999"),
+        (("--max-gamma", "9" * 30), "max_gamma is 9999"),
+        (("--tokens", "9" * 30), "tokens is 9999"),
+        (("--c-hat", "1e308", "--json"), "c_hat is 1e+308; give a number from 0 to 1e+100"),
+        (("--c-hat", "inf"), "c_hat is inf; give a number"),
+    ],
+)
+def test_numbers_too_large_to_work_with(console, args, says):
+    mistake(console("theory", "--alpha", 0.5, "--c", 0.1, *args), says)

@@ -11,6 +11,7 @@ from foretoken.costs import Costs, at, identity, keep, kind, recall
 from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.gamma import Past, best
 from foretoken.models.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
@@ -28,6 +29,13 @@ def record(drafted: int, draft=0.0, score=1.0, verify=0.0) -> StepRecord:
     return StepRecord(drafted, x, 0, (1,), (0.5,) * drafted, drafted, draft, score, verify, 1)
 
 
+WHOLE = {
+    "draft": [[0, 0.0], [4, 0.8]],
+    "score": [[1, 2.0], [5, 3.0]],
+    "verify": [[1, 0.0], [5, 0.2]],
+    "rows": [[1, 1.0]],
+    "prior": [3.0, 0.8],
+}
 KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
 
 
@@ -86,6 +94,12 @@ def test_what_was_kept_is_recalled():
         {"draft": [[0, 0]], "score": [[1, "x"]], "verify": [[1, 0]]},
         {"draft": [], "score": [[1, 1.0]], "verify": [[1, 0]]},
         {"draft": [[0, 0]], "score": [[1, 1]], "verify": [[1, 0]], "more": [[1, 0]]},
+        WHOLE | {"score": [[1, 0.0], [5, 0.0]]},
+        WHOLE | {"score": [[1, 0.0], [5, 1.0]]},
+        WHOLE | {"rows": [[1, 0.0]]},
+        WHOLE | {"prior": [10**400, 0.5]},
+        WHOLE | {"score": [[1e400, 1.0]]},
+        WHOLE | {"score": [[1, 10**400]]},
     ],
 )
 def test_a_broken_memory_is_none(broken):
@@ -95,10 +109,26 @@ def test_a_broken_memory_is_none(broken):
     assert recall("a") == KNOWN
 
 
-def test_a_file_that_is_no_json_is_none(cache):
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000])
+def test_a_file_that_is_no_json_is_none(cache, text):
     keep("a", KNOWN)
-    (cache / "foretoken" / costs.FILE).write_text("{")
+    (cache / "foretoken" / costs.FILE).write_text(text)
     assert recall("a") is None
+    keep("a", KNOWN)
+    assert recall("a") == KNOWN
+
+
+def test_a_whole_memory_is_recalled():
+    disk.remember(costs.FILE, "a", WHOLE)
+    assert recall("a") == KNOWN
+
+
+def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
+    found = costs.of([record(0, score=0.0), record(4, score=0.0)])
+    assert found.seconds(0) > 0 and found.v(5) == 1 and found.c == 0
+    keep("a", found)
+    assert recall("a") == found
+    assert best(Past(found.prior), 4, [found.seconds(g) for g in range(5)]) == 4
 
 
 def test_kinds_of_sampling():

@@ -214,14 +214,14 @@ def test_a_padded_target_gets_no_guess_from_the_padding(tmp_path):
     assert draft.q is not None and not draft.q[..., 4:].any()
 
 
-def broken(path, form="foretoken.ngram", **changes):
+def broken(path, form="foretoken.ngram", header=None, **changes):
     tensors = {"unigram": table().unigram}
     for k, made in enumerate(table().levels, 2):
         tensors |= {f"{k}.{name}": getattr(made, name) for name in Level.__slots__}
     facts = {"version": 1, "order": 3, "vocab_size": 4, "fingerprint": None}
     for name, value in changes.items():
         (facts if name in facts else tensors)[name] = value
-    save_file(tensors, path, metadata={form: json.dumps(facts)})
+    save_file(tensors, path, metadata={form: header or json.dumps(facts)})
     return path
 
 
@@ -238,6 +238,25 @@ def broken(path, form="foretoken.ngram", **changes):
         {"2.tokens": np.array([1, 2, 4], np.uint32)},
         {"3.weights": np.array([np.nan], np.float32)},
         {"unigram": np.array([2, -1, 0, 0], np.float32)},
+        {"unigram": np.array([[1, 0, 0, 0]], np.float32)},
+        {"unigram": np.array([1, 0, 0, 0], np.float64)},
+        {"unigram": np.array([1, 0, 0, 0], np.int32)},
+        {"2.starts": np.array([[0, 2, 3, 3, 3]], np.uint32)},
+        {"2.starts": np.array([0, 2, 3, 3, 3], np.float32)},
+        {"2.starts": np.zeros((), np.uint32)},
+        {"2.tokens": np.array([1, 2, 3], np.int64)},
+        {"2.tokens": np.array([True, False, True])},
+        {"2.backoff": np.array([1, 1, 1, 1], np.int32)},
+        {"order": 1},
+        {"order": -1},
+        {"order": True},
+        {"fingerprint": []},
+        {"header": "[]"},
+        {"header": "3"},
+        {"header": "null"},
+        {"header": '"version"'},
+        {"header": "[" * 100_000},
+        {"header": "{"},
     ],
 )
 def test_a_foreign_or_broken_file_is_named(tmp_path, changes):

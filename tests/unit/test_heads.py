@@ -94,7 +94,22 @@ def test_what_is_no_such_file(file, tmp_path):
     refused(InputError, "cannot be read", target, f"heads:{tmp_path / 'broken'}")
     save_file({"x": torch.zeros(1)}, tmp_path / "other")
     refused(InputError, "no heads of version 1", target, f"heads:{tmp_path / 'other'}")
+    tensors = {"inner": torch.zeros(2, 32, 64), "outer": torch.zeros(2, 32, 32)}
+    tensors |= {"sketch": torch.zeros(3)}
+    for text in ("[]", "[1]", "3", "null", '"version"', "{}"):
+        save_file(tensors, tmp_path / "other", {"foretoken.heads": text})
+        refused(InputError, "no heads of version 1", target, f"heads:{tmp_path / 'other'}")
+    for text in ("{", "[" * 100_000):
+        save_file(tensors, tmp_path / "other", {"foretoken.heads": text})
+        refused(InputError, "cannot be read", target, f"heads:{tmp_path / 'other'}")
     header = {"foretoken.heads": json.dumps({"version": 1})}
+    for kind in (torch.int32, torch.bool, torch.float8_e4m3fn):
+        for name, value in tensors.items():
+            save_file(tensors | {name: value.to(kind)}, tmp_path / "wrong", header)
+            refused(InputError, "holds broken heads", target, f"heads:{tmp_path / 'wrong'}")
+    half = tensors | {"sketch": torch.zeros(3, dtype=torch.float16)}
+    save_file(half, tmp_path / "wrong", header)
+    refused(InputError, "holds broken heads", target, f"heads:{tmp_path / 'wrong'}")
     for outer in (torch.zeros(2, 32, 31), torch.full((2, 32, 32), torch.nan)):
         tensors = {"inner": torch.zeros(2, 32, 64), "outer": outer, "sketch": torch.zeros(3)}
         save_file(tensors, tmp_path / "wrong", header)

@@ -9,8 +9,8 @@ SOURCE = Path(foretoken.__file__).parent
 
 # A module may import from its own line and the lines above it.
 LAYERS = [
-    ["errors", "checked", "flag"],
-    ["disk", "files", "lineage"],
+    ["errors", "checked", "documents", "flag", "params"],
+    ["disk", "files", "hub", "lineage"],
     ["distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
     ["tree", "verify", "comparators", "lenience", "execute"],
     ["draw", "judge", "options"],

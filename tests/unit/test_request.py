@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foretoken.keys import RowKey
-from foretoken.request import Request, Row, StepRecord, stats
+from foretoken.request import Completion, Request, Row, StepRecord, stats
 
 
 def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> Row:
@@ -90,3 +90,20 @@ def test_stats_of_plain_decoding():
 
 def test_stats_before_the_first_step():
     assert stats(row(), "table", "none").tokens_per_call is None
+
+
+def test_a_completion_is_shown_in_a_line():
+    fresh = row(limit=500)
+    for _ in range(200):
+        fresh.records.append(record())
+        fresh.commit([3, 5])
+    told = stats(fresh, "table", "table")
+    long = Completion("It was, " * 300, fresh.new_tokens, "length", (0, 0), told, fresh.records)
+    assert repr(long) == (
+        "Completion(text='It was, It was, It was, It was, It was, It was, It was, ..., 400 tokens, "
+        "finish_reason='length', alpha=0.38, tokens_per_call=2.00)"
+    )
+    told = stats(row(), "table", "table")
+    bare = Completion(None, [3, 5], "stop", (0, 0), told, [])
+    assert repr(bare) == "Completion(tokens=[3, 5], 2 tokens, finish_reason='stop')"
+    assert repr([bare]) == f"[{bare!r}]"

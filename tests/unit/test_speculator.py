@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -132,6 +135,29 @@ def test_a_text_without_tokens_is_refused():
         spec.generate("\u200b")
 
 
+def test_prompts_as_tensors_and_arrays_and_a_tokenizer_s_batch():
+    spec, words = spoken(byte_level(), 320), byte_level()
+    expected = [c.tokens for c in spec.generate(["It was", "He"], max_new_tokens=5)]
+    words.pad_token = "a"
+    batch = words(["It was", "He"], padding=True, return_tensors="pt", padding_side="left")
+    assert [c.tokens for c in spec.generate(batch, max_new_tokens=5)] == expected
+    one = torch.tensor(words("It was").input_ids)
+    for prompt in (one, one[None], one.numpy(), [one]):
+        assert spec.generate(prompt, max_new_tokens=5)[0].tokens == expected[0]
+    assert [p.tokens for p in spec.stream(one, max_new_tokens=5)]
+
+
+def test_numbers_of_numpy_and_fractions_are_numbers():
+    spec = table()
+    numbers = {"max_new_tokens": np.int8(20), "gamma": np.int8(3), "seed": np.uint8(7)}
+    numbers |= {"temperature": Fraction(3, 4), "top_k": np.int64(5), "lenience": Fraction(1, 2)}
+    (done,) = spec.generate([1, 2], **numbers)
+    plain = {"max_new_tokens": 20, "gamma": 3, "seed": 7}
+    plain |= {"temperature": 0.75, "top_k": 5, "lenience": 0.5}
+    assert done.tokens == spec.generate([1, 2], **plain)[0].tokens
+    json.dumps([done.seed, done.stats.to_dict(), [asdict(step) for step in done.steps]])
+
+
 # Options
 
 
@@ -174,6 +200,10 @@ def test_a_text_without_tokens_is_refused():
         ({"seed": [(1, -2)]}, "seed is -2"),
         ({"seed": [1.5]}, "seed is 1.5"),
         ({"seed": "12"}, "seed is '12'"),
+        ({"seed": True}, "seed is True"),
+        ({"gamma": 10**5000}, r"gamma is a int too large to show, but gamma \+ 1 must fit"),
+        ({"temperature": 10**400}, "temperature is inf; give 0"),
+        ({"lenience": 10**400}, "lenience is 1000000"),
     ],
 )
 def test_bad_options(options, says):

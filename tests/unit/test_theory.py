@@ -1,6 +1,8 @@
 """Section 3: every printed figure that follows from a formula, the errata, and the edges."""
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from foretoken.theory import (
     tokens_law,
     walltime_factor,
 )
+
+HUGE = 10**400  # an integer that no float comes near
 
 TABLE_1 = [  # alpha, gamma, operations, speed, with c = c_hat = 0
     (0.6, 2, 1.53, 1.96),
@@ -307,7 +311,7 @@ def test_factor_for_many_tokens_approaches_theorem_3_8():
         (lambda: expected_tokens(math.nan, 3), "alpha is nan"),
         (lambda: expected_tokens(0.5, -1), "gamma is -1; give a whole number, 0 or more"),
         (lambda: tokens_law(0.5, 2.5), "gamma is 2.5"),
-        (lambda: walltime_factor(0.5, 2, -0.1), "c is -0.1; give a finite number, 0 or more"),
+        (lambda: walltime_factor(0.5, 2, -0.1), "c is -0.1; give a number from 0 to 1e+100"),
         (lambda: walltime_factor(0.5, 2, math.inf), "c is inf"),
         (lambda: walltime_factor(0.5, 2, 0, tokens=0), "tokens is 0; give a whole number, 1"),
         (lambda: walltime_factor(0.5, 2, 0, v=[0, 1]), "v ends at 1 tokens; give v[3] too"),
@@ -324,6 +328,15 @@ def test_factor_for_many_tokens_approaches_theorem_3_8():
         (lambda: theory.beta([0.5, 0.5], [0.5, math.nan]), "q has a probability of nan"),
         (lambda: theory.d_lk([1.5, -0.5], [0.5, 0.5]), "p has a probability of -0.5"),
         (lambda: theory.d_lk([1.0], [0.5, 0.5]), "p has 1 tokens and q 2"),
+        (lambda: theory.beta([[1.0], [0.5, 0.5]], [1.0]), "p is [[1.0], [0.5, 0.5]]; give an"),
+        (lambda: theory.beta(["a"], [1.0]), "p is ['a']; give an array of numbers"),
+        (lambda: theory.beta([HUGE, 0], [0.5, 0.5]), "p is [1000"),
+        (lambda: theory.alpha([HUGE]), "betas is [1000"),
+        (lambda: theory.walltime_factor(0.5, 2, 0, v=[0, 1, 1, HUGE]), "v of 3 tokens is 1000"),
+        (lambda: theory.walltime_factor(0.5, 2, 0, v=[0, 1, 1, "a"]), "v of 3 tokens is 'a'"),
+        (lambda: theory.execution_factor(0.5, "1", 1), "f is '1'; give a number from 0 to 1e+100"),
+        (lambda: expected_tokens(0.5, 1_000_001), "gamma is 1000001; give 1,000,000 or less"),
+        (lambda: optimal_gamma(0.5, 0.1, tokens=10**7), "tokens is 10000000; give 1,000,000 or"),
     ],
 )
 def test_refuses(call, says: str):
@@ -331,6 +344,80 @@ def test_refuses(call, says: str):
         call()
     assert says in str(error.value)
     assert "; give " in str(error.value) and "\n" not in str(error.value)
+
+
+TAKING = {  # an argument's name: a function of it
+    "alpha": [
+        lambda x: expected_tokens(x, 3),
+        lambda x: tokens_law(x, 3),
+        lambda x: theory.oracle_factor(x, 0.1),
+        lambda x: theory.improves(x, 0.1),
+        lambda x: theory.guaranteed_factor(x, 0.1),
+        lambda x: theory.expected_runs(x, 3, 9),
+    ],
+    "gamma": [
+        lambda x: expected_tokens(0.5, x),
+        lambda x: tokens_law(0.5, x),
+        lambda x: walltime_factor(0.5, x, 0.1),
+        lambda x: walltime_factor(0.5, x, 0.1, v=lambda n: 1.0),
+        lambda x: operations_factor(0.5, x, 0.1),
+        lambda x: theory.memory_factor(0.5, x),
+        lambda x: walltime_factor(0.5, x, 0.1, tokens=9),
+    ],
+    "tokens": [
+        lambda x: theory.expected_runs(0.5, 3, x),
+        lambda x: walltime_factor(0.5, 3, 0.1, tokens=x),
+    ],
+    "max_gamma": [lambda x: optimal_gamma(0.5, 0.1, max_gamma=x)],
+    "c": [
+        lambda x: walltime_factor(0.5, 2, x),
+        lambda x: oracle_factor(0.5, x),
+        lambda x: theory.improves(0.5, x),
+    ],
+    "c_hat": [lambda x: operations_factor(0.5, 2, x)],
+    "beta": [lambda x: theory.execution_seconds(x, 1, 1)],
+    "f": [lambda x: theory.execution_factor(0.5, x, 1)],
+    "g": [lambda x: theory.execution_improves(0.5, 1, x)],
+    "q": [lambda x: theory.execution_seconds(0.5, 1, 1, x)],
+    "lenience": [lambda x: theory.lenient_betas([0.5, 0.5], [1, 0], x)],
+}
+CALLS = [(name, call) for name, calls in TAKING.items() for call in calls]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [HUGE, -HUGE, 10**5000, True, [], "1", 1j, Decimal(1)],
+    ids=["huge", "minus huge", "more digits than Python writes", *"bls", "complex", "decimal"],
+)
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_what_is_no_number_or_has_no_float_is_refused_by_its_name(name, call, value):
+    with pytest.raises(InputError, match=f"^{name} is .*; give ") as error:
+        call(value)
+    assert len(str(error.value)) < 160
+
+
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_numbers_of_numpy_are_numbers(name, call):
+    """And none of them overflows: 127 guesses and one more are no int8."""
+    if name in ("gamma", "tokens", "max_gamma"):
+        kinds, value = (np.int8, np.uint8, np.int64, np.float64), 127
+    else:
+        kinds, value = (np.float16, np.float32, np.float64, Fraction), 0.5
+    expected = call(value)
+    for kind in kinds:
+        got = call(kind(value))
+        assert got == expected
+        assert "numpy" not in type(got).__module__
+
+
+def test_the_dearest_costs_are_still_floats():
+    """Times the most guesses: JSON has no infinity."""
+    assert math.isfinite(operations_factor(0.0, 1_000_000, 1e100))
+    assert walltime_factor(0.5, 1_000_000, 1e100) > 0
+
+
+def test_many_guesses_and_tokens_need_no_table_of_both():
+    assert theory.expected_runs(0.5, 20_000, 20_000) == pytest.approx(10_000, rel=1e-3)
 
 
 def test_a_run_never_gives_less_than_one_token_by_rounding() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+import foretoken
 from foretoken.cli import bench, certify, doctor, generate, measure, plan, theory, train
 from foretoken.errors import ForetokenError
 
@@ -17,6 +19,24 @@ app = typer.Typer(
     add_completion=False,
     help="Exact, fast generation from Transformers by speculative decoding.",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"foretoken {foretoken.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What holds before any command."""
+
+
 app.command()(generate.generate)
 app.command()(measure.measure)
 app.command()(plan.plan)

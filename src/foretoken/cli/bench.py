@@ -70,6 +70,7 @@ def bench(
     }
     lines = prompt_files.read(None, prompts)
     _require(asked, gammas, vs or [], out)
+    option.require_model(target, loading)
     quiet()
     with ExitStack() as stack:
         spec, tasks = _load(loading, target, draft, asked, lines)
@@ -99,14 +100,14 @@ def _gammas(text: str) -> list[int]:
 
 def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path | None) -> None:
     """What is wrong fails before models load."""
-    from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
-    from foretoken.lab.peer import command
-    from foretoken.options import check, keys_of
+    from foretoken.options import keys_of, require, require_place
+    from foretoken.params import SamplingParams
 
-    params = SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
+    SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
     for gamma in gammas:
-        check(params, asked["max_new_tokens"], gamma, asked["rule"], lenience=1.0)
+        require(asked["max_new_tokens"], gamma, asked["rule"], lenience=1.0)
     keys_of(asked["seed"], 1)
+    require_place(asked["runtime"], asked["dtype"], asked["draft_dtype"])
     if asked["repeats"] < 1:
         raise InputError(f"repeats is {asked['repeats']}; give 1 or more")
     if asked["max_new_tokens"] < gammas[-1] + 2:
@@ -116,11 +117,14 @@ def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path 
         )
     if len(set(vs)) != len(vs):
         raise InputError(f"--vs names a peer twice: {', '.join(vs)}; give each once")
-    for name in vs:
-        command(name)
+    if out and not find_spec("matplotlib"):
+        raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
+    if vs:
+        from foretoken.lab.peer import command  # late: torch takes seconds to import
+
+        for name in vs:
+            command(name)
     if out:
-        if not find_spec("matplotlib"):
-            raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
         out.mkdir(parents=True, exist_ok=True)
 
 

@@ -81,15 +81,19 @@ def certify(
     against the q they report, passes over blocks against single tokens. Bugs planted in the same
     pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
-    from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
-    from foretoken.lab.certify import Plan, laws
-    from foretoken.lab.certify import certify as issue
-    from foretoken.options import keys_of
+    from foretoken.options import keys_of, require, require_place
+    from foretoken.params import SamplingParams
 
     lines = cli.read(prompts, limit) if prompts else []
-    keys_of(seed, 1)
-    texts = TEXTS * (THOROUGH if thorough else 1)
     own = SamplingParams(temperature, top_k, top_p, min_p)
+    require(1, gamma, rule, lenience=1.0)
+    keys_of(seed, 1)
+    require_place(loading.runtime, loading.dtype, loading.draft_dtype)
+    option.require_model(target, loading)
+    from foretoken.lab.certify import Plan, laws  # late: torch takes seconds to import
+    from foretoken.lab.certify import certify as issue
+
+    texts = TEXTS * (THOROUGH if thorough else 1)
     plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(own))
     quiet()
     spec = loading.load(target, draft)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
+from foretoken import documents
 from foretoken.cli import option, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
@@ -119,7 +119,7 @@ def fields(shape: str | None) -> dict[str, Any]:
         if not (name and equals and value):
             raise InputError(f"shape has {part.strip()!r}; give name=value, separated by commas")
         try:
-            found[name] = json.loads(value)
+            found[name] = documents.read(value)
         except ValueError:
             found[name] = value
     return found

@@ -64,18 +64,21 @@ def generate(
         "rule": rule,
         "lenience": lenience,
     }
-    from foretoken.distributions import SamplingParams  # late: torch takes seconds to import
-    from foretoken.options import check, keys_of
-    from foretoken.speculator import BATCH
+    from foretoken.options import keys_of, require, require_place
+    from foretoken.params import SamplingParams
 
-    quiet()
-    # What is wrong fails before models load
+    # What is wrong fails before torch is imported, which takes seconds, and before models load
     params = SamplingParams(temperature, top_k, top_p, min_p)
-    check(params, max_new_tokens, gamma, rule, lenience)
+    require(max_new_tokens, gamma, rule, lenience)
     keys_of(seed, 1)
+    require_place(loading.runtime, loading.dtype, loading.draft_dtype)
     lines = prompts.read(prompt, prompt_file)
     if compare and len(lines) != 1:
         raise InputError(f"--compare takes one prompt, not {len(lines)}")
+    option.require_model(target, loading)
+    from foretoken.speculator import BATCH
+
+    quiet()
     spec = loading.load(target, draft)
     if spec.tokenizer is None:
         lines = [prompts.as_ids(line) for line in lines]

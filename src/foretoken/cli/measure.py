@@ -77,8 +77,17 @@ def run(
 
     `asked` has what a command was given, by the names of lab.measurement.Options and more.
     """
+    from foretoken.lab import limits
+    from foretoken.options import keys_of, require_place
+    from foretoken.params import SamplingParams
+
+    SamplingParams(*(asked[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+    limits.require(asked["gamma"], asked["max_new_tokens"], len(lines), asked["draft"])
+    keys_of(asked["seed"], 1)
+    require_place(loading.runtime, loading.dtype, loading.draft_dtype)
+    option.require_model(asked["target"], loading)
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
-    from foretoken.lab.measure import digest, measure, require
+    from foretoken.lab.measure import digest, measure
     from foretoken.lab.measurement import Options
     from foretoken.lab.part import Part
 
@@ -86,7 +95,6 @@ def run(
     given = {field.name: asked[field.name] for field in fields(Options) if field.name in asked}
     given |= {"prompts": str(asked["prompts"])}
     options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
-    require(options, len(lines))
     spec = loading.load(options.target, options.draft)
     texts = [(line if spec.tokenizer else prompt_files.as_ids(line)).prompt for line in lines]
     if out is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from foretoken import hub
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -143,6 +144,13 @@ class PairLoading(Loading):
             rich_help_panel=PANEL,
         ),
     ] = False
+
+
+def require_model(target: str | None, origin: Origin) -> None:
+    """InputError where neither a folder nor the hub has it: said before torch is imported, which
+    takes seconds."""
+    if target is not None:
+        hub.way(hub.path(target), origin.revision)
 
 
 def require_folder(out: Path) -> None:

@@ -79,7 +79,10 @@ def plan(
 
 
 def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
-    from foretoken.lab.measurement import load
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"there is no {file}; make it with foretoken measure --out")
+    from foretoken.lab.measurement import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any, ClassVar
 
 from foretoken.errors import InputError
 
 
-class Line(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Line:
     """One line of a JSONL prompt file; other keys are kept out, not ignored."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
     prompt: str | list[int]
     id: Any = None
 
@@ -54,8 +54,10 @@ def _from_file(file: Path) -> list[Line]:
 
 
 def _parse(file: Path, number: int, row: str) -> Line:
+    from pydantic import TypeAdapter, ValidationError  # late: `--help` and plain text need none
+
     try:
-        line = Line.model_validate_json(row)
+        line = TypeAdapter(Line).validate_json(row)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "line"

@@ -17,18 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
-from foretoken.checked import count
 from foretoken.errors import InputError
-from foretoken.theory import (
-    MAX_GAMMA,
-    expected_tokens,
-    guaranteed_factor,
-    improves,
-    operations_factor,
-    optimal_gamma,
-    oracle_factor,
-    walltime_factor,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +79,26 @@ def theory(
 def _predict(
     alpha: float, c: float, c_hat: float, gamma: int | None, max_gamma: int, tokens: int | None
 ) -> Prediction:
-    count("max_gamma", max_gamma)
+    from foretoken import checked  # late: NumPy, which `--help` needs not
+    from foretoken import theory as section3
+
+    checked.count("max_gamma", max_gamma)
 
     def row(gamma: int) -> Row:
-        time = walltime_factor(alpha, gamma, c, tokens=tokens)
-        work = operations_factor(alpha, gamma, c_hat)
-        return Row(gamma, expected_tokens(alpha, gamma), time, work)
+        time = section3.walltime_factor(alpha, gamma, c, tokens=tokens)
+        work = section3.operations_factor(alpha, gamma, c_hat)
+        return Row(gamma, section3.expected_tokens(alpha, gamma), time, work)
 
-    oracle = oracle_factor(alpha, c)
-    best = optimal_gamma(alpha, c, max_gamma=max(max_gamma, MAX_GAMMA), tokens=tokens)
+    oracle = section3.oracle_factor(alpha, c)
+    last = max(max_gamma, section3.MAX_GAMMA)
+    best = section3.optimal_gamma(alpha, c, max_gamma=last, tokens=tokens)
     return Prediction(
         alpha=alpha,
         c=c,
         c_hat=c_hat,
         tokens=tokens,
-        improves=improves(alpha, c),
-        guaranteed_factor=guaranteed_factor(alpha, c),
+        improves=section3.improves(alpha, c),
+        guaranteed_factor=section3.guaranteed_factor(alpha, c),
         oracle_factor=oracle if math.isfinite(oracle) else None,
         optimal=row(best),
         asked=None if gamma is None else row(gamma),
@@ -114,6 +107,8 @@ def _predict(
 
 
 def _show(found: Prediction, console: Console) -> None:
+    from foretoken.theory import MAX_GAMMA
+
     best = found.optimal
     console.print(f"optimal gamma {best.gamma}: {best.walltime_factor:.2f}x", style="bold")
     if best.gamma == max(len(found.table) - 1, MAX_GAMMA):

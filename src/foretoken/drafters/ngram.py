@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from foretoken import files
+from foretoken import documents, files
 from foretoken.distributions import SamplingParams, law, running_sum
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
@@ -197,16 +197,20 @@ def _read(path: Path) -> NGram:
         raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
     try:
         with safe_open(path, framework="np") as file:
-            facts = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
-            if facts.get("version") != VERSION:
+            facts = documents.read((file.metadata() or {}).get(FORMAT, "{}"))
+            if not isinstance(facts, dict) or facts.get("version") != VERSION:
                 raise InputError(f"{path} is not an n-gram file of version {VERSION}; fit it again")
             levels = [
                 Level(*(file.get_tensor(f"{k}.{name}") for name in Level.__slots__))
                 for k in range(2, facts["order"] + 1)
             ]
             table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"])
-            sound = table.vocab_size == facts["vocab_size"] and _sound(table)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            sizes = facts["order"], facts["vocab_size"]
+            named = facts["fingerprint"] is None or isinstance(facts["fingerprint"], str)
+            arrays = len(tuple(Level.__slots__))
+            whole = sum(1 for _ in file.keys()) == 1 + len(levels) * arrays
+            sound = named and whole and sizes == (table.order, table.vocab_size) and _sound(table)
+    except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read ({error}); fit it again") from error
@@ -216,7 +220,16 @@ def _read(path: Path) -> NGram:
 
 
 def _sound(table: NGram) -> bool:
-    """Whether every look-up stays inside the arrays and every weight is one."""
+    """Whether these are the arrays that `save` writes, every look-up stays inside them and every
+    weight is one."""
+    kinds = [(table.unigram, np.float32)]
+    for level in table.levels:
+        kinds += [(level.starts, np.uint32), (level.tokens, np.uint32)]
+        kinds += [(level.weights, np.float32), (level.backoff, np.float32)]
+    if not all(array.ndim == 1 and array.dtype == kind for array, kind in kinds):
+        return False
+    if not table.vocab_size:
+        return False
     contexts, weights = table.vocab_size, [table.unigram]
     for level in table.levels:
         starts, tokens = level.starts, level.tokens

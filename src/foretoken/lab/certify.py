@@ -17,6 +17,7 @@ from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import reading
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
+from foretoken.judge import NAMED
 from foretoken.lab.controls import Control, Likeliest, OffByOne, next_row
 from foretoken.lab.identity import Identity, first_difference
 from foretoken.lab.odds import Test, binned
@@ -24,7 +25,7 @@ from foretoken.lab.sampling import Asked, Track, against_plain, against_the_law
 from foretoken.lab.sampling import texts as texts_of
 from foretoken.lab.shapes import Shapes, companies, compare
 from foretoken.lab.watch import Seen, Watched
-from foretoken.options import NAMED, Prompt, as_list, check, keys_of
+from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.speculator import BATCH, Speculator
 from foretoken.verify import Rule, block
 

@@ -20,6 +20,7 @@ from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
 from foretoken.lab.footprint import of_drafter, of_model
+from foretoken.lab.limits import require
 from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement import Measurement, Observed, Options, Position, Run, Step
 from foretoken.lab.passes import passes
@@ -37,19 +38,6 @@ Track = Callable[[Sequence[int]], Iterable[int]]
 def digest(prompts: Sequence[Prompt]) -> str:
     """Names a list of prompts."""
     return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()
-
-
-def require(options: Options, prompts: int) -> None:
-    """InputError for what cannot be measured, before models are loaded."""
-    params(options)
-    if options.gamma < 1:
-        raise InputError(f"gamma is {options.gamma}; give 1 or more to measure a draft")
-    if options.max_new_tokens < 2:
-        raise InputError(f"max_new_tokens is {options.max_new_tokens}; give 2 or more")
-    if prompts < 2:
-        raise InputError(f"{prompts} prompt; give 2 or more, intervals are over prompts")
-    if options.draft == "none":
-        raise InputError("draft is none; give one that guesses")
 
 
 def params(options: Options) -> SamplingParams:
@@ -72,7 +60,8 @@ def measure(
     track: an iterable around their numbers, for a progress bar. Raises InputError for prompts that
     the models cannot continue, KeyboardInterrupt where a run was interrupted.
     """
-    require(options, len(prompts))
+    params(options)
+    require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
     machine = describe(spec.target.device)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken import files
+from foretoken import documents, files
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.footprint import Footprint
@@ -165,7 +165,7 @@ class Measurement:
 def load(path: Path) -> Measurement:
     """Read `save`'s file; InputError, naming it, for any other."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        document = documents.read(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         raise InputError(f"there is no {path}; make it with foretoken measure --out") from None
     except (OSError, ValueError) as error:

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from foretoken import files
+from foretoken import documents, files
 from foretoken.errors import InputError
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement import VERSION, Observed, Options, parse
@@ -45,7 +45,7 @@ class Part:
         found: list[Observed] = []
         for line in lines if head == self.head else []:
             try:
-                found.append(parse(json.loads(line), Observed, str(self.path)))
+                found.append(parse(documents.read(line), Observed, str(self.path)))
             except (ValueError, InputError):
                 break
         return found

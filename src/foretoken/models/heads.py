@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from foretoken import files
+from foretoken import documents, files
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.sketch import alike, sketch
 
 FORMAT, VERSION = "foretoken.heads", 1
+DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 TENSORS = ("inner", "outer", "sketch")
 
 
@@ -72,12 +73,14 @@ class Heads(nn.Module):
             raise InputError(f"there is no file {path}; make one with `foretoken train heads`")
         try:
             with safe_open(path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
-                tensors = [file.get_tensor(name) for name in TENSORS if facts]
+                facts = documents.read((file.metadata() or {}).get(FORMAT, "{}"))
+                if not isinstance(facts, dict) or facts.get("version") != VERSION:
+                    raise InputError(f"{path} holds no heads of version {VERSION}; train them anew")
+                tensors = [file.get_tensor(name) for name in TENSORS]
         except (SafetensorError, OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
             raise InputError(f"{path} cannot be read ({error}); train the heads anew") from error
-        if facts.get("version") != VERSION:
-            raise InputError(f"{path} holds no heads of version {VERSION}; train them anew")
         if not sound(*tensors):
             raise InputError(f"{path} holds broken heads; train them anew")
         return cls(*tensors).requires_grad_(False)
@@ -103,6 +106,8 @@ class Heads(nn.Module):
 
 def sound(inner: Tensor, outer: Tensor, sketch: Tensor) -> bool:
     """Whether these are heads: shapes that fit each other, and numbers."""
+    if not {inner.dtype, outer.dtype} <= DTYPES or sketch.dtype != torch.float32:
+        return False
     if not (inner.ndim == outer.ndim == 3 and sketch.ndim == 1 and len(inner) == len(outer) > 0):
         return False
     H = outer.shape[1]

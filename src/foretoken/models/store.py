@@ -19,6 +19,7 @@ from typing import Any
 
 import openvino as ov
 
+from foretoken import documents
 from foretoken.disk import cache_folder, remember, remembered
 from foretoken.models.exported import Exported
 
@@ -94,7 +95,7 @@ def _parts(place: Path) -> list[Path]:
 
 def _facts(place: Path) -> dict[str, Any]:
     """What is known of a kept model; ValueError where the file is not as it was written."""
-    found = json.loads((place / FACTS).read_text())
+    found = documents.read((place / FACTS).read_text())
     if found["seal"] != _seal(found["facts"]):
         raise ValueError("its facts are not those that were written")
     return found["facts"]

@@ -1,0 +1,70 @@
+"""Where a model's name leads: a folder, or the hub and its cache. What is neither is told at once;
+the libraries would try again for twenty seconds.
+
+Knows no tensors: a mistake on the command line is told before torch is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import InputError, one_line, shown
+
+HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
+WAIT = 5.0  # seconds for the hub to answer
+REMEDY = "give a model's folder or a hub id"
+
+
+def path(given: str | Path) -> str:
+    """A folder that exists, or what may be a hub id."""
+    if not isinstance(given, str | Path):
+        raise InputError(f"target is {shown(given)}; give a folder, a hub id or a model")
+    if is_folder(given):
+        return str(given)
+    if isinstance(given, Path) or not HUB_ID.fullmatch(given):
+        raise InputError(f"{str(given)!r:.100} is no folder; {REMEDY}")
+    return given
+
+
+def is_folder(given: str | Path) -> bool:
+    try:
+        return bool(str(given)) and Path(given).is_dir()
+    except OSError:  # a name that is too long
+        return False
+
+
+def way(place: str, revision: str | None) -> dict[str, Any]:
+    """How the libraries are to read a folder or hub id: with the hub, or from its cache alone where
+    the hub cannot be asked. Raises InputError for a model that is in neither."""
+    return {} if is_folder(place) else dict(_asked(place, revision))
+
+
+@cache  # a model and its tokenizer are one question
+def _asked(name: str, revision: str | None) -> dict[str, Any]:
+    from huggingface_hub import errors as hub  # late: `--help` needs none of it
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=WAIT)
+        return {}
+    except (hub.GatedRepoError, hub.EntryNotFoundError):
+        return {}  # it is there; transformers says what is wrong with it
+    except hub.RevisionNotFoundError:
+        raise InputError(f"the hub has {name}, but no revision {revision!r}") from None
+    except hub.HFValidationError:
+        raise InputError(f"{name!r} is no folder; {REMEDY}") from None
+    except hub.RepositoryNotFoundError:
+        why = "the hub has no such model"
+    except hub.OfflineModeIsEnabled:
+        why = "HF_HUB_OFFLINE keeps the hub from being asked"
+    except Exception as error:  # the network's, of many kinds
+        if getattr(getattr(error, "response", None), "status_code", None) == 404:
+            why = "the hub has no such model"
+        else:
+            why = f"the hub cannot be reached ({one_line(error)})"
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return {"local_files_only": True}
+    raise InputError(f"there is no folder {name!r}, and {why}; {REMEDY}")

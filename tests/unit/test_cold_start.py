@@ -1,0 +1,118 @@
+"""What a command imports before it knows that it has something to do: asserted on modules, not on
+seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import foretoken
+
+HEAVY = ("torch", "transformers", "openvino", "safetensors", "scipy", "matplotlib")
+CALL = """
+import json, sys
+from foretoken.cli import main
+
+for args in json.loads(sys.argv[1]):
+    sys.argv = ["foretoken", *args]
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def modules(*calls: tuple[str, ...]) -> list[tuple[int, set[str], str]]:
+    """Of every call in a fresh process: exit code, what is imported after it, and its errors."""
+    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
+    command = [sys.executable, "-c", CALL, json.dumps(calls)]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    assert not done.returncode, done.stderr[-2000:]
+    found, said = [], []
+    for line in done.stderr.splitlines():
+        if line.startswith("["):
+            code, names = json.loads(line)
+            found.append((code, set(names), "\n".join(said)))
+            said = []
+        else:
+            said.append(line)
+    assert len(found) == len(calls)
+    return found
+
+
+COMMANDS = ("generate", "measure", "plan", "bench", "certify", "theory", "doctor", "train")
+
+
+def test_help_and_version_import_nothing_heavy():
+    calls = [(), ("--help",), ("--version",), *((name, "--help") for name in COMMANDS)]
+    for (code, names, _), call in zip(modules(*calls), calls, strict=True):
+        assert code == (0 if call else 2)
+        assert names & {*HEAVY, "numpy", "huggingface_hub"} == set(), call
+
+
+def test_theory_imports_numpy_at_most():
+    calls = [("theory", "--alpha", "0.8", "--c", "0.1"), ("theory", "--alpha", "2", "--c", "0")]
+    for (code, names, _), expected in zip(modules(*calls), (0, 2), strict=True):
+        assert code == expected and names & {*HEAVY, "huggingface_hub"} == set()
+
+
+MISTAKES = {
+    ("generate", "hi", "--temperature", "-1"): "temperature is -1.0",
+    ("generate", "hi", "--gamma", "-1"): "gamma is -1",
+    ("generate", "hi", "--seed", "-1"): "seed is -1",
+    ("generate", "hi", "--rule", "nonsense"): "rule is 'nonsense'",
+    ("generate", "hi", "--max-new-tokens", "0"): "max_new_tokens is 0",
+    ("generate", "hi", "--lenience", "2"): "lenience is 2.0",
+    ("generate", "hi", "--dtype", "float31"): "dtype is 'float31'",
+    ("generate", "hi", "--draft-dtype", "float31"): "dtype is 'float31'",
+    ("generate", "hi", "--runtime", "onnx"): "runtime is 'onnx'",
+    ("generate", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
+    ("generate", "hi", "--target", "./no-such-folder"): "'./no-such-folder' is no folder",
+    ("generate", "--prompt-file", "no-such-file"): "no-such-file cannot be read",
+    ("measure", "--prompts", "no-such-file"): "no-such-file cannot be read",
+    ("measure", "--prompts", "P", "--limit", "0"): "limit is 0",
+    ("measure", "--prompts", "P", "--gamma", "0"): "gamma is 0",
+    ("measure", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
+    ("measure", "--prompts", "P", "--limit", "1"): "1 prompt; give 2 or more",
+    ("measure", "--prompts", "P", "--target", "no-such-folder"): "there is no folder",
+    ("bench", "--prompts", "P", "--gamma", "2,x"): "gamma is '2,x'",
+    ("bench", "--prompts", "P", "--gamma", "-2"): "gamma is -2",
+    ("bench", "--prompts", "P", "--repeats", "0"): "repeats is 0",
+    ("bench", "--prompts", "P", "--rule", "nonsense"): "rule is 'nonsense'",
+    ("bench", "--prompts", "P", "--target", "no-such-folder"): "there is no folder",
+    ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
+    ("certify", "--seed", "-1"): "seed is -1",
+    ("certify", "--target", "no-such-folder"): "there is no folder",
+    ("plan",): "give files of foretoken measure",
+    ("plan", "no-such-file"): "there is no no-such-file",
+}
+
+
+def test_mistakes_are_told_before_torch_is_imported(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a\nb\n")
+    calls = [tuple(str(prompts) if part == "P" else part for part in call) for call in MISTAKES]
+    for (code, names, said), call in zip(modules(*calls), MISTAKES, strict=True):
+        assert code == 2 and said.startswith("error: ") and MISTAKES[call] in said, said
+        assert names & {"torch", "transformers", "openvino"} == set(), call
+
+
+def test_a_model_brings_no_families_but_its_own():
+    """Keys of the auto classes are the configs of all families: to ask for them takes seconds."""
+    code = """
+import sys
+from foretoken.loading import asset
+from foretoken.sources import source, tokenizer
+
+source(asset("target"), None, False)
+tokenizer(asset("target"), None, False)
+families = {name.split(".")[2] for name in sys.modules if name.startswith("transformers.models.")}
+assert len(families) < 20, sorted(families)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
