@@ -12,6 +12,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Nothing that is found out here is kept for the user's own runs, nor taken from them
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="foretoken-tests-")
 
+os.environ.pop("COLUMNS", None)  # workers of pytest-xdist have one, as a terminal would
+
 import pytest
 import torch
 from hypothesis import settings
