@@ -244,6 +244,8 @@ def test_jsonl(run, base, tmp_path):
         ('{"prompt": 5}', "line 3: prompt"),
         ('{"prompt": [1, "a"]}', "line 3: prompt"),
         ('{"prompt": "a", "more": 1}', "line 3: more: Extra inputs"),
+        ('{"prompt": ' + "[" * 100_000, "line 3: line: Invalid JSON: recursion limit exceeded"),
+        ('{"prompt": "a", "id": ' + "[" * 100_000, "line 3: line: Invalid JSON: recursion limit"),
         ('{"prompt": ""}', "line 3: the prompt is empty"),
         ('{"prompt": []}', "line 3: the prompt is empty"),
         ("[]", "line 3: line: Input should be an object"),
@@ -297,7 +299,6 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
         (["--rule", "none"], "rule is 'none'"),
         (["--lenience", "0"], "lenience is 0.0; give a number from 1e-30 to 1"),
         (["--dtype", "float31"], "dtype is 'float31'"),
-        (["--device", "quantum"], "device 'quantum' cannot be used"),
     ],
 )
 def test_bad_values_fail_before_a_model_is_read(run, args, says):
@@ -317,6 +318,7 @@ def test_bad_models_and_prompts(run, base, tmp_path):
     mistake(run("generate", "text", *target, "--draft", "heads:no"), "there is no file no")
     mistake(run("generate", "a" * 500, *target), "prompt 0 has 500 tokens, the model holds 96")
     mistake(run("generate", "", *target), "prompt 0 is empty")
+    mistake(run("generate", "a", *target, "--device", "quantum"), "device 'quantum' cannot be used")
     mistake(run("generate", "text", *target, "--gamma", 96), "gamma + 1 must fit in the context")
 
 

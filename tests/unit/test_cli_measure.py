@@ -174,3 +174,5 @@ def test_mistakes_are_told_before_models_are_loaded(run, base, tmp_path):
     mistake(run("plan", tmp_path / "no.json"), "no.json; make it with foretoken measure")
     (tmp_path / "cut.json").write_text(json.dumps(document([0.5], 0.1))[:300])
     mistake(run("plan", tmp_path / "cut.json"), "cut.json cannot be read as a measurement")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    mistake(run("plan", tmp_path / "deep.json"), "a measurement: it nests too deeply")

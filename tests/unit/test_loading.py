@@ -355,11 +355,11 @@ def test_a_model_that_is_no_language_model_is_refused(tmp_path):
 
 
 def test_unknown_models(tmp_path, pair):
-    refused(InputError, "no-such/model cannot be read as a model", "no-such/model")
+    refused(InputError, "there is no folder 'no-such/model', and HF_HUB_OFFLINE", "no-such/model")
     refused(InputError, "is no folder; give a model's folder", tmp_path / "missing")
     refused(InputError, "'no such thing!' is no folder", "no such thing!")
     refused(InputError, "'' is no folder", "")
-    refused(InputError, "cannot be read as a model", pair[0], "no-such")
+    refused(InputError, "there is no folder .no-such.", pair[0], "no-such")
     refused(InputError, "cannot be read as a model", tmp_path)  # empty
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from foretoken.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a JSONL prompt file; other keys are kept out, not ignored."""
+    """A prompt, and what its completion is called in JSON."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
     prompt: str | list[int]
     id: Any = None
 
@@ -54,10 +54,11 @@ def _from_file(file: Path) -> list[Line]:
 
 
 def _parse(file: Path, number: int, row: str) -> Line:
-    from pydantic import TypeAdapter, ValidationError  # late: `--help` and plain text need none
+    from pydantic import ValidationError
 
     try:
-        line = TypeAdapter(Line).validate_json(row)
+        read = _form().model_validate_json(row)
+        line = Line(read.prompt, read.id)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "line"
@@ -72,6 +73,15 @@ def _parse(file: Path, number: int, row: str) -> Line:
     if not line.prompt:
         raise InputError(f"{file}, line {number}: the prompt is empty; give text or ids")
     return line
+
+
+@cache
+def _form() -> Any:
+    """One line of a JSONL prompt file; other keys are kept out, not ignored."""
+    from pydantic import ConfigDict, create_model  # late: `--help` and plain text need none
+
+    strict = ConfigDict(extra="forbid", strict=True)
+    return create_model("Line", __config__=strict, prompt=(str | list[int], ...), id=(Any, None))
 
 
 def as_ids(line: Line) -> Line:

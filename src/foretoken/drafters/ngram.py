@@ -207,8 +207,7 @@ def _read(path: Path) -> NGram:
             table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"])
             sizes = facts["order"], facts["vocab_size"]
             named = facts["fingerprint"] is None or isinstance(facts["fingerprint"], str)
-            arrays = len(tuple(Level.__slots__))
-            whole = sum(1 for _ in file.keys()) == 1 + len(levels) * arrays
+            whole = sum(1 for _ in file.keys()) == 1 + len(levels) * len(tuple(Level.__slots__))
             sound = named and whole and sizes == (table.order, table.vocab_size) and _sound(table)
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
