@@ -129,6 +129,7 @@ def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
 def test_what_is_printed_fits_the_terminal(quick, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
+    monkeypatch.setattr(options, "RULES", (*options.RULES, "broken"))
     code, out, _ = quick("--rule", "broken", "--temperature", 0.7, "--min-p", 0.01)
     assert code == 1 and "NOT LOSSLESS" in out
     assert all(len(line) <= width for line in out.splitlines())

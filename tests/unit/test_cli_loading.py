@@ -100,7 +100,7 @@ def test_a_penalty_is_refused_with_a_remedy_that_the_command_has(run, base, comm
         assert again in done.out
 
 
-def test_all_of_them_reach_load(run, monkeypatch):
+def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     """Each by its name, and those not given as `load` has them."""
     seen: dict[str, object] = {}
     parameters = inspect.signature(loading.load).parameters.values()
@@ -114,9 +114,9 @@ def test_all_of_them_reach_load(run, monkeypatch):
     asked |= {"draft_dtype": "float32", "device": "cuda", "runtime": "graphs"}
     flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
-    run("generate", "text", "--target", "t", "--draft", "d", *flags, *switches)
+    run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
     on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
-    assert seen == asked | on | {"target": "t", "draft": "d"}
+    assert seen == asked | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")
     assert seen == {one.name: one.default for one in parameters}
