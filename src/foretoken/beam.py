@@ -13,7 +13,6 @@ from typing import Any
 
 from foretoken.hypotheses import BeamParams, Hypothesis, Search, continuations
 from foretoken.models.base import Model, hears
-from foretoken.models.detours import forest
 from foretoken.models.forest import Forest
 from foretoken.request import FinishReason, Request, brief
 from foretoken.tree import Node
@@ -86,7 +85,7 @@ class BeamDraft:
 
     def __init__(self, model: Model, vocab_size: int, width: int) -> None:
         self.model, self.vocab_size, self.width = model, vocab_size, width
-        self.forest = forest(model)
+        self.forest = _forest(model)
         self._heads: list[int] = []
         self._silent: list[bool] = []
 
@@ -172,7 +171,7 @@ def beam_search(
     prompt. Without a draft, or with gamma 0, it is plain beam search. Raises NumericsError where
     the target's logits are none. The models' rows are their own again afterwards.
     """
-    began, trees = perf_counter(), forest(target)
+    began, trees = perf_counter(), _forest(target)
     tasks = [Task(Search(request, params)) for request in requests]
     active = list(tasks)
     try:
@@ -196,6 +195,12 @@ def beam_search(
         if draft:
             draft.forest.clear()
     return tasks
+
+
+def _forest(model: Model) -> Forest:
+    from foretoken.models.detours import forest  # late: it imports what makes networks, for a check
+
+    return forest(model)
 
 
 def _advance(task: Task, trees: Forest, b: int) -> None:

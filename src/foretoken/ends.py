@@ -3,13 +3,14 @@ which it would sample."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from transformers import GenerationConfig, PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError, RefusedError, one_line
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
 
 # Entries of a generation_config that change the law, and the values at which they do not.
 CHANGES_LAW: dict[str, tuple[Any, ...]] = {
@@ -52,6 +53,8 @@ class Ends:
 def check_file(folder: Path) -> None:
     """InputError for a generation config that cannot be read: transformers would pass over it, and
     over the ends in it."""
+    from transformers import GenerationConfig  # late: a kept conversion has no need of it
+
     file = folder / "generation_config.json"
     if file.exists():
         try:
@@ -65,10 +68,10 @@ def read_ends(network: PreTrainedModel, *, refuse: bool) -> Ends:
 
     Raises InputError for ids that are none.
     """
-    own = getattr(network, "generation_config", None)
-    settings = own or GenerationConfig.from_model_config(network.config)
-    if refuse:
-        _refuse(settings)
+    settings = _settings(network)
+    objection = _objection(settings)
+    if refuse and objection:
+        raise RefusedError(objection)
     start = None
     if network.config.is_encoder_decoder:
         start = _one(settings, "decoder_start_token_id")
@@ -111,15 +114,49 @@ def require_ids(ends: Ends, V: int) -> None:
             )
 
 
-def _refuse(settings: GenerationConfig) -> None:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a model's generation config says of its texts."""
+
+    ends: Ends
+    objection: str | None  # what of it changes the law, and is not followed
+    suggested: dict[str, Any]  # how it would sample, by the names of `generate`'s options
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self) | {"ends": asdict(self.ends) | {"eos": sorted(self.ends.eos)}}
+
+    @classmethod
+    def of(cls, known: dict[str, Any]) -> Settings:
+        """What `to_dict` made."""
+        ends = known["ends"]
+        own = Ends(**ends | {"eos": frozenset(ends["eos"])})
+        return cls(own, known["objection"], known["suggested"])
+
+
+def read_settings(network: PreTrainedModel) -> Settings:
+    """Raises as `read_ends` does where it does not refuse."""
+    ends = read_ends(network, refuse=False)
+    return Settings(ends, _objection(_settings(network)), suggested(network))
+
+
+def _settings(network: PreTrainedModel) -> GenerationConfig:
+    from transformers import GenerationConfig  # late: as above
+
+    own = getattr(network, "generation_config", None)
+    return own or GenerationConfig.from_model_config(network.config)
+
+
+def _objection(settings: GenerationConfig) -> str | None:
     for entry, harmless in CHANGES_LAW.items():
         value = getattr(settings, entry, None)
         if value not in harmless:
-            raise RefusedError(
+            return (
                 f"the model's generation config sets {entry}={value!r:.60}, which is not "
                 "followed here; generation_config='ignore' (--ignore-generation-config) "
                 "generates without it, and beam_search takes its own num_beams"
             )
+    return None
 
 
 def _ids(settings: GenerationConfig, entry: str) -> list[int]:

@@ -7,32 +7,34 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken import memory
 from foretoken.drafters.base import Drafter, require_vocabulary
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
-from foretoken.drafters.heads import HeadsDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import read_ends, require_ids, suggested
+from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
 from foretoken.hub import is_folder
 from foretoken.models.base import Model, OpenModel
-from foretoken.models.causal import output_rows
-from foretoken.models.heads import Heads, ends_of
-from foretoken.runtimes import Wish, place, place_exact, require_torch
-from foretoken.sources import Source, source
+from foretoken.runtimes import Known, Wish, place, place_exact, require_torch
+from foretoken.sources import Source, in_memory, source
 from foretoken.sources import tokenizer as words_of
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from foretoken.drafters.heads import HeadsDrafter
+    from foretoken.models.heads import Heads
 
 # Drafters that go by a name, for a vocabulary of V; and what a name of a file begins with
 NAMES: dict[str, Callable[[int], Drafter]] = {
@@ -94,49 +96,47 @@ def load(
         draft = asset("draft") if draft is None else draft
     draft = "lookup" if draft is None else draft
     read = _read(target, revision, trust_remote_code)
-    structure = _structure(read)
-    ends = read_ends(structure, refuse=generation_config is None)
-    require_ids(ends, output_rows(structure))
+    known = Known(read, wish)
+    settings = known.settings
+    if generation_config is None and settings.objection:
+        raise RefusedError(settings.objection)
+    require_ids(settings.ends, known.V)
     words = (
         words_of(target, revision, trust_remote_code)
         if tokenizer is None
         else words_of(tokenizer, None, trust_remote_code, wanted=True)
     )
     # What does not fit is said before anything large is loaded or converted
-    drafter = _drafter(draft, structure, words, draft_wish, draft_revision, trust_remote_code)
-    if draft_dtype is not None and (
-        isinstance(draft, PreTrainedModel) or not isinstance(drafter, LMDrafter)
-    ):
+    heads = _heads(draft, known) if isinstance(draft, str) and draft.startswith(HEADS) else None
+    wishes = (draft_wish, draft_revision, trust_remote_code)
+    drafter = NoDrafter() if heads else _drafter(draft, known, words, *wishes)
+    if draft_dtype is not None and (in_memory(draft) or not isinstance(drafter, LMDrafter)):
         raise InputError(
             f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
             "leave it out"
         )
-    if exact_shapes and isinstance(drafter, Heads):
+    if exact_shapes and heads:
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
     running = (place_exact if exact_shapes else place)(read, wish).model
-    if isinstance(drafter, Heads):
-        drafter = _attached(drafter, _name(draft), read, running)
+    if heads:
+        drafter = _attached(heads, _name(draft), read, running)
     return Speculator(
         target=running,
         drafter=drafter,
         tokenizer=words,
-        ends=ends,
+        ends=settings.ends,
         target_name=_name(target),
         draft_name=_name(draft),
-        suggested=suggested(structure) if generation_config is None else {},
+        suggested=settings.suggested if generation_config is None else {},
     )
 
 
 def _read(
     given: str | Path | PreTrainedModel, revision: str | None, trust: bool
 ) -> Source | PreTrainedModel:
-    return given if isinstance(given, PreTrainedModel) else source(given, revision, trust)
-
-
-def _structure(read: Source | PreTrainedModel) -> PreTrainedModel:
-    return read.empty if isinstance(read, Source) else read
+    return given if in_memory(given) else source(cast(str | Path, given), revision, trust)
 
 
 def asset(name: str) -> Path:
@@ -149,30 +149,27 @@ def asset(name: str) -> Path:
 
 def _drafter(
     draft: str | Path | PreTrainedModel | Drafter | Speculator,
-    target: PreTrainedModel,
+    target: Known,
     words: PreTrainedTokenizerBase | None,
     wish: Wish,
     revision: str | None,
     trust: bool,
-) -> Drafter | Heads:
-    V = output_rows(target)
+) -> Drafter:
+    V = target.V
     if isinstance(draft, Speculator):
         if draft.target.encoder_decoder:
             _require_encoder(draft.target_name, target)
         middle_V = draft.target.vocab_size
         require_same_words(draft.target_name, middle_V, draft.tokenizer, V, words)
         draft = CascadeDrafter(draft.target, draft.drafter)
-    if not isinstance(draft, str | Path | PreTrainedModel):
+    if not isinstance(draft, str | Path) and not in_memory(draft):
         if isinstance(draft, type) or not hasattr(draft, "propose"):
             raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
-        require_vocabulary(draft, V, "the target")
-        return draft
+        drafter = cast(Drafter, draft)
+        require_vocabulary(drafter, V, "the target")
+        return drafter
     if isinstance(draft, str) and draft in NAMES:
         return NAMES[draft](V)
-    if isinstance(draft, str) and draft.startswith(HEADS):
-        heads = Heads.load(draft.removeprefix(HEADS))
-        heads.require_shape(draft, target)
-        return heads
     if isinstance(draft, str) and draft.startswith(NGRAM):
         mark = fingerprint(words.get_vocab()) if words else None
         table = NGram.load(draft.removeprefix(NGRAM), vocab_size=V, fingerprint=mark)
@@ -180,11 +177,11 @@ def _drafter(
     if isinstance(draft, str):
         _require_no_misspelling(draft)
     read = _read(draft, revision, trust)
-    network = _structure(read)
-    if network.config.is_encoder_decoder:
+    own = Known(read, wish)
+    if own.encoder_decoder:
         _require_encoder(_name(draft), target)
     spoken = words_of(draft, revision, trust)
-    require_same_words(_name(draft), output_rows(network), spoken, V, words)
+    require_same_words(_name(draft), own.V, spoken, V, words)
     return LMDrafter(place(read, wish).model, V)
 
 
@@ -203,30 +200,42 @@ def _require_no_misspelling(draft: str) -> None:
         )
 
 
+def _heads(draft: str, target: Known) -> Heads:
+    """Heads that can be this target's."""
+    from foretoken.models.heads import Heads  # late: takes seconds
+
+    heads = Heads.load(draft.removeprefix(HEADS))
+    heads.require_shape(draft, target.structure)
+    return heads
+
+
 def _attached(
     heads: Heads, name: str, read: Source | PreTrainedModel, target: Model
 ) -> HeadsDrafter:
     """Heads on a target that runs, with its output layer: read anew where torch's weights are
     gone."""
+    from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
+    from foretoken.models.heads import ends_of
+
     network = getattr(target, "model", None)
     if network is None:
-        here = isinstance(read, PreTrainedModel)
-        network = read if here else read.network(torch.float32, target.device)
+        loaded = isinstance(read, Source)
+        network = read.network(torch.float32, target.device) if loaded else read
     heads.require_target(name, network)
     output, words = ends_of(network)
     heads.to(words.weight.device, words.weight.dtype)
     return HeadsDrafter(cast(OpenModel, target), heads, output, words)
 
 
-def _require_encoder(name: str, target: PreTrainedModel) -> None:
-    if not target.config.is_encoder_decoder:
+def _require_encoder(name: str, target: Known) -> None:
+    if not target.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
 
 
 def _name(source: object) -> str:
     if isinstance(source, str | Path):
         return str(source)
-    if isinstance(source, PreTrainedModel):
+    if in_memory(source):
         return source.name_or_path or type(source).__name__
     if isinstance(source, Speculator):
         return f"{source.target_name} drafted for by {source.draft_name}"

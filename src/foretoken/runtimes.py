@@ -9,23 +9,22 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError, one_line
+from foretoken.ends import Settings, read_settings
+from foretoken.errors import ForetokenError, RefusedError, one_line
+from foretoken.hub import is_folder
 from foretoken.models.base import Model
-from foretoken.models.exact import ExactModel, steady
-from foretoken.models.graphs import GraphModel, rehearsed
-from foretoken.models.packed import pack
-from foretoken.models.selfcheck import ON_TORCH, Form, on_torch, self_check, strangers
 from foretoken.options import require_place
 from foretoken.sources import Source
 
-ON_GRAPHS = Form("fixed shapes", GraphModel)
-ON_A_GRID = Form("a grid of passes", ExactModel)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from foretoken.models.selfcheck import Form
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +55,11 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     One in memory is used as it is, where it is, unless OpenVINO is asked for by name: it then gets
     a copy. Raises RefusedError for what cannot be honoured.
     """
-    here = isinstance(source, PreTrainedModel)
-    device = source.device if isinstance(source, PreTrainedModel) else wish.device
+    here = not isinstance(source, Source)
+    device = wish.device if isinstance(source, Source) else source.device
     if here and wish.runtime == "auto" and device.type != "cuda":
-        network, _ = _network(source, wish.dtype, device, ON_TORCH)
-        return Placed(on_torch(network), "it was in memory")
-    dtype = wish.dtype if here else stated(wish.dtype, source)
+        return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
+    dtype = stated(wish.dtype, source) if isinstance(source, Source) else wish.dtype
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype != "int8" else "openvino"
     fast = fast if wish.runtime == "auto" else wish.runtime
@@ -76,15 +74,61 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
             log.info("%s stays on torch: %s", _name(source), reason)
     if dtype == "int8":
         raise RefusedError("dtype='int8' runs on OpenVINO only; leave runtime at 'auto'")
-    network, packed = _network(source, dtype, wish.device, ON_TORCH)
-    return Placed(on_torch(network), "; ".join([reason, *packed]))
+    model, packed = _torch(source, dtype, wish.device)
+    return Placed(model, "; ".join([reason, *packed]))
+
+
+class Known:
+    """What must be known of a model before it runs: from its kept conversion, which takes a moment,
+    else from its structure, whose making takes seconds."""
+
+    def __init__(self, read: Source | PreTrainedModel, wish: Wish) -> None:
+        self.read = read
+        self._facts = _kept_facts(read, wish) if isinstance(read, Source) else None
+
+    @cached_property
+    def structure(self) -> PreTrainedModel:
+        return self.read.empty if isinstance(self.read, Source) else self.read
+
+    @property
+    def V(self) -> int:
+        """Rows of the output layer."""
+        if self._facts:
+            return self._facts["vocab_size"]
+        from foretoken.models.causal import output_rows  # late: takes seconds
+
+        return output_rows(self.structure)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        if self._facts:
+            return self._facts.get("encoder_decoder", False)
+        return bool(self.structure.config.is_encoder_decoder)
+
+    @property
+    def settings(self) -> Settings:
+        """Of its texts; raises as `read_settings` does."""
+        own = self._facts and self._facts.get("settings")
+        return Settings.of(own) if own else read_settings(self.structure)
+
+
+def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:
+    """Of a folder's kept conversion; of the hub's the config would have to be read first."""
+    if wish.runtime not in ("auto", "openvino") or wish.dtype == "auto" or source.trust:
+        return None
+    try:
+        return _library().facts(source, wish.dtype) if is_folder(source.path) else None
+    except RefusedError:
+        return None
 
 
 def place_exact(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     """The same in passes of one width on a grid, so that logits are, to the bit, a function of the
     text. Raises RefusedError for what has no such form."""
     require_torch(wish)
-    dtype = wish.dtype if isinstance(source, PreTrainedModel) else stated(wish.dtype, source)
+    from foretoken.models.exact import ON_A_GRID, ExactModel, steady  # late: takes seconds
+
+    dtype = stated(wish.dtype, source) if isinstance(source, Source) else wish.dtype
     network, packed = _network(source, dtype, wish.device, ON_A_GRID)
     return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
 
@@ -101,12 +145,25 @@ def require_torch(wish: Wish) -> None:
         raise RefusedError("exact_shapes=True runs on torch, which has no int8; give float32")
 
 
+def _torch(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device
+) -> tuple[Model, list[str]]:
+    """On torch over a ragged cache, and what became of packing."""
+    from foretoken.models.selfcheck import ON_TORCH  # late: takes seconds
+
+    network, packed = _network(source, dtype, device, ON_TORCH)
+    return ON_TORCH.run(network), packed
+
+
 def _network(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
 ) -> tuple[PreTrainedModel, list[str]]:
     """A model on torch whose family has passed the self-check in that form; what we load ourselves
     is packed, and what became of that is told."""
-    if isinstance(source, PreTrainedModel):
+    from foretoken.models.packed import pack  # late: takes seconds
+    from foretoken.models.selfcheck import self_check
+
+    if not isinstance(source, Source):
         self_check(source, form)
         _require_precision(source)
         return source, []
@@ -123,6 +180,8 @@ def _require_precision(network: PreTrainedModel) -> None:
     where torch cannot."""
     if network.dtype == torch.float32:
         return
+    from foretoken.models.selfcheck import on_torch  # late: takes seconds
+
     model = on_torch(network)
     try:
         model.start([[]], [[0]] if model.encoder_decoder else None)
@@ -141,14 +200,17 @@ def stated(dtype: str, source: Source) -> str:
     """The precision by name; "auto" is what the model's own config says."""
     if dtype != "auto":
         return dtype
-    own = source.empty.config.dtype
+    own = source.config.dtype
     return str(own).removeprefix("torch.") if isinstance(own, torch.dtype) else "float32"
 
 
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
     if dtype == "int8":
         raise RefusedError("graphs have no int8; give runtime='openvino', or another dtype")
-    if isinstance(source, PreTrainedModel):
+    from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: takes seconds
+    from foretoken.models.selfcheck import self_check
+
+    if not isinstance(source, Source):
         self_check(source, ON_GRAPHS)
         return rehearsed(GraphModel(source))
     self_check(source.empty, ON_GRAPHS)
@@ -159,8 +221,8 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
     conversion = _library()
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
-    way = _way(source.empty if isinstance(source, Source) else source, conversion)
-    if isinstance(source, PreTrainedModel):
+    if not isinstance(source, Source):
+        way = _way(source, conversion)
         try:
             return way.run(copy.deepcopy(source).float().cpu())
         except Exception as error:  # whatever a stranger's forward raises
@@ -168,13 +230,27 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
             raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
+    kept = conversion.kept(source, dtype) if is_folder(source.path) else None
+    if kept is not None:
+        return kept
+    way = _way(source.empty, conversion)
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     load = partial(source.network, kind, device)
-    return conversion.converted(source, way, dtype, load, strangers(source.empty))
+    return conversion.converted(source, way, dtype, load, {"settings": _settings(source.empty)})
+
+
+def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
+    """To be kept with a conversion; None where they are no target's."""
+    try:
+        return read_settings(network).to_dict()
+    except ForetokenError:
+        return None
 
 
 def _way(network: PreTrainedModel, conversion: Any) -> Any:
     """The first way to run a model on OpenVINO that passes the self-check."""
+    from foretoken.models.selfcheck import self_check  # late: takes seconds
+
     objections: list[str] = []
     for way in conversion.ways(network):
         try:
@@ -187,6 +263,9 @@ def _way(network: PreTrainedModel, conversion: Any) -> Any:
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     """The runtimes that may serve a model here, and in which form, the fastest first."""
+    from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
+    from foretoken.models.selfcheck import ON_TORCH
+
     if torch.cuda.is_available():
         return [("graphs", ON_GRAPHS), ("transformers", ON_TORCH)]
     try:

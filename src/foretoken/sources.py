@@ -6,28 +6,28 @@ It does not know what a model is for, nor what it runs on.
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
-from foretoken import documents, hub, memory
+from foretoken import disk, documents, hub, memory
 from foretoken.ends import check_file
 from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.lineage import versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.py")  # what a model is made from
+CLASSES = "tokenizers.json"  # by what they were chosen from, classes of tokenizers
+CHOOSING = ("config.json", "tokenizer_config.json")
 TOKENIZER_FILES = (
     "tokenizer_config.json",  # is all that a tokenizer of bytes has
     "tokenizer.json",
@@ -39,15 +39,59 @@ TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
-    """A model that can be loaded: its structure is known, its weights are still where they are."""
+    """A model that can be loaded; what it is made from is read when it is asked for."""
 
     name: str
     path: str  # a folder or a hub id
-    empty: PreTrainedModel  # on the meta device, with the generation config
-    auto: Any
     where: dict[str, Any]  # revision and trust, for the library
+
+    @property
+    def trust(self) -> bool:
+        return self.where["trust_remote_code"]
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """Raises InputError where there is none that can be read."""
+        from transformers import AutoConfig  # late: takes seconds, and a kept conversion needs none
+
+        try:
+            return AutoConfig.from_pretrained(self.path, **self.where)
+        except Exception as error:  # the library raises many kinds
+            raise InputError(f"{self.name} cannot be read as a model: {one_line(error)}") from None
+
+    @cached_property
+    def empty(self) -> PreTrainedModel:
+        """The structure, on the meta device, with the generation config. Raises InputError and
+        RefusedError."""
+        from transformers import GenerationConfig  # late: as above
+
+        if hub.is_folder(self.path):
+            check_file(Path(self.path))
+        auto = _auto(self.config, self.name, self.trust)
+        try:
+            with torch.device("meta"):
+                made = auto.from_config(self.config, trust_remote_code=self.trust)
+        except Exception as error:
+            what = f"{self.name} cannot be built from its config"
+            raise InputError(f"{what}: {one_line(error)}") from None
+        where = {name: value for name, value in self.where.items() if name != "trust_remote_code"}
+        where["revision"] = where["revision"] or "main"
+        try:
+            made.generation_config = GenerationConfig.from_pretrained(self.path, **where)
+        except OSError:
+            pass  # there is none: the library makes one from the model's config
+        return made.eval()
+
+    @cached_property
+    def code(self) -> list[str]:
+        """The source of the model's classes that are not transformers' own."""
+        if not self.trust:
+            return []
+        from foretoken.models.selfcheck import strangers  # late: as above
+
+        return strangers(self.empty)
 
     def network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
         """The model with its weights. Raises InputError where some are missing, RefusedError where
@@ -55,9 +99,8 @@ class Source:
         memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
         reports = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
-            network, found = self.auto.from_pretrained(
-                self.path, dtype=dtype, **self.where, **reports
-            )
+            auto = _auto(self.config, self.name, self.trust)
+            network, found = auto.from_pretrained(self.path, dtype=dtype, **self.where, **reports)
         except Exception as error:
             raise InputError(f"{self.name} cannot be loaded: {one_line(error)}") from None
         _require_weights(self.name, type(network).__name__, found)
@@ -79,7 +122,7 @@ class Source:
 
     @property
     def commit(self) -> str | None:
-        return getattr(self.empty.config, "_commit_hash", None)
+        return getattr(self.config, "_commit_hash", None)
 
 
 def _indexed(index: Path) -> set[str]:
@@ -91,29 +134,17 @@ def _indexed(index: Path) -> set[str]:
 
 
 def source(given: str | Path, revision: str | None, trust: bool) -> Source:
-    """A folder or hub id, read as far as its config. Raises InputError and RefusedError."""
+    """A folder or hub id. Raises InputError for what is neither."""
     path = hub.path(given)
-    if hub.is_folder(given):
-        check_file(Path(given))
     way = hub.way(path, revision)
-    where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust, **way}
-    try:
-        config = AutoConfig.from_pretrained(path, **where)
-    except Exception as error:  # the library raises many kinds
-        raise InputError(f"{given} cannot be read as a model: {one_line(error)}") from None
-    auto = _auto(config, str(given), trust)
-    try:
-        with torch.device("meta"):
-            empty = auto.from_config(config, trust_remote_code=trust)
-    except Exception as error:
-        raise InputError(f"{given} cannot be built from its config: {one_line(error)}") from None
-    try:
-        empty.generation_config = GenerationConfig.from_pretrained(
-            path, revision=revision or "main", **way
-        )
-    except OSError:
-        pass  # there is none: the library makes one from the model's config
-    return Source(str(given), path, empty.eval(), auto, where)
+    return Source(str(given), path, {"revision": revision, "trust_remote_code": trust, **way})
+
+
+def in_memory(given: object) -> TypeGuard[PreTrainedModel]:
+    """Whether it is a network. What makes networks takes seconds to import: where it was not, there
+    are none."""
+    makers = sys.modules.get("transformers.modeling_utils")
+    return makers is not None and isinstance(given, makers.PreTrainedModel)
 
 
 def _require_weights(name: str, kind: str, found: dict[str, Any]) -> None:
@@ -132,7 +163,9 @@ def _require_weights(name: str, kind: str, found: dict[str, Any]) -> None:
         )
 
 
-def _auto(config: PretrainedConfig, name: str, trust: bool) -> Any:
+def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM  # late: as above
+
     remote = getattr(config, "auto_map", None) or {}
     for auto in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
         # not in its keys(): they import the configs of all families
@@ -153,9 +186,11 @@ def tokenizer(
     wanted: bool = False,
 ) -> PreTrainedTokenizerBase | None:
     """The tokenizer in a folder or on the hub; None where there is none, unless `wanted`."""
+    from transformers import PreTrainedTokenizerBase  # late: a folder may have none
+
     if isinstance(given, PreTrainedTokenizerBase):
         return given
-    if isinstance(given, PreTrainedModel):
+    if in_memory(given):
         return None
     if not isinstance(given, str | Path):
         raise InputError(f"tokenizer is {given!r:.60}; give a folder, a hub id or a tokenizer")
@@ -166,7 +201,7 @@ def tokenizer(
         return None
     try:
         where = {"revision": revision, "trust_remote_code": trust}
-        words = AutoTokenizer.from_pretrained(given, **where, **hub.way(str(given), revision))
+        words = _tokenizer(given, where | hub.way(str(given), revision))
         needs = set(words.vocab_files_names.values())
         if local and needs and not _holds(given, {*TOKENIZER_FILES[1:], *needs}):
             raise OSError(f"there is none of {', '.join(sorted(needs))}")  # an empty one was made
@@ -177,6 +212,30 @@ def tokenizer(
         raise InputError(
             f"the tokenizer in {given!s:.100} cannot be read: {one_line(error)}"
         ) from None
+
+
+def _tokenizer(given: str | Path, where: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """As AutoTokenizer makes it. Which class it takes is remembered for folders: to find out, it
+    imports the configs of all families, which takes a second."""
+    local = hub.is_folder(given) and not where["trust_remote_code"]
+    key = _class_key(Path(given)) if local else ""
+    module, _, kind = str(disk.remembered(CLASSES).get(key)).partition(":")
+    if module.startswith("transformers."):
+        return getattr(import_module(module), kind).from_pretrained(given, **where)
+    from transformers import AutoTokenizer  # late: takes seconds
+
+    made = AutoTokenizer.from_pretrained(given, **where)
+    if key:
+        disk.remember(CLASSES, key, f"{type(made).__module__}:{type(made).__qualname__}")
+    return made
+
+
+def _class_key(folder: Path) -> str:
+    """What the choice of a tokenizer's class depends on."""
+    files = [file for file in sorted(folder.glob("*.json")) if file.name in CHOOSING]
+    parts = [*(file.read_text() for file in files), *versions().values()]
+    parts += sorted(file.name for file in folder.iterdir())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _holds(folder: str | Path, names: Iterable[str]) -> bool:

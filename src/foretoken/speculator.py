@@ -6,9 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from foretoken import costs, text
 from foretoken.beam import Beam, BeamDraft, Task, beam_search, beam_stats
@@ -32,6 +30,9 @@ from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.verify import Rule
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 log = logging.getLogger(__name__)
 PROBE_PROMPT = "It was the first day of the"
 PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers

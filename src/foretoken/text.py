@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from os.path import commonprefix
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from foretoken.errors import RefusedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback

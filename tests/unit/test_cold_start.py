@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import foretoken
+from tiny import byte_level, folder, llama
 
 HEAVY = ("torch", "transformers", "openvino", "safetensors", "scipy", "matplotlib")
 CALL = """
@@ -116,3 +119,32 @@ assert len(families) < 20, sorted(families)
 """
     environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+AGAIN = """
+import json, sys
+import foretoken
+
+spec = foretoken.load(sys.argv[1], sys.argv[2])
+(done,) = spec.generate("the day", max_new_tokens=8, gamma=2, temperature=1.0)
+print(json.dumps([done.tokens, done.text, spec.target.runtime, sorted(sys.modules)]))
+"""
+
+
+@pytest.mark.cpu_only
+def test_a_kept_conversion_is_loaded_without_what_makes_networks(tmp_path):
+    """Its facts say all that must be known, and the tokenizer's class is remembered."""
+    for name, layers in (("target", 2), ("draft", 1)):
+        folder(tmp_path / name, llama(320, num_hidden_layers=layers), byte_level())
+    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", AGAIN, tmp_path / "target", tmp_path / "draft"]
+    found = []
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, text=True, capture_output=True)
+        assert not done.returncode, done.stderr[-2000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    (*first, before), (*second, names) = found
+    assert first == second and first[2] == "openvino"
+    heavy = {"transformers.modeling_utils", "transformers.models", "torch._dynamo"}
+    assert heavy <= set(before) and not heavy & set(names)

@@ -14,10 +14,9 @@ from foretoken.errors import RefusedError
 from foretoken.loading import asset
 from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
-from foretoken.models.exact import WIDTH, ExactModel, steady
+from foretoken.models.exact import ON_A_GRID, WIDTH, ExactModel, steady
 from foretoken.models.families import CAUSAL, build
 from foretoken.models.selfcheck import check, stir
-from foretoken.runtimes import ON_A_GRID
 from foretoken.sources import source
 from tiny import llama
 

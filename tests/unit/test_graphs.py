@@ -16,9 +16,9 @@ from foretoken.errors import RefusedError
 from foretoken.models.causal import CausalModel
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.fixed import FixedCache, bucket, power, wide
-from foretoken.models.graphs import GraphModel, Pass, rehearsed
+from foretoken.models.graphs import ON_GRAPHS, GraphModel, Pass, rehearsed
 from foretoken.models.selfcheck import Form, Rows, check, deviation
-from foretoken.runtimes import ON_GRAPHS, Wish, forms, place
+from foretoken.runtimes import Wish, forms, place
 from pairs import PROMPTS
 
 CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]

@@ -200,3 +200,38 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 def test_wishes_that_there_are_not(wish: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         Wish(**wish)
+
+
+def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> None:
+    """Ends, refusals and suggestions, without a look at the model; other settings are another's."""
+    for name in ("Llama", "T5"):
+        path = saved(tmp_path / name, seed=6, name=name)
+        settings = {"eos_token_id": [7, 9], "forced_eos_token_id": 5, "do_sample": True}
+        settings |= {"temperature": 0.6, "repetition_penalty": 1.2}
+        file = tmp_path / name / "generation_config.json"
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps(known | settings))
+        first = load(path, "uniform", generation_config="ignore")
+        second = load(path, "uniform", generation_config="ignore")
+        wish = Wish()
+        kept = runtimes.Known(source(path, None, False), wish)
+        own = runtimes.Known(type(build(name)).from_pretrained(path), wish)
+        assert kept._facts is not None and own._facts is None
+        assert kept.settings == own.settings and kept.settings.suggested["temperature"] == 0.6
+        assert (kept.V, kept.encoder_decoder) == (own.V, own.encoder_decoder)
+        assert first.ends == second.ends == own.settings.ends and first.ends.eos == {7, 9}
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="repetition_penalty=1.2"):
+                load(path, "uniform")
+        file.write_text(json.dumps(known | settings | {"repetition_penalty": 1.0}))
+        assert load(path, "uniform").suggested == {"temperature": 0.6}
+
+
+def test_a_kept_conversion_that_is_damaged_is_made_again(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m", seed=7)
+    expected = load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens
+    home = store.folder()
+    assert home is not None
+    (entry,) = [one for one in store.entries() if one.name == path]
+    (entry.folder / "decoder.bin").write_bytes(b"broken")
+    assert load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens == expected

@@ -10,17 +10,14 @@ import inspect
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.models.attention import Forward
 from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.cache import RaggedCache, admit, ragged_cache
 from foretoken.models.head import Needed, shown
-from foretoken.transfer import sent
-
-CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
+from foretoken.models.rows import CHUNK, check_lengths, check_room, padded, staying
 
 
 class CausalModel:
@@ -145,41 +142,3 @@ def output_rows(model: PreTrainedModel) -> int:
 
 def nothing(model: PreTrainedModel, rows: int) -> Tensor:
     return torch.zeros(rows, 0, output_rows(model), dtype=model.dtype, device=model.device)
-
-
-def staying(rows: int, leaving: list[int]) -> list[int]:
-    gone = set(leaving)
-    return [b for b in range(rows) if b not in gone]
-
-
-def check_lengths(old: list[int], new: list[int]) -> None:
-    if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
-        raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")
-
-
-def check_context(lengths: list[int], blocks: list[list[int]], context: int | None) -> None:
-    check_room(lengths, [len(block) for block in blocks], context)
-
-
-def check_room(lengths: list[int], counts: list[int], context: int | None) -> None:
-    if len(lengths) != len(counts):
-        raise InputError(f"{len(counts)} blocks for {len(lengths)} rows: give one per row")
-    if context is None:
-        return
-    for b, (n, count) in enumerate(zip(lengths, counts, strict=True)):
-        if n + count > context and count:
-            raise InputError(
-                f"row {b} would hold {n + count} tokens, the model {context}: shorten it"
-            )
-
-
-def padded(blocks: Blocks, device: torch.device, width: int = 0) -> Tensor:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at.
-
-    A width of at least the longest is found where none is given.
-    """
-    if isinstance(blocks, Tensor):
-        return functional.pad(blocks, (0, width - blocks.shape[1])) if width else blocks
-    width = max(width, max(map(len, blocks), default=0))
-    rows = [b + [0] * (width - len(b)) for b in blocks]
-    return sent(torch.tensor(rows, dtype=torch.long), device)

@@ -10,14 +10,13 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import openvino as ov
 import torch
-from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, one_line
 from foretoken.lineage import lineage, versions
@@ -25,14 +24,16 @@ from foretoken.models import store
 from foretoken.models.base import Model
 from foretoken.models.eight_bits import eight_bits
 from foretoken.models.explicit import ExplicitModel
-from foretoken.models.export_explicit import export_explicit
-from foretoken.models.export_paged import export_paged
 from foretoken.models.exported import Exported
 from foretoken.models.halves import halved, widened_in_products
 from foretoken.models.paged import PagedModel, paged
-from foretoken.models.selfcheck import Form
 
 DTYPES = ("float32", "bfloat16", "int8")
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from foretoken.models.selfcheck import Form
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class Way:
     @property
     def form(self) -> Form:
         """What the self-check tries."""
+        from foretoken.models.selfcheck import Form  # late: as below
+
         return Form(f"OpenVINO, {self.name}", self.run)
 
     def run(self, network: PreTrainedModel) -> Model:
@@ -99,8 +102,21 @@ class Way:
         return compiled(self.export(network))
 
 
-PAGED = Way("paged attention", export_paged)
-EXPLICIT = Way("explicit cache", export_explicit)
+def _export_paged(network: PreTrainedModel) -> Exported:
+    from foretoken.models.export_paged import export_paged  # late: a kept conversion needs none
+
+    return export_paged(network)
+
+
+def _export_explicit(network: PreTrainedModel) -> Exported:
+    from foretoken.models.export_explicit import export_explicit  # late: as above
+
+    return export_explicit(network)
+
+
+PAGED = Way("paged attention", _export_paged)
+EXPLICIT = Way("explicit cache", _export_explicit)
+WAYS = (PAGED, EXPLICIT)  # the faster first
 
 
 def ways(network: PreTrainedModel) -> list[Way]:
@@ -119,37 +135,64 @@ class Convertible(Protocol):
     @property
     def commit(self) -> str | None: ...
 
+    @property
+    def code(self) -> list[str]: ...
+
 
 def converted(
     source: Convertible,
     way: Way,
     dtype: str,
     network: Callable[[], PreTrainedModel],
-    code: Sequence[str] = (),
+    more: dict[str, Any],
 ) -> Model:
     """The model that `network()` makes, on OpenVINO. It is only made where no conversion of the
-    same files, code and versions is kept on disk. `code`: the source of its classes where they are
-    not transformers' own."""
-    files = source.files()
-    if files is None and source.commit is None:
-        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
-    content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    key = fingerprint(content, way.name, dtype, *code)
+    same files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
+    key = name_of(source, way, dtype)
     kept = store.find(key)
     if kept is None:
         log.info("converting %s for OpenVINO", source.name)
         began = time.perf_counter()
         made = _export(way, source.name, dtype, network)
-        made.facts["identity"] = key  # what costs and acceptance are remembered by
-        name = source.name if files is None else str(Path(source.path).resolve())
+        made.facts.update(more, identity=key)  # what costs and acceptance are remembered by
+        name = source.name if source.files() is None else str(Path(source.path).resolve())
         kept = store.find(key) if store.keep(key, made, name, dtype) else None
         kept = kept or made  # from disk, so that torch's weights can go
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
         if kept is made:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
+    return _ready(source, kept, dtype)
+
+
+def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
+    """What is known of a kept conversion, without a look at its graphs; None where there is none.
+
+    One that is kept has passed the self-check: of the same code, config and versions.
+    """
+    kept = (store.facts(name_of(source, way, dtype)) for way in WAYS)
+    return next((known for known in kept if known is not None), None)
+
+
+def kept(source: Convertible, dtype: str) -> Model | None:
+    """The model from its kept conversion; None where there is none."""
+    kept = (store.find(name_of(source, way, dtype)) for way in WAYS)
+    found = next((exported for exported in kept if exported is not None), None)
+    return found and _ready(source, found, dtype)
+
+
+def name_of(source: Convertible, way: Way, dtype: str) -> str:
+    """What a conversion is kept under."""
+    files = source.files()
+    if files is None and source.commit is None:
+        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
+    content = f"{source.name} {source.commit}" if files is None else store.digest(files)
+    return fingerprint(content, way.name, dtype, *source.code)
+
+
+def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
     try:
-        return compiled(kept, dtype)
+        return compiled(exported, dtype)
     except RuntimeError as error:  # the library's
         raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks, Model, TreeModel
-from foretoken.models.causal import staying
 from foretoken.models.forest import Copied, Forest, Shared
+from foretoken.models.rows import staying
 from foretoken.models.selfcheck import Form, on_torch, self_check
 from foretoken.tree import Node
 

@@ -19,8 +19,10 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
-from foretoken.models.causal import CausalModel, check_lengths, check_room, staying
-from foretoken.models.seq2seq import Seq2SeqModel, check_sources
+from foretoken.models.causal import CausalModel
+from foretoken.models.rows import check_lengths, check_room, check_sources, staying
+from foretoken.models.selfcheck import Form
+from foretoken.models.seq2seq import Seq2SeqModel
 
 WIDTH = 16  # tokens of a pass; a block that crosses a line of the grid takes two
 
@@ -141,3 +143,6 @@ def unsteady(model: PreTrainedModel) -> RefusedError:
         f"{type(model).__name__} has no exact shapes: its logits depend on what stands behind a "
         "token in a pass; leave exact_shapes at False"
     )
+
+
+ON_A_GRID = Form("a grid of passes", ExactModel)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.models.base import Blocks
-from foretoken.models.causal import CHUNK, check_context, check_lengths, staying
-from foretoken.models.seq2seq import check_sources
+from foretoken.models.rows import CHUNK, check_context, check_lengths, check_sources, staying
 
 BUCKET = 64  # slots: shapes that change with every token would make new kernels with every token
 # numpy knows no bf16: OpenVINO shows its bits as float16, and bits are all that we copy.

@@ -19,9 +19,11 @@ from foretoken.errors import RefusedError, one_line
 from foretoken.models.attention import Forward
 from foretoken.models.base import Blocks, counts_of
 from foretoken.models.cache import ragged_cache
-from foretoken.models.causal import CausalModel, check_lengths, check_room, nothing, padded, staying
+from foretoken.models.causal import CausalModel, nothing
 from foretoken.models.fixed import FixedCache, Recordable, bucket, power, wide
 from foretoken.models.head import Needed, Read, shown
+from foretoken.models.rows import check_lengths, check_room, padded, staying
+from foretoken.models.selfcheck import Form
 from foretoken.transfer import sent
 
 Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
@@ -210,3 +212,6 @@ def rehearsed(model: GraphModel) -> GraphModel:
     except Exception as error:  # what a recording raises is of many kinds
         raise RefusedError(f"it cannot be recorded as a graph: {one_line(error)}") from error
     return model
+
+
+ON_GRAPHS = Form("fixed shapes", GraphModel)

@@ -21,7 +21,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
 from foretoken.models.base import Blocks
-from foretoken.models.causal import check_context, check_lengths, staying
+from foretoken.models.rows import check_context, check_lengths, staying
 
 CHUNK = 512  # tokens in one pass of a prefill: bounds its memory
 FIRST = 16  # blocks to begin with; the pool then grows by half

@@ -29,6 +29,7 @@ from foretoken.lineage import lineage, versions
 from foretoken.models import cache, causal
 from foretoken.models.base import Model
 from foretoken.models.causal import CausalModel
+from foretoken.models.rows import staying
 from foretoken.models.seq2seq import Seq2SeqModel
 
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
@@ -194,7 +195,7 @@ class Rows:
 
     def leave(self, rows: list[int]) -> None:
         self.runner.leave(rows)
-        stay = causal.staying(len(self.texts), rows)
+        stay = staying(len(self.texts), rows)
         self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
 
 

@@ -14,21 +14,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.models.attention import Forward
 from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.cache import CrossCache, admit, ragged_cache
-from foretoken.models.causal import (
+from foretoken.models.causal import limit, nothing, output_rows
+from foretoken.models.head import Needed, shown
+from foretoken.models.rows import (
     CHUNK,
     check_lengths,
     check_room,
-    limit,
-    nothing,
-    output_rows,
+    check_sources,
     padded,
     staying,
 )
-from foretoken.models.head import Needed, shown
 
 
 class Seq2SeqModel:
@@ -165,13 +164,3 @@ def encoder_rows(model: PreTrainedModel) -> int:
     """Ids that the encoder knows: some families give it a vocabulary of its own."""
     words: Any = model.get_encoder().get_input_embeddings()
     return words.weight.shape[0]
-
-
-def check_sources(
-    prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
-) -> None:
-    if sources is None or len(sources) != len(prompts) or not all(sources):
-        raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
-    longest = max(map(len, sources))
-    if context is not None and longest > context:
-        raise InputError(f"a source of {longest} tokens, the encoder takes {context}: shorten it")

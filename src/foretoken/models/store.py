@@ -76,17 +76,26 @@ def find(key: str) -> Exported | None:
         return None
     place = home / key
     try:
-        facts = _facts(place)
-        if facts["content"] != digest(_parts(place)):
+        known = _facts(place)
+        if known["content"] != digest(_parts(place)):
             raise ValueError("its files are not those that were written")
         core = ov.Core()
-        graphs = {name: core.read_model(place / f"{name}.xml") for name in facts["graphs"]}
+        graphs = {name: core.read_model(place / f"{name}.xml") for name in known["graphs"]}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         shutil.rmtree(place, ignore_errors=True)  # damaged, or never there
         return None
     except (OSError, RuntimeError):  # no memory, too many files: it may be whole
         return None
-    return Exported(graphs, facts)
+    return Exported(graphs, known)
+
+
+def facts(key: str) -> dict[str, Any] | None:
+    """What is known of what was kept under `key`, which may be damaged itself."""
+    home = folder()
+    try:
+        return home and _facts(home / key)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _parts(place: Path) -> list[Path]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.models.causal import padded
+from foretoken.models.rows import padded
 from foretoken.request import Request
 from foretoken.train.examples import Example
 from foretoken.train.pair import Pair

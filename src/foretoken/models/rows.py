@@ -1,0 +1,63 @@
+"""What models of every runtime share about their rows: which stay, how long they may be, and their
+blocks as one tensor. Knows no transformers, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foretoken.errors import InputError
+from foretoken.models.base import Blocks
+from foretoken.transfer import sent
+
+CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
+
+
+def staying(rows: int, leaving: list[int]) -> list[int]:
+    gone = set(leaving)
+    return [b for b in range(rows) if b not in gone]
+
+
+def check_lengths(old: list[int], new: list[int]) -> None:
+    if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
+        raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")
+
+
+def check_context(lengths: list[int], blocks: list[list[int]], context: int | None) -> None:
+    check_room(lengths, [len(block) for block in blocks], context)
+
+
+def check_room(lengths: list[int], counts: list[int], context: int | None) -> None:
+    if len(lengths) != len(counts):
+        raise InputError(f"{len(counts)} blocks for {len(lengths)} rows: give one per row")
+    if context is None:
+        return
+    for b, (n, count) in enumerate(zip(lengths, counts, strict=True)):
+        if n + count > context and count:
+            raise InputError(
+                f"row {b} would hold {n + count} tokens, the model {context}: shorten it"
+            )
+
+
+def padded(blocks: Blocks, device: torch.device, width: int = 0) -> Tensor:
+    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at.
+
+    A width of at least the longest is found where none is given.
+    """
+    if isinstance(blocks, Tensor):
+        return functional.pad(blocks, (0, width - blocks.shape[1])) if width else blocks
+    width = max(width, max(map(len, blocks), default=0))
+    rows = [b + [0] * (width - len(b)) for b in blocks]
+    return sent(torch.tensor(rows, dtype=torch.long), device)
+
+
+def check_sources(
+    prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
+) -> None:
+    if sources is None or len(sources) != len(prompts) or not all(sources):
+        raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
+    longest = max(map(len, sources))
+    if context is not None and longest > context:
+        raise InputError(f"a source of {longest} tokens, the encoder takes {context}: shorten it")
