@@ -73,7 +73,8 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    kept = {name for name in globals() if name.startswith("__")}
+    return sorted({*kept, *__all__, "__version__"})
 
 
 def __getattr__(name: str) -> Any:

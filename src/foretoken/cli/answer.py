@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli import prompts
+from foretoken.cli.page import page, prose
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
@@ -89,21 +90,22 @@ def _steps(spec: Speculator, prompt: Any, completion: Completion) -> None:
 
 def speedup(comparison: Any) -> None:
     """The measured speed-up, and what section 3 makes of the measured alpha, c and v."""
-    console = Console(highlight=False)
+    console = page()
     plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
-    console.print(
-        f"plain {plain * 1e3:.2f} ms a token, {_asked(comparison)} {fast * 1e3:.2f} ms: "
-        f"[bold]{comparison.speedup:.2f}x[/bold]",
-        soft_wrap=True,
+    prose(
+        console,
+        f"plain {plain * 1e3:.2f} ms a token, with {_asked(comparison)} {fast * 1e3:.2f} ms a "
+        f"token: {comparison.speedup:.2f}x",
+        bold=f"{comparison.speedup:.2f}x",
     )
     if comparison.alpha is not None:
         gamma = comparison.formula_gamma
         best = "" if comparison.gamma is not None else f" at its best gamma, {gamma}"
-        console.print(
+        prose(
+            console,
             f"Theorem 3.8 with alpha {comparison.alpha:.2f} and c {comparison.c:.2f}{best}: "
             f"{comparison.paper:.2f}x; with the measured cost v({gamma + 1}) = "
             f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
-            soft_wrap=True,
         )
 
 
@@ -136,7 +138,7 @@ def _is_targets(completion: Completion, lenience: float, *, greedy: bool) -> boo
 
 def _asked(comparison: Any) -> str:
     fixed = comparison.gamma is not None
-    return f"gamma {comparison.gamma}" if fixed else f"gamma {comparison.mean_gamma:.1f} a step"
+    return f"gamma {comparison.gamma}" if fixed else f"{comparison.mean_gamma:.1f} guesses a step"
 
 
 def document(

@@ -20,7 +20,10 @@ PANEL = "Loading"
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
 Draft = Annotated[
     str | None,
-    Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy, uniform or none."),
+    Option(
+        help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy, uniform or none; left out: "
+        "the shipped one, lookup for a target of yours."
+    ),
 ]
 PROMPTS = 'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.'
 Prompts = Annotated[Path, Option(help=PROMPTS)]

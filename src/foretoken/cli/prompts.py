@@ -40,10 +40,12 @@ def read(argument: str | None, file: Path | None) -> list[Line]:
 
 
 def _from_file(file: Path) -> list[Line]:
+    if not file.exists():
+        raise InputError(f"{file} cannot be read: there is no such file; give one with prompts")
     try:
         rows = file.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from None
+        raise InputError(f"{file} cannot be read as text in UTF-8: {error}") from None
     rows = [row.removesuffix("\r") for row in rows]
     numbered = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not numbered:

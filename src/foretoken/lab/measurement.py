@@ -169,7 +169,10 @@ def load(path: Path) -> Measurement:
     except FileNotFoundError:
         raise InputError(f"there is no {path}; make it with foretoken measure --out") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a measurement: {error}") from None
+        raise InputError(
+            f"{path} cannot be read as a measurement: {error}; "
+            "make one with foretoken measure --out"
+        ) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{path} is no measurement; make one with foretoken measure --out")
     if document.get("version") != VERSION:
