@@ -39,8 +39,8 @@ def cache_folder() -> Path | None:
         return None
     if problem:
         _warn(
-            f"{folder} is not used as a cache, for {problem}; allow it to yourself alone, or set "
-            "XDG_CACHE_HOME to another folder"
+            f"{folder} is not used as a cache, for {problem}; remove it, and it is made anew for "
+            "yourself alone, or set XDG_CACHE_HOME to another folder"
         )
     return None if problem else folder
 
@@ -51,6 +51,11 @@ def _strangers(folder: Path) -> str | None:
         if found.st_uid != _user():
             return f"it belongs to user {found.st_uid}"
     return "others may write to it" if folder.stat().st_mode & (S_IWGRP | S_IWOTH) else None
+
+
+def owned(*paths: Path) -> bool:
+    """Whether all of these are the user's own: else somebody put them there while he could."""
+    return all(path.lstat().st_uid == path.stat().st_uid == _user() for path in paths)
 
 
 def _user() -> int:
@@ -66,7 +71,9 @@ def remembered(file: str) -> dict[str, Any]:
     """Everything in a file, by key."""
     folder = cache_folder()
     try:
-        found = documents.read((folder / file).read_text()) if folder else {}
+        if folder is None or not owned(folder / file):
+            return {}
+        found = documents.read((folder / file).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -77,7 +84,8 @@ def remember(file: str, key: str, value: Any) -> None:
     folder = cache_folder()
     try:
         if folder:
-            files.write(folder / file, json.dumps(remembered(file) | {key: value}).encode())
+            content = json.dumps(remembered(file) | {key: value}).encode()
+            files.write(folder / file, content, mode=0o600)
     except OSError:
         pass
 

@@ -25,13 +25,14 @@ def naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write(path: Path, content: bytes) -> None:
-    """One file, beside its name first, which may be a link: it is replaced, not followed. Raises
-    OSError where it cannot be written."""
+def write(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """One file, beside its name first, which may be a link: it is replaced, not followed. `mode`:
+    its permissions, less the process's umask. Raises OSError where it cannot be written."""
     part = path.with_name(f".{token_hex(8)}.part")  # threads and processes may write at once
     try:
         with naming(path):
-            with part.open("xb") as out:  # never what somebody else has put there
+            # x: never what somebody else has put there
+            with open(part, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as out:
                 out.write(content)
             os.replace(part, path)
     finally:

@@ -116,8 +116,12 @@ class Source:
         if (folder / "adapter_config.json").exists():
             raise RefusedError(f"{self.name} holds an adapter: merge it into its base model")
         named = {file for kind in WEIGHTS for file in folder.glob(kind)}
-        for index in folder.glob("*.index.json"):
-            named |= {folder / name for name in _indexed(index)}
+        chosen = _json(folder / "config.json").get("transformers_weights")
+        named |= {folder / chosen} if isinstance(chosen, str) else set()
+        for index in [file for file in named if file.name.endswith(".index.json")]:
+            shards = _json(index).get("weight_map")
+            for name in set(shards.values()) if isinstance(shards, dict) else ():
+                named |= {folder / str(name), index.parent / str(name)}
         return [file for file in named if file.is_file()]
 
     @property
@@ -125,12 +129,13 @@ class Source:
         return getattr(self.config, "_commit_hash", None)
 
 
-def _indexed(index: Path) -> set[str]:
-    """The files of weights that an index names; what is wrong with it is said in loading."""
+def _json(file: Path) -> dict[str, Any]:
+    """An object; what is wrong with it is said in loading."""
     try:
-        return set(documents.read(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()
+        found = documents.read(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def source(given: str | Path, revision: str | None, trust: bool) -> Source:

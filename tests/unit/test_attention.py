@@ -15,12 +15,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import pairs
+import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
 from foretoken.models import attention
 from foretoken.models.families import build
 from foretoken.models.selfcheck import Rows, on_torch, stir
 from foretoken.models.twin import twin
+from foretoken.speculator import Speculator
 from interrupts import interrupted
 
 
@@ -110,7 +112,7 @@ def test_a_twin_has_the_very_weights_and_hooks_and_its_own_configuration() -> No
     model = build("T5")
     two = twin(model)
     assert all(a is b for a, b in zip(model.parameters(), two.parameters(), strict=True))
-    assert all(a is b for a, b in zip(model.buffers(), two.buffers(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), two.buffers(), strict=True))
     assert not {id(part) for part in model.modules()} & {id(part) for part in two.modules()}
     assert two.get_encoder().config is not model.get_encoder().config
     assert two.get_encoder().config.to_dict() == model.get_encoder().config.to_dict()
@@ -164,3 +166,94 @@ def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:
         assert torch.equal(other.score([[4]], [1]), expected)
     finally:
         attention.RUNNING.reset(token)
+
+
+ROPES = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+def generated(model: PreTrainedModel, prompt: list[int], tokens: int = 12) -> list[int]:
+    """transformers' own greedy text."""
+    ids = torch.tensor([prompt])
+    options = {
+        "do_sample": False,
+        "max_new_tokens": tokens,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[
+        0, len(prompt) :
+    ].tolist()
+
+
+def ours(spec: Speculator, prompt: list[int], tokens: int = 12) -> list[int]:
+    return spec.generate([prompt], max_new_tokens=tokens, gamma=3)[0].tokens
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_frequencies_that_a_forward_replaces_are_each_ones_own(name: str) -> None:
+    """For long texts these put other buffers in place, or other numbers in them, and note that."""
+    contexts = {"dynamic": 128, "longrope": 256}
+    rope = {"rope_parameters": dict(ROPES[name]), "eos_token_id": None}
+    model, other = (tiny.llama(64, context=contexts[name], **rope).double() for _ in range(2))
+    short, long = [5, 17, 33, 9], [(7 * i + 3) % 60 for i in range(200)]
+    spec = load(model, "lookup")
+    expected = generated(other, short)
+    for network in (model, other):
+        generated(network, long)
+    pieces = spec.stream(short, max_new_tokens=12, gamma=3)
+    tokens = list(next(pieces).tokens)
+    assert generated(model, long) == generated(other, long)  # beside ours
+    tokens += [token for piece in pieces for token in piece.tokens]
+    assert tokens == expected == generated(model, short) == ours(spec, short)
+
+
+def test_a_run_follows_what_has_become_of_the_network() -> None:
+    """What the user switches, puts in or takes out between two runs is there in the next."""
+    model = tiny.llama(64, eos_token_id=None).double()
+    spec = load(model, "lookup")
+    layer, prompt = model.model.layers[0], [5, 17, 33]
+    plain = ours(spec, prompt)
+
+    class Adapted(nn.Module):
+        active = True
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * (3.0 if self.active else 1.0)
+
+    layer.mlp.up_proj = Adapted(layer.mlp.up_proj)
+    adapted = ours(spec, prompt)
+    assert adapted == generated(model, prompt) != plain
+    layer.mlp.up_proj.active = False
+    assert ours(spec, prompt) == plain
+    layer.self_attn.scaling = 0.01
+    assert ours(spec, prompt) == generated(model, prompt)
+    hook = model.lm_head.register_forward_pre_hook(lambda part, args: (args[0].flip(-1),))
+    assert ours(spec, prompt) == generated(model, prompt)
+    hook.remove()
+    more = model.lm_head.register_forward_pre_hook(
+        lambda part, args, kwargs: ((args[0].flip(-1),), kwargs), with_kwargs=True
+    )
+    assert ours(spec, prompt) == generated(model, prompt)
+    more.remove()
+    assert ours(spec, prompt) == generated(model, prompt)
+    model.set_output_embeddings(nn.Linear(32, 64, bias=False).double())
+    assert ours(spec, prompt) == generated(model, prompt)
+    layer.mlp.forward = lambda x: x
+    with pytest.raises(RefusedError, match="forward of LlamaMLP was replaced"):
+        ours(spec, prompt)
+    del layer.mlp.forward
+    assert ours(spec, prompt) == generated(model, prompt)

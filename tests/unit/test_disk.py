@@ -86,7 +86,7 @@ def test_what_others_may_have_written_is_not_read(
         folder.chmod(mode)
         assert cache_folder() is None and remembered("a.json") == {}
         remember("a.json", "x", 2)
-        assert "others may write to it; allow it to yourself alone" in caplog.text
+        assert "others may write to it; remove it, and it is made anew" in caplog.text
     folder.chmod(0o755)
     assert remembered("a.json") == {"x": 1}
 
@@ -113,3 +113,16 @@ def test_deeply_nested_json_is_an_empty_file() -> None:
     assert folder is not None
     (folder / "a.json").write_text("[" * 100_000)
     assert remembered("a.json") == {}
+
+
+def test_what_somebody_else_left_in_the_folder_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He could, before its owner closed it."""
+    remember("a.json", "x", 1)
+    folder = cache_folder()
+    assert folder is not None and stat.S_IMODE((folder / "a.json").stat().st_mode) == 0o600
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(folder / "a.json", 12345, -1)
+    assert remembered("a.json") == {}
+    remember("a.json", "y", 2)
+    assert remembered("a.json") == {"y": 2}

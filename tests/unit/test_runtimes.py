@@ -104,6 +104,32 @@ def test_weights_that_an_index_names_are_looked_at_wherever_they_stand(
     assert done == stock(path, [5, 6, 7], 20)
 
 
+@pytest.mark.parametrize("name", ["sub/w.safetensors", "sub/w.safetensors.index.json"])
+def test_weights_that_the_config_names_are_looked_at(tmp_path: Path, name: str) -> None:
+    def moved(seed: int) -> str:
+        path = saved(tmp_path / "m", seed)
+        (tmp_path / "m" / "sub").mkdir(exist_ok=True)
+        (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "sub" / "w.safetensors")
+        names = [key for key, _ in build("Llama").named_parameters()]
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, "w.safetensors")}
+        (tmp_path / "m" / "sub" / "w.safetensors.index.json").write_text(json.dumps(index))
+        config = json.loads((tmp_path / "m" / "config.json").read_text())
+        (tmp_path / "m" / "config.json").write_text(
+            json.dumps(config | {"transformers_weights": name})
+        )
+        return path
+
+    for seed in (1, 2):
+        files = source(moved(seed), None, False).files() or []
+        assert tmp_path / "m" / "sub" / "w.safetensors" in files
+    if name.endswith(".safetensors"):
+        path = moved(1)
+        load(path, "none")
+        moved(2)
+        done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+        assert done == stock(path, [5, 6, 7], 20)
+
+
 def test_an_adapter_is_not_converted(tmp_path: Path) -> None:
     """Its base's weights stand elsewhere, and may change there."""
     path = saved(tmp_path / "m")

@@ -203,6 +203,35 @@ def test_a_class_of_the_same_name_is_checked_itself(tmp_path: Path) -> None:
         self_check(module(tmp_path / "mine_b.py", BREAKS).LlamaForCausalLM(stock.config))
 
 
+def test_what_a_class_is_made_of_is_looked_at_too(tmp_path: Path, monkeypatch) -> None:
+    """A layer, or a function, in a file beside the model's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    good, bad = "return x", "return x * (1 + x.shape[1])"
+    (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {bad}\n")
+    (tmp_path / "mine_layers.py").write_text(
+        "import mine_helper\nfrom torch import nn\n\n"
+        "class Words(nn.Embedding):\n"
+        "    def forward(self, ids):\n        return mine_helper.turned(super().forward(ids))\n"
+    )
+    (tmp_path / "mine_model.py").write_text(
+        "import transformers\nfrom mine_layers import Words\n\n"
+        "class Mine(transformers.LlamaForCausalLM):\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.model.embed_tokens = Words(config.vocab_size, config.hidden_size)\n"
+    )
+    mine = importlib.import_module("mine_model")
+    model = mine.Mine(build("Llama").config)
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(model)
+    (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {good}\n")
+    sys.modules["mine_helper"].turned = lambda x: x
+    assert not self_check(model).remembered and self_check(model).remembered
+    (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {bad}\n")
+    sys.modules["mine_helper"].turned = lambda x: x * (1 + x.shape[1])
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(model)
+
+
 def test_a_class_whose_source_cannot_be_read_is_checked_every_time(tmp_path: Path) -> None:
     stock = build("Llama")
     self_check(stock)

@@ -156,3 +156,14 @@ def test_without_a_safe_folder_nothing_is_kept(
     assert "others may write to it" in caplog.text
     (folder / "foretoken").chmod(0o700)
     assert store.find("k") is not None
+
+
+@pytest.mark.parametrize("planted", ["", "k", "k/decoder.bin", "k/facts.json"])
+def test_what_somebody_else_put_there_is_not_run(planted: str) -> None:
+    store.keep("k", exported(3.0), "m", "float32")
+    home = store.folder()
+    assert home is not None
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(home / planted, 12345, -1)
+    assert store.facts("k") is None and store.find("k") is None

@@ -177,7 +177,7 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 
 class Forward:
-    """A model over the same weights whose attention is ragged, for good: `model` is never changed.
+    """A model over the same weights whose attention is ragged: `model` itself is never changed.
 
     `attention`, `experts`: names of others that are registered with transformers.
     """
@@ -187,12 +187,18 @@ class Forward:
     ) -> None:
         ragged = {ATTENTION: "ragged_sdpa" if model._supports_sdpa else "ragged_eager", PAD: None}
         asked = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
-        self.model = switched(model, asked if attention else ragged)
+        self._first, self._settings = model, asked if attention else ragged
+        self.renew()
+
+    def renew(self) -> None:
+        """Follow what has become of the first model since; for the start of a run."""
+        self.model = switched(self._first, self._settings)
         head = self.model.get_output_embeddings()
         if head is not None:
-            head._forward_pre_hooks = head._forward_pre_hooks.copy()  # the first model's own
+            for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+                setattr(head, hooks, getattr(head, hooks).copy())  # the first model keeps its own
             head.register_forward_pre_hook(needed_only)
-        decoder: Any = self.model.get_decoder() if model.config.is_encoder_decoder else None
+        decoder: Any = self.model.get_decoder() if self.model.config.is_encoder_decoder else None
         table = getattr(decoder, "embed_positions", None)
         if isinstance(table, nn.Embedding):
             decoder.embed_positions = OwnPositions(table)

@@ -53,6 +53,8 @@ class CausalModel:
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not self.cache.lengths:
+            self.running.renew()
         fresh = self.read(prompts)
         if self.cache.lengths:
             self.cache.join(fresh)

@@ -13,6 +13,8 @@ import hashlib
 import inspect
 import json
 import random
+import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ VOCABULARY = 64
 WINDOW = 8
 CONTEXT = 128  # positions that the check needs
 FILE = "selfcheck.json"
+STANDARD = sys.stdlib_module_names
+LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation or objection
 
 
@@ -298,9 +302,32 @@ def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
 
 
 def strangers(model: PreTrainedModel) -> list[str]:
-    """The source files of the model's classes, and of those they are made from, that are not
-    transformers' own; raises where there is none."""
-    parts = [type(part) for part in model.modules() if isinstance(part, PreTrainedModel)]
-    kinds = {base for part in parts for base in part.__mro__ if issubclass(base, PreTrainedModel)}
-    own = {kind for kind in kinds if kind.__module__.split(".")[0] != "transformers"}
-    return [Path(file).read_text() for file in sorted({inspect.getfile(kind) for kind in own})]
+    """The source of all parts of the model that are not of a library, and of all that these are
+    made from: files outside the libraries' folders, with what they import from such files. Raises
+    where a part has no source."""
+    kinds = {base for part in model.modules() for base in type(part).__mro__}
+    files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
+    fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}
+    seen: set[str] = set()
+    while fresh:
+        name = fresh.pop()
+        seen.add(name)
+        module = sys.modules.get(name)
+        files |= {own} if (own := getattr(module, "__file__", None)) else set()
+        values = list(vars(module).values()) if module else []
+        named = {
+            getattr(v, "__name__" if inspect.ismodule(v) else "__module__", "") for v in values
+        }
+        fresh |= {one for one in named - seen if isinstance(one, str) and not _is_library(one)}
+    return [Path(file).read_text() for file in sorted(files)]
+
+
+def _is_library(name: str) -> bool:
+    """Whether a module is installed, Python's own, this package's or none."""
+    if not name or name.split(".")[0] == "foretoken":
+        return True
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return name != "__main__" and (module is None or name.split(".")[0] in STANDARD)
+    return any(Path(file).is_relative_to(place) for place in LIBRARIES)

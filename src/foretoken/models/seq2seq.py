@@ -70,6 +70,8 @@ class Seq2SeqModel:
             return
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
+        if self.cache is None:
+            self.running.renew()
         fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
         mask = fresh.mask()
         with self.running(None) as model:

@@ -20,7 +20,7 @@ from typing import Any
 import openvino as ov
 
 from foretoken import documents
-from foretoken.disk import cache_folder, remember, remembered
+from foretoken.disk import cache_folder, owned, remember, remembered
 from foretoken.models.exported import Exported
 
 FACTS = "facts.json"
@@ -103,7 +103,10 @@ def _parts(place: Path) -> list[Path]:
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    """What is known of a kept model; ValueError where the file is not as it was written."""
+    """What is known of a kept model; ValueError where the file is not as it was written, or where
+    any of it is somebody else's."""
+    if not owned(place.parent, place, *place.iterdir()):
+        raise ValueError("somebody else has written it")
     found = documents.read((place / FACTS).read_text())
     if found["seal"] != _seal(found["facts"]):
         raise ValueError("its facts are not those that were written")

@@ -18,11 +18,11 @@ from foretoken.errors import RefusedError
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` in evaluation mode, over the very parameters, buffers and hooks that it has.
+    """`model` as it stands, in evaluation mode, over its very weights and hooks.
 
-    Weights that are changed, moved or trained there are so here; parts that are put in or taken
-    out later are not. Raises RefusedError where a part's forward was replaced by a function of
-    unknown effect.
+    Weights that are changed or trained later are so here; what else is changed is not: a run makes
+    itself another twin. Buffers that some forwards compute anew, such as rotary frequencies, are
+    its own. Raises RefusedError where a part's forward was replaced by an unknown function.
     """
     parts = list(model.modules())
     twins = [type(part).__new__(type(part)) for part in parts]
@@ -31,12 +31,23 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
         _require_stock(part)
         vars(two).update({name: _own(value, remade) for name, value in vars(part).items()})
         vars(two).update(training=False, _compiled_call_impl=None)  # a compiled call runs `model`
+        vars(two)["_buffers"] = _buffers(part)
     return cast(PreTrainedModel, twins[0])
+
+
+def _buffers(part: nn.Module) -> dict[str, Any]:
+    """The same buffers; those that are computed, and no part of what is saved, as copies."""
+    computed = part._non_persistent_buffers_set
+    return {
+        name: x.clone() if x is not None and name in computed and x.is_floating_point() else x
+        for name, x in part._buffers.items()
+    }
 
 
 def _own(value: Any, remade: dict[int, Any]) -> Any:
     """The same value for the twin: what refers to modules refers to the twin's, and its
     configurations are its own. `remade`: by id, what there is already."""
+    value = getattr(value, "_torchdynamo_orig_callable", value)  # compiled, it runs the first tree
     if isinstance(value, nn.Module):
         return remade.get(id(value), value)
     if isinstance(value, PreTrainedConfig):
@@ -55,6 +66,7 @@ def _own(value: Any, remade: dict[int, Any]) -> Any:
 
 def _require_stock(part: nn.Module) -> None:
     replaced = vars(part).get("forward")
+    replaced = getattr(replaced, "_torchdynamo_orig_callable", replaced)
     if replaced is not None and not isinstance(replaced, MethodType | partial):
         raise RefusedError(
             f"the forward of {type(part).__name__} was replaced by {replaced!r:.60}, which may do "
