@@ -91,3 +91,14 @@ def test_what_two_halves_do_not_agree_on_is_not_steady():
     assert not _steady(rounds(1.5, 1.0), SHARED)
     assert _steady(rounds(9.0, 1.0, 1.1, 1.1, 1.0, 7.0), SHARED)  # each half was mostly quiet
     assert not _steady(rounds(1.0), SHARED)  # nothing to compare
+
+
+@pytest.mark.parametrize(("stray", "expected"), [(0, True), (3, True), (4, False)])
+def test_a_few_gammas_may_disagree(stray: int, expected: bool) -> None:
+    """Where every second round meets new blocks of the cache at the same gammas, always the same."""
+    steps = [
+        StepRecord(g, (0,) * g, 0, (1,), (), g, 0.0, 1.8 if odd and i < stray else 1.0, 0.0, 1)
+        for odd in (False, True, False, True, False)
+        for i, g in enumerate(ALONE)
+    ]
+    assert _steady(steps, ALONE) == expected
