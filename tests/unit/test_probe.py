@@ -95,7 +95,7 @@ def test_what_two_halves_do_not_agree_on_is_not_steady():
 
 @pytest.mark.parametrize(("stray", "expected"), [(0, True), (3, True), (4, False)])
 def test_a_few_gammas_may_disagree(stray: int, expected: bool) -> None:
-    """Where every second round meets new blocks of the cache at the same gammas, always the same."""
+    """Such as those whose steps meet new blocks of the cache in every second round."""
     steps = [
         StepRecord(g, (0,) * g, 0, (1,), (), g, 0.0, 1.8 if odd and i < stray else 1.0, 0.0, 1)
         for odd in (False, True, False, True, False)
