@@ -237,9 +237,9 @@ def _tokenizer(given: str | Path, where: dict[str, Any]) -> PreTrainedTokenizerB
 
 def _class_key(folder: Path) -> str:
     """What the choice of a tokenizer's class depends on."""
-    files = [file for file in sorted(folder.glob("*.json")) if file.name in CHOOSING]
-    parts = [*(file.read_text() for file in files), *versions().values()]
-    parts += sorted(file.name for file in folder.iterdir())
+    files = sorted(file.name for file in folder.iterdir())
+    parts = [*files, *((folder / name).read_text() for name in CHOOSING if name in files)]
+    parts += versions().values()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

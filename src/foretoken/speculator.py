@@ -17,7 +17,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
-from foretoken.engine import Engine
+from foretoken.engine import Engine, threads
 from foretoken.errors import InputError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.hypotheses import BeamParams
@@ -172,7 +172,7 @@ class Speculator:
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
         found: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
-            with claimed(self.target, self.drafter):
+            with claimed(self.target, self.drafter if draft else None), threads(self.target):
                 tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, int(gamma))
             found += [self._beams(task, draft) for task in tasks]
         return found

@@ -154,6 +154,18 @@ def test_forwards_that_were_wrapped_run_over_the_twin() -> None:
         on_torch(model)
 
 
+def test_a_forward_that_was_compiled_is_taken_as_it_was() -> None:
+    """Compiled, it would run the user's own modules, and their stock attention."""
+    model = lively("Llama")
+    expected = pairs.scores(model, [5, 6, 7])
+    plain = model.forward
+    model.forward = torch.compile(plain, backend="eager")
+    runner = on_torch(model)
+    runner.start([[5]])
+    assert torch.allclose(runner.score([[6, 7]], [2])[0], expected[1:])
+    assert twin(model).forward.__self__ is not model
+
+
 def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:
     """A Ctrl-C on the way out may leave the context variable set: the next run has its own."""
     model = lively("BART")

@@ -14,7 +14,6 @@ import inspect
 import json
 import random
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,8 +38,8 @@ VOCABULARY = 64
 WINDOW = 8
 CONTEXT = 128  # positions that the check needs
 FILE = "selfcheck.json"
-STANDARD = sys.stdlib_module_names
-LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
+INSTALLED = {"site-packages", "dist-packages"}
 FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation or objection
 
 
@@ -324,10 +323,11 @@ def strangers(model: PreTrainedModel) -> list[str]:
 
 def _is_library(name: str) -> bool:
     """Whether a module is installed, Python's own, this package's or none."""
-    if not name or name.split(".")[0] == "foretoken":
+    package = name.split(".")[0]
+    if not name or package in OURS or package in sys.stdlib_module_names:
         return True
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None:
-        return name != "__main__" and (module is None or name.split(".")[0] in STANDARD)
-    return any(Path(file).is_relative_to(place) for place in LIBRARIES)
+        return module is None
+    return bool(INSTALLED & set(Path(file).parts))

@@ -28,11 +28,23 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     twins = [type(part).__new__(type(part)) for part in parts]
     remade: dict[int, Any] = {id(part): two for part, two in zip(parts, twins, strict=True)}
     for part, two in zip(parts, twins, strict=True):
-        _require_stock(part)
-        vars(two).update({name: _own(value, remade) for name, value in vars(part).items()})
-        vars(two).update(training=False, _compiled_call_impl=None)  # a compiled call runs `model`
-        vars(two)["_buffers"] = _buffers(part)
+        own = _attributes(part).items()
+        vars(two).update({name: _own(value, remade) for name, value in own})
     return cast(PreTrainedModel, twins[0])
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    """What a part of the twin begins with. What was compiled is taken as it was before: compiled it
+    would run the first tree."""
+    own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
+    if "forward" in own:
+        own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
+        if not isinstance(own["forward"], MethodType | partial):
+            raise RefusedError(
+                f"the forward of {type(part).__name__} was replaced by {own['forward']!r:.60}, "
+                "which may do anything; give the model as transformers makes it"
+            )
+    return own
 
 
 def _buffers(part: nn.Module) -> dict[str, Any]:
@@ -47,7 +59,6 @@ def _buffers(part: nn.Module) -> dict[str, Any]:
 def _own(value: Any, remade: dict[int, Any]) -> Any:
     """The same value for the twin: what refers to modules refers to the twin's, and its
     configurations are its own. `remade`: by id, what there is already."""
-    value = getattr(value, "_torchdynamo_orig_callable", value)  # compiled, it runs the first tree
     if isinstance(value, nn.Module):
         return remade.get(id(value), value)
     if isinstance(value, PreTrainedConfig):
@@ -62,13 +73,3 @@ def _own(value: Any, remade: dict[int, Any]) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(one, nn.Module) for one in value):
         return type(value)(_own(one, remade) for one in value)
     return value
-
-
-def _require_stock(part: nn.Module) -> None:
-    replaced = vars(part).get("forward")
-    replaced = getattr(replaced, "_torchdynamo_orig_callable", replaced)
-    if replaced is not None and not isinstance(replaced, MethodType | partial):
-        raise RefusedError(
-            f"the forward of {type(part).__name__} was replaced by {replaced!r:.60}, which may do "
-            "anything; give the model as transformers makes it"
-        )
