@@ -18,7 +18,7 @@ from rich.table import Table
 
 import foretoken
 import machine
-from foretoken.lab.compare import Comparison, compare
+from foretoken.lab.bench.compare import Comparison, compare
 
 PROMPTS = (
     "The old house stood at the end of the lane, and",

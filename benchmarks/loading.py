@@ -30,9 +30,9 @@ def kilobytes():
     found = dict(line.split(":") for line in open("/proc/self/status"))
     return {k: int(found[k].split()[0]) for k in ("RssAnon", "RssFile")}
 import torch, transformers, foretoken
-from foretoken.sources import source
-from foretoken.runtimes import Wish, place
-from foretoken.models import conversion
+from foretoken.loading.sources import source
+from foretoken.loading.runtimes import Wish, place
+from foretoken.models.openvino import conversion
 transformers.utils.logging.disable_progress_bar()
 before, peak, done = kilobytes(), [0], threading.Event()
 def watch():

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken import load
-from foretoken.models import conversion
-from foretoken.models.paged import PagedModel
+from foretoken.models.openvino import conversion
+from foretoken.models.openvino.paged import PagedModel
 
 PROMPT, PASSES, WARM = 32, 60, 10
 settings = conversion.settings

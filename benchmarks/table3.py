@@ -20,11 +20,11 @@ from rich.table import Table
 import foretoken
 import machine
 from figures import TEXTS
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.lab.agreement import overlaps
 from foretoken.request import Request
+from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.ngram import fit
 
 LENGTH, LIMIT = 250, 480  # tokens of a text; at most, for the pair's context

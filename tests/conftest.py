@@ -19,8 +19,8 @@ import torch
 from hypothesis import settings
 
 from console import Run, script
-from foretoken import runtimes
 from foretoken.errors import RefusedError
+from foretoken.loading import runtimes
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)

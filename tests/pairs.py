@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from foretoken import Completion, Drafter, Speculator, load
 from foretoken.models.families import build
-from foretoken.models.selfcheck import stir
+from foretoken.models.stock.selfcheck import stir
 
 DEVICE = os.environ.get("FORETOKEN_TEST_DEVICE", "cpu")  # "cuda": what is drawn here runs there
 V = 64  # of all families

@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from foretoken.models.selfcheck import stir
+from foretoken.models.stock.selfcheck import stir
 from foretoken.train.corpus import train_tokenizer
 
 TEXT = """It was the first day of the year, and the house was cold. \U0001f600 said nothing at all.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretoken import execute, theory
-    from foretoken.beam import Beam, BeamStats
+    from foretoken.beam.search import Beam, BeamStats
     from foretoken.drafters.base import Draft, Drafter
     from foretoken.drafters.cascade import CascadeDrafter
     from foretoken.drafters.lm import LMDrafter
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from foretoken.drafters.mixture import MixtureDrafter
     from foretoken.drafters.ngram import NGram, NGramDrafter
     from foretoken.drafters.uniform import UniformDrafter
-    from foretoken.draw import Draw
     from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
-    from foretoken.loading import load
-    from foretoken.params import SamplingParams
+    from foretoken.loading.load import load
     from foretoken.request import Completion, Piece, Stats, StepRecord
+    from foretoken.sampling.draw import Draw
+    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
 _HOMES = {
-    "beam": ("Beam", "BeamStats"),
+    "beam.search": ("Beam", "BeamStats"),
     "drafters.base": ("Draft", "Drafter"),
     "drafters.cascade": ("CascadeDrafter",),
     "drafters.lm": ("LMDrafter",),
@@ -34,10 +34,10 @@ _HOMES = {
     "drafters.mixture": ("MixtureDrafter",),
     "drafters.ngram": ("NGram", "NGramDrafter"),
     "drafters.uniform": ("UniformDrafter",),
-    "draw": ("Draw",),
+    "sampling.draw": ("Draw",),
     "errors": ("ForetokenError", "InputError", "NumericsError", "RefusedError"),
-    "loading": ("load",),
-    "params": ("SamplingParams",),
+    "loading.load": ("load",),
+    "sampling.params": ("SamplingParams",),
     "request": ("Completion", "Piece", "Stats", "StepRecord"),
     "speculator": ("Speculator",),
 }

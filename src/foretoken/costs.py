@@ -20,10 +20,10 @@ from typing import Any, cast
 
 import torch
 
-from foretoken import disk
-from foretoken.distributions import SamplingParams
-from foretoken.lineage import versions
 from foretoken.request import StepRecord
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.storage import disk
+from foretoken.storage.lineage import versions
 
 FILE, FORMAT = "costs.json", 3
 TICK = 1e-9  # seconds: no pass takes less, whatever a coarse clock says

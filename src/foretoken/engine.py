@@ -9,13 +9,13 @@ from time import perf_counter
 import torch
 
 from foretoken.claim import claimed
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter, require_apart
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
-from foretoken.judge import Judge
 from foretoken.models.base import Model
 from foretoken.request import Row
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Judge
 from foretoken.step import step
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from foretoken import checked
 from foretoken.errors import InputError, RefusedError, shown, whole
-from foretoken.keys import RowKey
-from foretoken.params import SamplingParams
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.judge import Judge
-    from foretoken.verify import Rule
+    from foretoken.sampling.judge import Judge
+    from foretoken.sampling.verify import Rule
 
 COUPLED = "coupled"  # no rule: what it keeps follows from noise, not from p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
@@ -74,7 +74,7 @@ def check(
 ) -> Judge:
     """Who judges the guesses; raises as `require` does."""
     require(max_new_tokens, gamma, rule, lenience)
-    from foretoken.judge import NAMED, Coupled, Greedy, choose  # late: torch takes seconds
+    from foretoken.sampling.judge import NAMED, Coupled, Greedy, choose  # late: torch takes seconds
 
     if rule == COUPLED:
         return Greedy() if params.greedy else Coupled()

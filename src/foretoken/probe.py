@@ -12,13 +12,13 @@ from time import perf_counter
 from typing import NamedTuple, cast
 
 from foretoken.costs import Costs, of
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft, Drafter, pack
-from foretoken.draw import Draw
 from foretoken.engine import Engine
-from foretoken.judge import choose
 from foretoken.request import Request, Row, StepRecord
-from foretoken.verify import block
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.judge import choose
+from foretoken.sampling.verify import block
 
 # Gammas, for passes over 1 to 16 tokens: what a pass costs goes by steps, as kernels take rows by
 # fours or sixes, so that it cannot be told from a few of them.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from foretoken.errors import shown
-from foretoken.keys import RowKey
+from foretoken.sampling.keys import RowKey
 
 FinishReason = Literal["stop", "length", "interrupted"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from foretoken import costs, text
-from foretoken.beam import Beam, BeamDraft, Task, beam_search, beam_stats
+from foretoken.beam.hypotheses import BeamParams
+from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
 from foretoken.costs import Costs
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
@@ -20,14 +20,14 @@ from foretoken.ends import Ends
 from foretoken.engine import Engine, threads
 from foretoken.errors import InputError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
-from foretoken.hypotheses import BeamParams
-from foretoken.judge import Judge
-from foretoken.keys import RowKey
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
-from foretoken.verify import Rule
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Judge
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import Rule
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:

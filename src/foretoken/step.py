@@ -15,14 +15,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, require_finite, require_mass
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import RefusedError
-from foretoken.judge import Judge
 from foretoken.models.base import Blocks, Model
 from foretoken.request import Row, StepRecord
+from foretoken.sampling.distributions import SamplingParams, require_finite, require_mass
+from foretoken.sampling.judge import Judge
+from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
-from foretoken.verify import live
 
 
 @torch.inference_mode()

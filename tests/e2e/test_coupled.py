@@ -9,8 +9,8 @@ import torch
 from foretoken import InputError, RefusedError
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.draw import SharedDraw
-from foretoken.keys import exponentials
+from foretoken.sampling.draw import SharedDraw
+from foretoken.sampling.keys import exponentials
 from foretoken.train.ngram import fit
 from pairs import PROMPTS, V, relative, speculator, stock, target
 

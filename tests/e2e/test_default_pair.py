@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
-from foretoken.lab.certify import Plan, certify
+from foretoken.lab.certificate.certify import Plan, certify
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 PROMPTS = [

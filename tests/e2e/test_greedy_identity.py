@@ -16,8 +16,8 @@ import pairs
 from foretoken import Completion
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.models.families import FAMILIES
+from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
-from foretoken.verify import RULES
 from pairs import PROMPTS, V, an_end, assert_greedy, relative, speculator, stock, target
 
 LIMIT = 24

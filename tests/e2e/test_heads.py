@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken import Completion, Speculator
-from foretoken.keys import RowKey
 from foretoken.models.families import FAMILIES
-from foretoken.models.heads import Heads
+from foretoken.models.stock.blockwise import Heads
 from foretoken.request import Request
+from foretoken.sampling.keys import RowKey
 from foretoken.train.heads import distance
 from foretoken.train.texts import Text
 from pairs import PROMPTS, assert_greedy, speculator, stock, target

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken import Completion, Speculator
-from foretoken.keys import RowKey, exponentials
 from foretoken.models.families import FAMILIES
-from foretoken.models.selfcheck import TOLERANCE, deviation
+from foretoken.models.stock.selfcheck import TOLERANCE, deviation
+from foretoken.sampling.keys import RowKey, exponentials
 from pairs import PROMPTS, V, an_end, relative, scores, speculator, stock, target
 
 pytestmark = pytest.mark.openvino

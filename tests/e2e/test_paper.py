@@ -9,15 +9,15 @@ from statistics import fmean
 import pytest
 
 import foretoken
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import Ends
 from foretoken.lab.agreement import overlaps
-from foretoken.models.seq2seq import Seq2SeqModel
+from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from foretoken.train.ngram import fit
 from oracle import random_model

@@ -11,10 +11,10 @@ import pairs
 from foretoken import NumericsError, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.models.causal import CausalModel
-from foretoken.models.seq2seq import Seq2SeqModel
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
-from foretoken.verify import RULES
 from pairs import PROMPTS, V, relative, target
 
 DRAFTS = {

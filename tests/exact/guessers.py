@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, pack
-from foretoken.draw import Draw
+from foretoken.sampling.draw import Draw
 from oracle import Model, Text
 
 

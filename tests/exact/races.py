@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from exact.worlds import World
-from foretoken.draw import SharedDraw
-from foretoken.keys import RowKey
+from foretoken.sampling.draw import SharedDraw
+from foretoken.sampling.keys import RowKey
 
 V = 3  # ids: the simplex is a triangle
 EMPTY = 1e-15  # area below which a piece is rounding

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.verify import block, speculative
+from foretoken.sampling.verify import block, speculative
 from oracle import random_model
 
 V = 5

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import oracle
-from foretoken import Beam, Speculator, beam
+from foretoken import Beam, Speculator
+from foretoken.beam import search as beam
 from foretoken.drafters.lm import LMDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel

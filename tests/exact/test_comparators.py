@@ -9,12 +9,12 @@ import pytest
 
 from exact.guessers import Certain, Guesser
 from exact.worlds import Case, Table, bias
-from foretoken.comparators import COMPARATORS, match, rejection
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.lenience import lenient
-from foretoken.verify import Outcome
+from foretoken.sampling.comparators import COMPARATORS, match, rejection
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.lenience import lenient
+from foretoken.sampling.verify import Outcome
 from oracle import random_model
 
 V, GAMMA = 3, 2

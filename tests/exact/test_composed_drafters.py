@@ -14,15 +14,15 @@ from torch import Tensor
 from exact.guessers import Certain, Guesser
 from exact.test_negative_controls import GridDraw, on_a_grid
 from exact.worlds import Case, Table, bias
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.keys import Purpose, RowKey
-from foretoken.verify import RULES, block, speculative
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import Purpose, RowKey
+from foretoken.sampling.verify import RULES, block, speculative
 from oracle import Model, random_model
 
 V, GAMMA = 2, 2

@@ -17,11 +17,11 @@ from torch import Tensor
 from exact.guessers import Certain, Guesser
 from exact.races import Race, V
 from exact.worlds import Case, Table, World, bias
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.keys import RowKey
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import RowKey
 from foretoken.theory import match_probability
 from oracle import random_model
 

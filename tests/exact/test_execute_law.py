@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretoken import execute, theory
-from foretoken.execute import Bet
-from foretoken.finite import Verdict, finite_law, normalized, verdict
+from foretoken import theory
+from foretoken.execute import Bet, speculation
+from foretoken.execute.finite import Verdict, finite_law, normalized, verdict
 from oracle import tv
 
 V = 4
@@ -62,7 +62,7 @@ class Branches:
 @pytest.fixture
 def branches(monkeypatch: pytest.MonkeyPatch) -> Branches:
     branches = Branches()
-    monkeypatch.setattr(execute, "pick", branches)
+    monkeypatch.setattr(speculation, "pick", branches)
     return branches
 
 
@@ -152,7 +152,7 @@ def likeliest_first(p, q, guesses) -> Verdict:
 
 @pytest.mark.parametrize("wrong", [with_replacement, without_residual, likeliest_first])
 def test_a_wrong_rule_is_seen(branches: Branches, monkeypatch, wrong) -> None:
-    monkeypatch.setattr(execute, "verdict", wrong)
+    monkeypatch.setattr(speculation, "verdict", wrong)
     p, q = PAIRS[0]
     assert tv(branches.law_of(lambda: sample(p, q, 2)), dict(enumerate(p))) > VISIBLE
 

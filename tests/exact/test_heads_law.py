@@ -17,15 +17,15 @@ from transformers import PreTrainedModel
 import pairs
 import tiny
 from exact.worlds import Case, bias
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft
 from foretoken.drafters.heads import HeadsDrafter
-from foretoken.draw import Draw
-from foretoken.keys import RowKey
-from foretoken.models.heads import Heads, ends_of
-from foretoken.models.selfcheck import on_torch
+from foretoken.models.stock.blockwise import Heads, ends_of
+from foretoken.models.stock.selfcheck import on_torch
 from foretoken.request import Request
-from foretoken.verify import RULES, Rule
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES, Rule
 from oracle import Model
 
 SOURCE = [2, 1, 1]

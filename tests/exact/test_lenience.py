@@ -14,9 +14,9 @@ import pytest
 import oracle
 from exact.guessers import Certain, Guesser
 from exact.worlds import Case, Table, bias, law_of
-from foretoken.distributions import SamplingParams
-from foretoken.lenience import lenient
-from foretoken.verify import RULES, Outcome, block, speculative
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.lenience import lenient
+from foretoken.sampling.verify import RULES, Outcome, block, speculative
 from oracle import extend, joint, random_model, tv
 
 V, GAMMA = 3, 2

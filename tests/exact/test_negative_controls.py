@@ -14,10 +14,10 @@ from torch import Tensor
 
 from exact.guessers import Dropper, GreedyClaimsLaw, Guesser, RoundedClaim
 from exact.worlds import Case, Table, WorldDraw, bias, law_of, standardized
-from foretoken.distributions import sample
-from foretoken.keys import Purpose, RowKey
 from foretoken.request import Request
-from foretoken.verify import RULES, Outcome, Rule, block, speculative
+from foretoken.sampling.distributions import sample
+from foretoken.sampling.keys import Purpose, RowKey
+from foretoken.sampling.verify import RULES, Outcome, Rule, block, speculative
 from oracle import extend, joint, random_model, tv
 
 V, GAMMA = 3, 2

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from exact.guessers import Certain, Guesser, Wide
 from exact.worlds import Case, Table, bias, law_of, standardized
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.keys import RowKey
 from foretoken.request import Request
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES, speculative
 from foretoken.train.ngram import fit
-from foretoken.verify import RULES, speculative
 from oracle import Model, extend, joint, random_model, tv
 
 V, GAMMA = 3, 2

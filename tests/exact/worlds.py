@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.distributions import SamplingParams, sample
 from foretoken.drafters.base import Drafter
-from foretoken.draw import Draw
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
-from foretoken.keys import Purpose, RowKey
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
 from foretoken.options import check
 from foretoken.request import Request, Row
-from foretoken.verify import Outcome, Rule
+from foretoken.sampling.distributions import SamplingParams, sample
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import Purpose, RowKey
+from foretoken.sampling.verify import Outcome, Rule
 from oracle import Model as Law
 from oracle import Text, extend, joint, standardize, tv
 

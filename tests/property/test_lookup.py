@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draw
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.keys import RowKey
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import RowKey
 
 IDS = st.integers(0, 2)  # few, so that there is much to find
 TEXT = st.lists(IDS, max_size=25)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft, Rewinding
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
@@ -17,9 +16,10 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.draw import Draw
-from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import RowKey
 from foretoken.train.ngram import fit
 from oracle import random_model
 

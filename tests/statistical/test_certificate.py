@@ -18,22 +18,22 @@ from torch import Tensor
 import pairs
 from exact.guessers import Certain, Dropper, GreedyClaimsLaw, Guesser, RoundedClaim
 from foretoken import load
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.draw import Draw
 from foretoken.errors import InputError, RefusedError
-from foretoken.keys import Purpose
-from foretoken.lab.certify import SAMPLED, Certificate, Plan, certify
-from foretoken.lab.controls import Likeliest, next_row
-from foretoken.lab.sampling import ALONE, Asked, texts
-from foretoken.lab.shapes import compare
-from foretoken.lab.watch import Watched
-from foretoken.models.heads import Heads
+from foretoken.lab.certificate.certify import SAMPLED, Certificate, Plan, certify
+from foretoken.lab.certificate.controls import Likeliest, next_row
+from foretoken.lab.certificate.sampling import ALONE, Asked, texts
+from foretoken.lab.certificate.shapes import compare
+from foretoken.lab.certificate.watch import Watched
+from foretoken.models.stock.blockwise import Heads
 from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import Purpose
+from foretoken.sampling.verify import Outcome, block, speculative
 from foretoken.speculator import Speculator
-from foretoken.verify import Outcome, block, speculative
 from oracle import random_model
 from pairs import relative, target
 

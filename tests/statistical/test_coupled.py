@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.distributions import SamplingParams
-from foretoken.draw import Draw, SharedDraw
-from foretoken.keys import RowKey
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw, SharedDraw
+from foretoken.sampling.keys import RowKey
 from foretoken.theory import beta, match_probability
 
 N, ALPHA = 20_000, 1e-6

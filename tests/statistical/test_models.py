@@ -20,11 +20,11 @@ import pairs
 from foretoken import Draft, Draw, SamplingParams, Speculator, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.models.causal import CausalModel
 from foretoken.models.families import FAMILIES
-from foretoken.models.selfcheck import stir
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.selfcheck import stir
+from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
-from foretoken.verify import RULES
 
 ALPHA = 1e-6
 V, LENGTH, N, BATCH = 12, 3, 6000, 1500

@@ -11,16 +11,16 @@ from collections import Counter
 import pytest
 from scipy import stats
 
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
-from foretoken.judge import Coupled, Judge, Sampled
-from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
-from foretoken.verify import RULES, Outcome, speculative
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Coupled, Judge, Sampled
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES, Outcome, speculative
 from oracle import joint, random_model
 
 V, LENGTH, N, BATCH = 3, 3, 12_000, 2000

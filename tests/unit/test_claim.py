@@ -12,22 +12,22 @@ import torch
 import pairs
 from foretoken import load
 from foretoken.claim import TENANTS, claimed
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.gamma import Fixed
-from foretoken.judge import Greedy
-from foretoken.keys import RowKey
 from foretoken.lab.agreement import overlaps
-from foretoken.lab.passes import passes
-from foretoken.lab.reference import replay
-from foretoken.lab.shapes import compare
+from foretoken.lab.certificate.reference import replay
+from foretoken.lab.certificate.shapes import compare
+from foretoken.lab.measurement.passes import passes
 from foretoken.models.table import TableModel
 from foretoken.probe import TOKENS
 from foretoken.request import Request, Row
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Greedy
+from foretoken.sampling.keys import RowKey
 from foretoken.speculator import PROBE_KEY, Speculator
 from interrupts import interrupted
 from oracle import random_model

@@ -109,8 +109,8 @@ def test_a_model_brings_no_families_but_its_own():
     """Keys of the auto classes are the configs of all families: to ask for them takes seconds."""
     code = """
 import sys
-from foretoken.loading import asset
-from foretoken.sources import source, tokenizer
+from foretoken.loading.load import asset
+from foretoken.loading.sources import source, tokenizer
 
 source(asset("target"), None, False)
 tokenizer(asset("target"), None, False)

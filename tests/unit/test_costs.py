@@ -6,15 +6,16 @@ import json
 
 import pytest
 
-from foretoken import costs, disk
+from foretoken import costs
 from foretoken.costs import Costs, at, identity, keep, kind, recall
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.gamma import Past, best
-from foretoken.models.causal import CausalModel
+from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.storage import disk
 from tiny import llama
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -13,11 +12,12 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import Engine
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed
-from foretoken.judge import Greedy, Sampled, choose
-from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
-from foretoken.verify import RULES, speculative
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Greedy, Sampled, choose
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES, speculative
 from oracle import random_model
 
 V = 6

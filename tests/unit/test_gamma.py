@@ -10,9 +10,9 @@ import pytest
 
 from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed, Past, best
-from foretoken.keys import RowKey
 from foretoken.lab.replay import Oracle, Text, replay
 from foretoken.request import Request, Row, StepRecord
+from foretoken.sampling.keys import RowKey
 from foretoken.theory import optimal_gamma
 
 TOKENS, PRIOR = 256, (3.0, 0.8)

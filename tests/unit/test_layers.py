@@ -9,30 +9,26 @@ SOURCE = Path(foretoken.__file__).parent
 
 # A module may import from its own line and the lines above it.
 LAYERS = [
-    ["errors", "checked", "documents", "flag", "params"],
-    ["disk", "files", "hub", "lineage"],
-    ["distributions", "keys", "transfer", "theory", "memory", "text", "ends", "finite"],
-    ["tree", "verify", "comparators", "lenience", "execute"],
-    ["draw", "judge", "options"],
-    ["models.base", "drafters.base", "request"],
-    ["hypotheses"],
-    ["costs"],
-    ["gamma", "step"],
-    ["models", "drafters"],
-    ["claim"],
-    ["engine", "beam"],
+    ["errors", "transfer", "storage", "checked"],
+    ["sampling", "theory", "text", "ends"],
+    ["execute", "options", "request", "models"],
+    ["drafters.base", "costs", "models.stock"],
+    ["models.openvino", "models.graphs", "gamma", "step", "claim", "beam"],
+    ["drafters"],
+    ["engine"],
     ["probe"],
-    ["speculator", "sources"],
-    ["runtimes"],
+    ["speculator"],
     ["loading"],
-    ["lab", "train"],
+    ["lab"],
+    ["lab.measurement", "lab.bench", "lab.certificate", "train"],
     ["cli", "__main__", ""],
 ]
 
 
 def layer(module: str) -> int:
     """The line of LAYERS that a module, named from the package on, belongs to; longest first."""
-    for name in (module, module.split(".")[0]):
+    parts = module.split(".")
+    for name in (".".join(parts[:cut]) for cut in range(len(parts), -1, -1)):
         for depth, names in enumerate(LAYERS):
             if name in names:
                 return depth

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from foretoken import judge, options
+from foretoken import options
 from foretoken.errors import InputError
-from foretoken.keys import RowKey
+from foretoken.sampling import judge
+from foretoken.sampling.keys import RowKey
 from tiny import byte_level
 
 ONE, TWO = [5, 6, 7], [[5, 6, 7], [8, 9, 1]]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from foretoken.costs import Costs
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import Engine
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed
-from foretoken.judge import Sampled
-from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.probe import ALONE, SHARED, TOKENS, _steady, probe, probe_shared
 from foretoken.request import Request, Row, StepRecord
-from foretoken.verify import speculative
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Sampled
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import speculative
 from oracle import random_model
 
 V = 6

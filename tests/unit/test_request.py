@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from foretoken.keys import RowKey
 from foretoken.request import Completion, Request, Row, StepRecord, stats
+from foretoken.sampling.keys import RowKey
 
 
 def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> Row:

@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.costs import FILE, Costs
-from foretoken.disk import remembered
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import Ends
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.models.causal import CausalModel
-from foretoken.models.seq2seq import Seq2SeqModel
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
+from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
+from foretoken.storage.disk import remembered
 from foretoken.text import decode
-from foretoken.verify import speculative
 from oracle import random_model
 from tiny import byte_level, llama, metaspace, t5
 

@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.base import Draft, pack
 from foretoken.errors import NumericsError, RefusedError
-from foretoken.judge import choose
-from foretoken.keys import RowKey
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import choose
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES, speculative
 from foretoken.step import step
-from foretoken.verify import RULES, speculative
 
 V = 4
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)

@@ -16,16 +16,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import pairs
-from foretoken.distributions import SamplingParams
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.judge import Coupled, Judge, choose
-from foretoken.keys import RowKey
-from foretoken.models.causal import CausalModel
-from foretoken.models.graphs import GraphModel
+from foretoken.models.graphs.model import GraphModel
+from foretoken.models.stock.causal import CausalModel
 from foretoken.request import Request, Row
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Coupled, Judge, choose
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES
 from foretoken.step import step
-from foretoken.verify import RULES
 
 READS = {"tolist", "item", "cpu", "numpy", "nonzero", "equal", "is_nonzero", "masked_select"}
 READS |= {"__bool__", "__int__", "__float__", "__index__", "__contains__", "unique", "argwhere"}

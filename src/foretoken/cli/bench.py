@@ -23,9 +23,9 @@ from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench import Figures
-    from foretoken.lab.peer import Peer
-    from foretoken.lab.race import Contestant, Round, Task
+    from foretoken.lab.bench.figures import Figures
+    from foretoken.lab.bench.peer import Peer
+    from foretoken.lab.bench.race import Contestant, Round, Task
     from foretoken.speculator import Speculator
 
 
@@ -101,7 +101,7 @@ def _gammas(text: str) -> list[int]:
 def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path | None) -> None:
     """What is wrong fails before models load."""
     from foretoken.options import keys_of, require, require_place
-    from foretoken.params import SamplingParams
+    from foretoken.sampling.params import SamplingParams
 
     SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
     for gamma in gammas:
@@ -120,7 +120,7 @@ def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path 
     if out and not find_spec("matplotlib"):
         raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
     if vs:
-        from foretoken.lab.peer import command  # late: torch takes seconds to import
+        from foretoken.lab.bench.peer import command  # late: torch takes seconds to import
 
         for name in vs:
             command(name)
@@ -138,9 +138,9 @@ def _load(
     """The pair, with nothing that ends or begins a text; and the tasks of the first round."""
     from dataclasses import replace
 
-    from foretoken.distributions import SamplingParams
     from foretoken.ends import Ends
-    from foretoken.lab.race import Task
+    from foretoken.lab.bench.race import Task
+    from foretoken.sampling.distributions import SamplingParams
 
     spec = loading.load(target, draft)
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
@@ -164,8 +164,8 @@ def _peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process; and why others cannot load it."""
     from foretoken.drafters.lm import LMDrafter
-    from foretoken.lab.peer import Peer
-    from foretoken.lab.race import Unable
+    from foretoken.lab.bench.peer import Peer
+    from foretoken.lab.bench.race import Unable
 
     if not vs:
         return [], {}
@@ -186,8 +186,8 @@ def _peers(
 def _contestants(
     spec: Speculator, peers: list[Peer], gammas: list[int], draft: str | None, rule: str
 ) -> list[Contestant]:
-    from foretoken.lab.peer import Guest
-    from foretoken.lab.race import Own
+    from foretoken.lab.bench.peer import Guest
+    from foretoken.lab.bench.race import Own
 
     if draft == "none":
         return [Own(spec, 0, rule), *(Guest(peer, 0) for peer in peers)]
@@ -204,8 +204,8 @@ def _race(
     """
     from dataclasses import replace
 
-    from foretoken.lab.bench import label
-    from foretoken.lab.race import Key, race
+    from foretoken.lab.bench.figures import label
+    from foretoken.lab.bench.race import Key, race
 
     def of_round(i: int) -> list[Task]:
         return [replace(task, seed=task.seed + i * len(tasks)) for task in tasks]
@@ -242,7 +242,7 @@ def _document(
     unable: dict[str, str],
 ) -> tuple[dict[str, Any], list[Figures]]:
     """All that was found, as JSON will hold it, and its rows."""
-    from foretoken.lab import bench
+    from foretoken.lab.bench import figures as bench
     from foretoken.lab.machine import describe
     from foretoken.speculator import runtime
 
@@ -283,7 +283,7 @@ def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
     if spec.target.runtime == "openvino":
         from openvino import Core
 
-        from foretoken.models.conversion import settings
+        from foretoken.models.openvino.conversion import settings
 
         hint = settings(Core(), dtype)["INFERENCE_PRECISION_HINT"]
         computed = {"f32": "float32", "bf16": "bfloat16"}[hint]
@@ -292,7 +292,7 @@ def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
 
 
 def _save(out: Path, document: dict[str, Any], table: list[Figures]) -> None:
-    from foretoken.lab.plot import draw
+    from foretoken.lab.bench.plot import draw
 
     (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     draw(table, out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")

@@ -24,8 +24,8 @@ from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.lab.certify import Certificate
-    from foretoken.lab.odds import Test
+    from foretoken.lab.certificate.certify import Certificate
+    from foretoken.lab.certificate.odds import Test
     from foretoken.options import Prompt
     from foretoken.speculator import Speculator
 
@@ -82,7 +82,7 @@ def certify(
     pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
     from foretoken.options import keys_of, require, require_place
-    from foretoken.params import SamplingParams
+    from foretoken.sampling.params import SamplingParams
 
     lines = cli.read(prompts, limit) if prompts else []
     own = SamplingParams(temperature, top_k, top_p, min_p)
@@ -90,8 +90,8 @@ def certify(
     keys_of(seed, 1)
     require_place(loading.runtime, loading.dtype, loading.draft_dtype)
     option.require_model(target, loading)
-    from foretoken.lab.certify import Plan, laws  # late: torch takes seconds to import
-    from foretoken.lab.certify import certify as issue
+    from foretoken.lab.certificate.certify import Plan, laws  # late: torch takes seconds to import
+    from foretoken.lab.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
     plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(own))
@@ -123,8 +123,8 @@ def _bar(numbers: Sequence[int], what: str) -> Iterable[int]:
 
 
 def _document(spec: Speculator, plan: Any, found: Certificate) -> dict[str, Any]:
-    from foretoken.lab.certify import FALSE_ALARM
-    from foretoken.lab.odds import POWER
+    from foretoken.lab.certificate.certify import FALSE_ALARM
+    from foretoken.lab.certificate.odds import POWER
 
     return {
         "verdict": found.verdict,
@@ -248,7 +248,7 @@ def _line(name: str, test: Test) -> str:
 
 
 def _power() -> str:
-    from foretoken.lab.odds import POWER
+    from foretoken.lab.certificate.odds import POWER
 
     return f"{POWER:.0%}"
 
@@ -261,7 +261,7 @@ def _controls(found: Certificate) -> list[tuple[str, str]]:
 
 
 def _verdict(found: Certificate) -> list[str]:
-    from foretoken.lab.certify import FALSE_ALARM
+    from foretoken.lab.certificate.certify import FALSE_ALARM
 
     if found.verdict == "void":
         return ["VOID: a planted bug was missed; other prompts, or --thorough, may find it"]

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
-from foretoken import documents
 from foretoken.cli import option, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
+from foretoken.storage import documents
 
 COLUMNS = (
     TextColumn("{task.description}"),

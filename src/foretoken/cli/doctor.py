@@ -75,9 +75,9 @@ def _everything(console: Console, *, as_json: bool) -> None:
 def _place(
     console: Console, model: str, origin: option.Origin, placing: option.Placing, *, as_json: bool
 ) -> None:
-    from foretoken.memory import usable
-    from foretoken.runtimes import Wish, place
-    from foretoken.sources import source
+    from foretoken.loading.memory import usable
+    from foretoken.loading.runtimes import Wish, place
+    from foretoken.loading.sources import source
 
     wish = Wish(placing.dtype, usable(placing.device), placing.runtime)
     placed = place(source(model, origin.revision, origin.trust_remote_code), wish)
@@ -89,7 +89,7 @@ def _place(
 
 
 def _list(console: Console, *, as_json: bool) -> None:
-    from foretoken.models import store
+    from foretoken.models.openvino import store
 
     kept = store.entries()
     if as_json:
@@ -105,14 +105,14 @@ def _list(console: Console, *, as_json: bool) -> None:
 
 
 def _folder() -> str | None:
-    from foretoken.models import store
+    from foretoken.models.openvino import store
 
     return str(store.folder()) if store.folder() else None
 
 
 def _clear(console: Console, *, as_json: bool) -> None:
-    from foretoken.disk import forget
-    from foretoken.models import store
+    from foretoken.models.openvino import store
+    from foretoken.storage.disk import forget
 
     count = store.clear()
     forget()
@@ -128,9 +128,9 @@ def _clear(console: Console, *, as_json: bool) -> None:
 def _machine() -> dict[str, Any]:
     import torch
 
-    from foretoken.lineage import versions
-    from foretoken.memory import free_bytes
-    from foretoken.runtimes import openvino
+    from foretoken.loading.memory import free_bytes
+    from foretoken.loading.runtimes import openvino
+    from foretoken.storage.lineage import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {
@@ -153,8 +153,8 @@ def _families() -> list[dict[str, Any]]:
 def _family(network: Any) -> dict[str, Any]:
     """The first runtime that passes, and why none before it."""
     from foretoken.errors import RefusedError
-    from foretoken.models.selfcheck import check
-    from foretoken.runtimes import forms
+    from foretoken.loading.runtimes import forms
+    from foretoken.models.stock.selfcheck import check
 
     objections: list[str] = []
     for runtime, form in forms(network):

@@ -65,7 +65,7 @@ def generate(
         "lenience": lenience,
     }
     from foretoken.options import keys_of, require, require_place
-    from foretoken.params import SamplingParams
+    from foretoken.sampling.params import SamplingParams
 
     # What is wrong fails before torch is imported, which takes seconds, and before models load
     params = SamplingParams(temperature, top_k, top_p, min_p)
@@ -151,6 +151,6 @@ def _all(
 def _compare(
     spec: Speculator, lines: list[prompts.Line], seed: int, options: dict[str, Any]
 ) -> Any:
-    from foretoken.lab.compare import compare
+    from foretoken.lab.bench.compare import compare
 
     return compare(spec, lines[0].prompt, seed=seed, **options)

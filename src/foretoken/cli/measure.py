@@ -22,7 +22,7 @@ from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.lab.measurement import Measurement
+    from foretoken.lab.measurement.result import Measurement
 
 
 @command
@@ -79,7 +79,7 @@ def run(
     """
     from foretoken.lab import limits
     from foretoken.options import keys_of, require_place
-    from foretoken.params import SamplingParams
+    from foretoken.sampling.params import SamplingParams
 
     SamplingParams(*(asked[name] for name in ("temperature", "top_k", "top_p", "min_p")))
     limits.require(asked["gamma"], asked["max_new_tokens"], len(lines), asked["draft"])
@@ -87,9 +87,9 @@ def run(
     require_place(loading.runtime, loading.dtype, loading.draft_dtype)
     option.require_model(asked["target"], loading)
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
-    from foretoken.lab.measure import digest, measure
-    from foretoken.lab.measurement import Options
-    from foretoken.lab.part import Part
+    from foretoken.lab.measurement.measure import digest, measure
+    from foretoken.lab.measurement.part import Part
+    from foretoken.lab.measurement.result import Options
 
     quiet()
     given = {field.name: asked[field.name] for field in fields(Options) if field.name in asked}
@@ -114,7 +114,7 @@ def run(
 
 def document(found: Measurement) -> dict[str, Any]:
     """What `--json` prints: what was measured and what follows from it."""
-    from foretoken.lab.prediction import formula, predictions
+    from foretoken.lab.measurement.prediction import formula, predictions
 
     derived = {
         "d_lk": 1 - found.alpha.value,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from foretoken import hub
 from foretoken.errors import InputError
+from foretoken.loading import hub
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
@@ -122,7 +122,7 @@ class Loading(Reading, Placing):
 
     def load(self, target: str | None, draft: str | None) -> Speculator:
         """`foretoken.load` with these options."""
-        from foretoken.loading import load  # late: torch takes seconds to import
+        from foretoken.loading.load import load  # late: torch takes seconds to import
 
         return load(target, draft, **self.arguments)
 

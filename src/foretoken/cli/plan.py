@@ -21,8 +21,8 @@ from foretoken.cli.page import labelled, page, prose
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.lab.measurement import Measurement
-    from foretoken.lab.plan import Candidate, Plan
+    from foretoken.lab.measurement.plan import Candidate, Plan
+    from foretoken.lab.measurement.result import Measurement
 
 LEGEND = [
     ("c", "time of a guess over that of a target pass"),
@@ -69,7 +69,7 @@ def plan(
         named = _saved(files)
     else:
         named = _measured(prompts, limit, draft or [None], context.params, loading)
-    from foretoken.lab.plan import plan as make  # late: torch takes seconds to import
+    from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
     found = make(named)
     if as_json:
@@ -82,7 +82,7 @@ def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     for file in files:
         if not file.is_file():
             raise InputError(f"there is no {file}; make it with foretoken measure --out")
-    from foretoken.lab.measurement import load  # late: torch takes seconds to import
+    from foretoken.lab.measurement.result import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
 

@@ -23,4 +23,4 @@ def quiet() -> None:
     news = logging.getLogger("foretoken")
     if not news.handlers:
         news.addHandler(Lines())
-    logging.getLogger("foretoken.models.conversion").setLevel(logging.INFO)
+    logging.getLogger("foretoken.models.openvino.conversion").setLevel(logging.INFO)

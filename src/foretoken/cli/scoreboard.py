@@ -12,7 +12,7 @@ from rich.table import Table
 from foretoken.cli.page import labelled, milliseconds, prose
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench import Agreement, Figures
+    from foretoken.lab.bench.figures import Agreement, Figures
 
 SPEED = [
     ("first ms", "until the first tokens are there"),
@@ -76,7 +76,7 @@ def _duel(console: Console, duel: dict[str, Any], rival: str) -> None:
 
 def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
     """A row for each contestant: how fast, and whether its text is the same."""
-    from foretoken.lab.bench import label
+    from foretoken.lab.bench.figures import label
 
     heads = ("first ms", "ms/token", "quartiles", "tokens/s", "a call", "speed-up", "same", "at")
     shown, name = _table("", *heads), ""
@@ -103,7 +103,7 @@ def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
 
 def _time(table: list[Figures]) -> Table:
     """A row for each gamma of ours: the formula, and where the time went."""
-    from foretoken.lab.bench import label
+    from foretoken.lab.bench.figures import label
 
     heads = ("alpha", "c", "v", "formula", "measured", "of it")
     shown = _table("", *heads, "draft", "target", "verify", "rest")

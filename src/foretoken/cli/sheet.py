@@ -15,16 +15,16 @@ from foretoken.cli.page import labelled, milliseconds, prose
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
-    from foretoken.lab.footprint import Footprint
-    from foretoken.lab.measurement import Measurement
-    from foretoken.lab.prediction import Prediction
+    from foretoken.lab.measurement.footprint import Footprint
+    from foretoken.lab.measurement.prediction import Prediction
+    from foretoken.lab.measurement.result import Measurement
 
 LABEL = 28  # letters of the column of labels
 
 
 def show(found: Measurement, console: Console) -> None:
     """For reading."""
-    from foretoken.lab.prediction import predictions
+    from foretoken.lab.measurement.prediction import predictions
 
     o, table = found.options, predictions(found)
     law = f"temperature {o.temperature:g}" if o.temperature else "greedy"
@@ -163,7 +163,7 @@ def _gammas(found: Measurement, table: list[Prediction]) -> Table:
 
 
 def _verdict(found: Measurement, console: Console) -> None:
-    from foretoken.lab.prediction import formula
+    from foretoken.lab.measurement.prediction import formula
 
     gamma, measured, expected = found.options.gamma, found.speedup, formula(found)
     gain = f"{measured.value:.2f}x"

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from foretoken import files
 from foretoken.cli import distill, heads, option, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
+from foretoken.storage import files
 
 if TYPE_CHECKING:
     from foretoken.drafters.ngram import NGram
@@ -174,7 +174,7 @@ def _load(loading: option.Loading, target: str | None) -> Speculator:
 
 
 def _fit_text(path: Path, loading: option.Loading, order: int) -> tuple[NGram, float | None]:
-    from foretoken.sources import tokenizer
+    from foretoken.loading.sources import tokenizer
     from foretoken.train.ngram import fit_from_text, held_out_bits_of_text
 
     assert loading.tokenizer is not None

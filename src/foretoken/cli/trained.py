@@ -23,7 +23,7 @@ def show(
 
 def use(target: object, draft: object, options: Any) -> list[object]:
     """`foretoken generate` with a draft; `options`: a dataclass with how the target was loaded."""
-    from foretoken.lab.plan import flags  # late: torch takes seconds to import
+    from foretoken.lab.measurement.plan import flags  # late: torch takes seconds to import
 
     of_target = [] if target is None else ["--target", target]
     return ["foretoken", "generate", *of_target, "--draft", draft, *flags(options), "PROMPT"]

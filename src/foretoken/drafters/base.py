@@ -13,9 +13,9 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from foretoken.draw import Draw
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model
+from foretoken.sampling.draw import Draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.distributions import SamplingParams, law
 from foretoken.drafters.base import Draft, Drafter, pack, require_vocabulary, rewinding
-from foretoken.draw import Draw, SharedDraw
 from foretoken.errors import InputError, NumericsError, RefusedError, whole
-from foretoken.judge import Coupled, Judge, Verdict, choose
 from foretoken.models.base import Blocks, Model, hears, require_model
 from foretoken.request import Request, Row
+from foretoken.sampling.distributions import SamplingParams, law
+from foretoken.sampling.draw import Draw, SharedDraw
+from foretoken.sampling.judge import Coupled, Judge, Verdict, choose
+from foretoken.sampling.verify import Outcome, block
 from foretoken.step import step
-from foretoken.verify import Outcome, block
 
 
 class CascadeDrafter:

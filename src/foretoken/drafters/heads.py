@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foretoken.distributions import law, likeliest
 from foretoken.drafters.base import Draft, pack
-from foretoken.draw import Draw
 from foretoken.models.base import OpenModel
-from foretoken.models.heads import Heads
+from foretoken.models.stock.blockwise import Heads
+from foretoken.sampling.distributions import law, likeliest
+from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
 
 

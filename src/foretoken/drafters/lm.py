@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.distributions import SamplingParams, law, likeliest
 from foretoken.drafters.base import Draft, pack
-from foretoken.draw import Draw
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, hears, require_model
+from foretoken.sampling.distributions import SamplingParams, law, likeliest
+from foretoken.sampling.draw import Draw
 
 
 class LMDrafter:

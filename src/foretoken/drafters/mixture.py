@@ -18,8 +18,8 @@ from foretoken.drafters.base import (
     rewinding,
     vocabulary,
 )
-from foretoken.draw import Draw
 from foretoken.errors import InputError, whole
+from foretoken.sampling.draw import Draw
 
 
 class MixtureDrafter:

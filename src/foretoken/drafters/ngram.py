@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from foretoken import documents, files
-from foretoken.distributions import SamplingParams, law, running_sum
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
+from foretoken.sampling.distributions import SamplingParams, law, running_sum
+from foretoken.storage import documents, files
 
 FORMAT, VERSION = "foretoken.ngram", 1
 MEMO_BYTES = 2**26  # of laws and their running sums that are kept

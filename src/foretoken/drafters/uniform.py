@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.distributions import running_sum
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError, whole
+from foretoken.sampling.distributions import running_sum
 
 
 class UniformDrafter:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from foretoken.claim import claimed
-from foretoken.distributions import SamplingParams, check, law, one_hot, require_finite
 from foretoken.drafters.base import Drafter
-from foretoken.draw import Draw
 from foretoken.models.base import Model
 from foretoken.request import Request
-from foretoken.verify import overlap
+from foretoken.sampling.distributions import SamplingParams, check, law, one_hot, require_finite
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.verify import overlap
 
 CHUNK = 32  # positions in one pass of the target: V-wide laws of a whole text would be large
 

@@ -16,8 +16,8 @@ from time import perf_counter
 import torch
 
 from foretoken.lab.estimate import Spread, spread
-from foretoken.lineage import versions
-from foretoken.memory import free_bytes
+from foretoken.loading.memory import free_bytes
+from foretoken.storage.lineage import versions
 
 READ_BYTES = 2**29  # far beyond any cache
 READS = 7

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Gamma
-from foretoken.keys import RowKey
 from foretoken.request import Request, Row, StepRecord
+from foretoken.sampling.keys import RowKey
 
 
 @dataclass(frozen=True, slots=True)

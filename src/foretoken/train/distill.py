@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken import files
-from foretoken.distributions import SamplingParams
 from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.storage import files
 from foretoken.train.examples import Examples
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 from foretoken.train.losses import LOSSES, log_law

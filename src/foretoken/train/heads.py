@@ -19,10 +19,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.errors import InputError
-from foretoken.loading import load
-from foretoken.models.head import Read
-from foretoken.models.heads import Heads, ends_of
+from foretoken.loading.load import load
 from foretoken.models.rows import padded
+from foretoken.models.stock.blockwise import Heads, ends_of
+from foretoken.models.stock.needed import Read
 from foretoken.train import examples
 from foretoken.train.examples import Examples
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive

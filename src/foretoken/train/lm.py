@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from foretoken import files
 from foretoken.errors import InputError
+from foretoken.storage import files
 from foretoken.train import corpus
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 

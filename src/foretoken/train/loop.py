@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foretoken import files
 from foretoken.errors import InputError
+from foretoken.storage import files
 
 FIXED = ("batch", "learning_rate", "warmup", "seed")  # of a recipe, from a run's first step on
 

@@ -1,0 +1,216 @@
+"""Speculative beam search (paper, A.4): the beams of plain beam search by fewer target calls.
+
+Every round the draft runs a beam search of its own from the current beams, the target scores them
+and all that was drafted in one pass, and plain beam search goes on for as long as its beams are
+among what was scored. Sees forests only: any model, decoder-only or encoder-decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+from foretoken.beam.forest import Forest
+from foretoken.beam.hypotheses import BeamParams, Hypothesis, Search, continuations
+from foretoken.beam.tree import Node
+from foretoken.models.base import Model, hears
+from foretoken.request import FinishReason, Request, brief
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStats:
+    """What the beams of one prompt cost, all of them together."""
+
+    target_calls: int  # without the prefill of all but the last prompt token
+    draft_calls: int
+    depths: tuple[int, ...]  # at each target call: steps that lay within what was drafted
+    steps: int  # of plain beam search that these calls stand for: 1 + depth each
+    scored: int  # tokens that the target read
+    seconds: float  # of the batch the prompt was in
+    runtime: str
+    draft_runtime: str  # "none" where nothing was drafted
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """One text that beam search found. `tokens` are the new ones, a final end included."""
+
+    text: str | None  # None without a tokenizer
+    tokens: list[int]
+    score: float  # the sum of its log-probabilities / len(tokens) ** length_penalty
+    finish_reason: FinishReason
+    stats: BeamStats  # of its prompt
+
+    def __repr__(self) -> str:
+        """In a line; `stats` has the rest."""
+        said = brief(self.text, self.tokens)
+        return f"Beam({said}, score={self.score:.4f}, finish_reason={self.finish_reason!r})"
+
+
+@dataclass(slots=True)
+class Task:
+    """A search and what it took."""
+
+    search: Search
+    depths: list[int] = field(default_factory=list[int])
+    draft_calls: int = 0
+    scored: int = 0
+    seconds: float = 0.0
+
+
+def beam_stats(task: Task, runtime: str, draft_runtime: str) -> BeamStats:
+    """Sum up what a search took."""
+    return BeamStats(
+        target_calls=len(task.depths),
+        draft_calls=task.draft_calls,
+        depths=tuple(task.depths),
+        steps=len(task.depths) + sum(task.depths),
+        scored=task.scored,
+        seconds=task.seconds,
+        runtime=runtime,
+        draft_runtime=draft_runtime,
+    )
+
+
+class BeamDraft:
+    """Beam searches of a draft model, from beams of the target.
+
+    It falls silent for a prompt whose text has outgrown its context or holds an id that it does
+    not know.
+    """
+
+    def __init__(self, model: Model, vocab_size: int, width: int) -> None:
+        self.model, self.vocab_size, self.width = model, vocab_size, width
+        self.forest = _forest(model)
+        self._heads: list[int] = []
+        self._silent: list[bool] = []
+
+    def start(self, requests: list[Request]) -> None:
+        """Prompts join. A decoder-only model reads a source as the head of its prompt."""
+        heard = self.model.encoder_decoder
+        texts = [[*([] if heard else r.source or []), *r.prompt[:-1]] for r in requests]
+        sources = [r.source or [] for r in requests] if heard else [[] for _ in requests]
+        self._silent = [
+            max(text, default=0) >= self.model.vocab_size
+            or (heard and not hears(self.model, source))
+            or not self._room(len(text))
+            for text, source in zip(texts, sources, strict=True)
+        ]
+        texts = [[] if no else text for text, no in zip(texts, self._silent, strict=True)]
+        self._heads = [len(text) for text in texts]
+        read = [[0] if no else s for s, no in zip(sources, self._silent, strict=True)]
+        self.forest.start(texts, read if heard else None)
+
+    def propose(self, tasks: list[Task], gamma: int) -> list[list[Node]]:
+        """For each search what `width` beams of the draft's own come to in up to gamma steps.
+
+        They begin with the target's scores and end where the search may no longer go on.
+        """
+        drafted: list[list[Node]] = [[] for _ in tasks]
+        ends = [self._end(b, task.search, gamma) for b, task in enumerate(tasks)]
+        beams = [task.search.running for task in tasks]
+        while True:
+            beams = [
+                some if some and some[0].node.depth < end else []
+                for some, end in zip(beams, ends, strict=True)
+            ]
+            if not any(beams):
+                return drafted
+            took_part = self.forest.score([[beam.node for beam in some] for some in beams])
+            for b, task in enumerate(tasks):
+                task.draft_calls += took_part[b]
+                if beams[b]:
+                    beams[b] = self._grown(b, beams[b], task.search)
+                    drafted[b] += [beam.node for beam in beams[b]]
+
+    def keep(self, nodes: list[list[Node]]) -> None:
+        """These are the searches' beams now."""
+        self.forest.keep(nodes)
+
+    def leave(self, gone: list[int]) -> None:
+        """These searches are done; those behind move up."""
+        self.forest.leave(gone)
+        self._heads = [head for b, head in enumerate(self._heads) if b not in gone]
+        self._silent = [no for b, no in enumerate(self._silent) if b not in gone]
+
+    def _grown(self, b: int, beams: list[Hypothesis], search: Search) -> list[Hypothesis]:
+        """The best continuations that do not end."""
+        logits = self.forest.gathered(b, [beam.node for beam in beams])[:, : self.vocab_size]
+        eos, forced = search.request.eos, search.request.forced.get(beams[0].node.depth)
+        found = continuations(beams, logits, self.width + len(eos) * len(beams), forced)
+        return [beam for beam in found if beam.node.token not in eos][: self.width]
+
+    def _end(self, b: int, search: Search, gamma: int) -> int:
+        """How deep this search is drafted."""
+        most = self.model.vocab_size
+        self._silent[b] |= any(beam.node.token >= most for beam in search.running)
+        if self._silent[b]:
+            return 0
+        deepest = min(search.depth + gamma, search.request.limit - 1)
+        return min(deepest, search.depth + self._room(self._heads[b] + search.depth))
+
+    def _room(self, length: int) -> int:
+        """Steps that can be drafted behind a text whose last token makes it length + 1."""
+        return 10**9 if self.model.context is None else max(0, self.model.context - length)
+
+
+def beam_search(
+    requests: list[Request],
+    target: Model,
+    params: BeamParams,
+    draft: BeamDraft | None = None,
+    gamma: int = 0,
+) -> list[Task]:
+    """The searches of `requests` to their ends, as plain beam search does them (paper, A.4).
+
+    Each round takes one target pass over at most num_beams + gamma * draft.width nodes for each
+    prompt. Without a draft, or with gamma 0, it is plain beam search. Raises NumericsError where
+    the target's logits are none. The models' rows are their own again afterwards.
+    """
+    began, trees = perf_counter(), _forest(target)
+    tasks = [Task(Search(request, params)) for request in requests]
+    active = list(tasks)
+    try:
+        sources = [request.source or [] for request in requests]
+        trees.start([r.prompt[:-1] for r in requests], sources if target.encoder_decoder else None)
+        if draft:
+            draft.start(requests)
+        while active:
+            drafted = draft.propose(active, gamma) if draft else [[] for _ in active]
+            trees.score([_nodes(task) + ahead for task, ahead in zip(active, drafted, strict=True)])
+            for b, task in enumerate(active):
+                _advance(task, trees, b)
+                task.scored, task.seconds = trees.scored[b], perf_counter() - began
+            gone = [b for b, task in enumerate(active) if task.search.done]
+            active = [task for task in active if not task.search.done]
+            for each in (trees, draft) if draft else (trees,):
+                each.leave(gone)
+                each.keep([_nodes(task) for task in active])
+    finally:
+        trees.clear()
+        if draft:
+            draft.forest.clear()
+    return tasks
+
+
+def _forest(model: Model) -> Forest:
+    from foretoken.beam.detours import forest  # late: it imports what makes networks, for a check
+
+    return forest(model)
+
+
+def _advance(task: Task, trees: Forest, b: int) -> None:
+    """Plain beam search, for as long as its beams are among the nodes that were scored."""
+    search, scored, depth = task.search, trees.logits[b], -1
+    while not search.done and all(beam.node in scored for beam in search.running):
+        search.step(trees.gathered(b, _nodes(task)))
+        depth += 1
+    task.depths.append(depth)
+
+
+def _nodes(task: Task) -> list[Node]:
+    return [beam.node for beam in task.search.running]

@@ -1,0 +1,7 @@
+"""Stochastic speculative execution, outside language models (the paper's Discussion)."""
+
+from foretoken.execute.finite import Law
+from foretoken.execute.flag import Flag
+from foretoken.execute.speculation import Bet, Execution, Seconds, speculate, speculate_async
+
+__all__ = ["Bet", "Execution", "Flag", "Law", "Seconds", "speculate", "speculate_async"]

@@ -1,0 +1,293 @@
+"""Stochastic speculative execution, outside language models (the paper's Discussion).
+
+A slow f gives a law, a slow g takes a sample of it. g is started on guesses, drawn from a fast
+approximation q of f, while f still runs; `finite.verdict` makes one sample of the guesses and f's
+law, and that sample has exactly f's law. Decoding is the case in which g is the next f. Knows no
+models and no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import secrets
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from threading import Event
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from foretoken.errors import InputError, one_line, whole
+from foretoken.execute.finite import NOTHING, Law, finite_law, pick, together, verdict, without
+from foretoken.execute.flag import Flag
+from foretoken.sampling.keys import Purpose, RowKey, uniform
+
+COROUTINE = "is a coroutine function; await speculate_async(...) instead"
+
+
+class Seconds(NamedTuple):
+    """How long each took: q, f, the g whose value is returned, and all of it by the clock.
+
+    What ran side by side on too few cores took longer for it; `guesses=0` times f and g alone.
+    """
+
+    q: float
+    f: float
+    g: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What came of one call of `speculate`."""
+
+    value: Any  # what g returned for y
+    y: Any  # the sample, whose law is f's
+    kept: int | None  # which guess y is, counted from 0; None: no guess was right
+    guesses: tuple[Any, ...]
+    beta: float  # how likely one of the guesses was to be right
+    seed: int
+    seconds: Seconds
+
+
+def speculate(
+    f: Callable[[Any], Any],
+    g: Callable[..., Any],
+    q: Any,
+    x: Any,
+    *,
+    guesses: int = 1,
+    executor: Executor | None = None,
+    seed: int | None = 0,
+) -> Execution:
+    """g(y) for y drawn from the law f(x), with g under way on guesses from q before f is done.
+
+    A law is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1. q: a law,
+    or a fast function of x that gives one, called in this thread; any q keeps the law of y, a close
+    one saves time. guesses: how many distinct guesses g is started on; 0 is f and then g, for
+    comparison. executor: where f and g run, threads or processes (f, g, x and what they give must
+    then be picklable); None is one thread for each, for this call only. A g that speculates itself
+    must not do so on the executor it runs on: full, it waits for ever. seed: the same seed draws
+    the same numbers, so that every call is to have its own; None draws one.
+
+    g is run on guesses that may be wrong, so it must not do what cannot be undone. A g with a
+    parameter named `cancelled` is given an Event: once it is set the result is not wanted, and g
+    may return anything or raise. Whatever was started has ended when this returns or raises. An
+    error of f is raised, whatever g does; an error of g only where y was its argument. Raises
+    InputError for a law with a negative or NaN probability, or without mass, and for functions that
+    cannot be run so.
+    """
+    began = perf_counter()
+    _require_functions(f, g)
+    for name, function in (("f", f), ("g", g), ("q", q)):
+        if _gives_coroutines(function):
+            raise InputError(f"{name} {COROUTINE}")
+    bet = Bet(
+        finite_law("q", _timed(q, x, {})[0] if callable(q) else q) if guesses else NOTHING,
+        guesses,
+        seed,
+    )
+    drawn = perf_counter()
+    with _Workers(executor, len(bet.guesses) + 1, {"f": f, "g": g, "x": x}) as workers:
+        slow = workers.start(f, x)
+        early = [workers.start(g, guess) for guess in bet.guesses]
+        law, f_seconds = slow.future.result()
+        kept, y, beta = bet.settle(finite_law("f", law))
+        for i, run in enumerate(early):
+            if i != kept:
+                run.call_off()
+        right = workers.start(g, y) if kept is None else early[kept]
+        value, g_seconds = right.future.result()
+    seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
+    return Execution(value, y, kept, bet.guesses, beta, bet.seed, seconds)
+
+
+async def speculate_async(
+    f: Callable[[Any], Awaitable[Any]],
+    g: Callable[[Any], Awaitable[Any]],
+    q: Any,
+    x: Any,
+    *,
+    guesses: int = 1,
+    seed: int | None = 0,
+) -> Execution:
+    """The same for coroutine functions f and g, as tasks of the running loop; q may be one too.
+
+    A g that is not wanted is cancelled as tasks are: CancelledError is raised where it awaits. So
+    are all of them where this call is cancelled.
+    """
+    began = perf_counter()
+    _require_functions(f, g)
+    for name, function in (("f", f), ("g", g)):
+        flag = _cancelled(function)
+        if flag and flag.default is flag.empty:
+            raise InputError(f"{name} wants `cancelled`; leave it out: asyncio cancels tasks")
+    given = q(x) if guesses and callable(q) else q
+    law = await given if inspect.isawaitable(given) else given
+    bet = Bet(finite_law("q", law) if guesses else NOTHING, guesses, seed)
+    drawn = perf_counter()
+    tasks: list[asyncio.Task[tuple[Any, float]]] = []
+
+    def start(name: str, function: Callable[[Any], Awaitable[Any]], argument: Any) -> Any:
+        tasks.append(asyncio.create_task(_awaited(name, function, argument)))
+        return tasks[-1]
+
+    try:
+        slow = start("f", f, x)
+        early = [start("g", g, guess) for guess in bet.guesses]
+        law, f_seconds = await slow
+        kept, y, beta = bet.settle(finite_law("f", law))
+        for i, run in enumerate(early):
+            if i != kept:
+                run.cancel()
+        value, g_seconds = await (start("g", g, y) if kept is None else early[kept])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
+    return Execution(value, y, kept, bet.guesses, beta, bet.seed, seconds)
+
+
+class Bet:
+    """Distinct guesses drawn from q, and later the sample that they and p make.
+
+    Guesses, their acceptance and the residual have streams of their own (`keys`). Where q holds
+    fewer outcomes than are asked for, all of them are guessed.
+    """
+
+    def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
+        if not whole(guesses) or guesses < 0:
+            raise InputError(f"guesses is {guesses!r:.60}; give a whole number, 0 or more")
+        self.q, self.seed = q, _checked(seed)
+        self._drawn: list[int] = []
+        left = q.masses
+        while len(self._drawn) < guesses and left.any():
+            self._drawn.append(pick(left, self._number(len(self._drawn), Purpose.DRAFT)))
+            left = without(left, self._drawn[-1])
+        self.guesses = tuple(q.outcomes[i] for i in self._drawn)
+
+    def settle(self, p: Law) -> tuple[int | None, Hashable, float]:
+        """Which guess is the sample, if any; the sample; and how likely a guess was to be it."""
+        outcomes, q_masses, p_masses = together(self.q, p)
+        law = verdict(p_masses, q_masses, self._drawn)
+        kept = pick(law.kept, self._number(0, Purpose.ACCEPT))
+        if kept < len(self.guesses):
+            return kept, self.guesses[kept], law.beta
+        y = pick(law.residual, self._number(0, Purpose.NEXT))
+        return None, outcomes[y], law.beta
+
+    def _number(self, offset: int, purpose: Purpose) -> float:
+        return uniform(RowKey(self.seed, 0), 0, offset, purpose)
+
+
+class _Run(NamedTuple):
+    """A call that is under way, and the Event that says it is not wanted."""
+
+    future: Future[tuple[Any, float]]
+    cancelled: Any  # an Event or a Flag
+
+    def call_off(self) -> None:
+        self.cancelled.set()
+        self.future.cancel()
+
+
+class _Workers:
+    """Where calls run side by side. At its end all are called off, and have ended."""
+
+    def __init__(self, executor: Executor | None, most: int, sent: dict[str, Any]) -> None:
+        if not isinstance(executor, Executor | None):
+            raise InputError(
+                f"executor is {executor!r:.60}; give one of concurrent.futures, or None"
+            )
+        self._own = executor is None
+        self._pool = executor or ThreadPoolExecutor(most, "foretoken-execute")
+        self._runs: list[_Run] = []
+        self._folder: TemporaryDirectory[str] | None = None
+        if not isinstance(self._pool, ThreadPoolExecutor):
+            _require_picklable(sent)
+            self._folder = TemporaryDirectory(prefix="foretoken-")
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def start(self, function: Callable[..., Any], argument: Any) -> _Run:
+        folder = self._folder
+        cancelled = Flag(f"{folder.name}/{len(self._runs)}") if folder else Event()
+        named = {"cancelled": cancelled} if _cancelled(function) else {}
+        run = _Run(self._pool.submit(_timed, function, argument, named), cancelled)
+        self._runs.append(run)
+        return run
+
+    def __exit__(self, *error: object) -> None:
+        for run in self._runs:
+            run.call_off()
+        wait(run.future for run in self._runs)
+        if self._own:
+            self._pool.shutdown()
+        if self._folder:
+            self._folder.cleanup()
+
+
+def _timed(function: Callable[..., Any], argument: Any, named: dict[str, Any]) -> tuple[Any, float]:
+    began = perf_counter()
+    value = function(argument, **named)
+    if inspect.iscoroutine(value):  # of a function that does not look like one
+        value.close()
+        raise InputError(f"{value.__qualname__} {COROUTINE}")
+    return value, perf_counter() - began
+
+
+async def _awaited(
+    name: str, function: Callable[[Any], Awaitable[Any]], argument: Any
+) -> tuple[Any, float]:
+    began = perf_counter()
+    value = function(argument)
+    if not inspect.isawaitable(value):
+        raise InputError(f"{name} gives {value!r:.60}, nothing to await; use speculate instead")
+    return await value, perf_counter() - began
+
+
+def _require_functions(f: object, g: object) -> None:
+    for name, function in (("f", f), ("g", g)):
+        if not callable(function):
+            given = " ".join(repr(function).split())  # an array's has lines
+            raise InputError(f"{name} is {given:.60}; give a function")
+        flag = _cancelled(function)
+        if flag and flag.kind is flag.POSITIONAL_ONLY:
+            raise InputError(f"{name} takes `cancelled` by position; let it be given by name")
+
+
+def _gives_coroutines(function: Any) -> bool:
+    calls = (function, type(function).__call__) if callable(function) else ()
+    return any(inspect.iscoroutinefunction(call) for call in calls)
+
+
+def _cancelled(function: Callable[..., Any]) -> inspect.Parameter | None:
+    """The parameter of that name, if there is one."""
+    try:
+        return inspect.signature(function).parameters.get("cancelled")
+    except (TypeError, ValueError):  # some builtins have no signature
+        return None
+
+
+def _require_picklable(sent: dict[str, Any]) -> None:
+    for name, value in sent.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise InputError(
+                f"{name} cannot be sent to another process ({one_line(error)}); "
+                "define it at the top level of a module, or use threads"
+            ) from error
+
+
+def _checked(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(63)
+    if not whole(seed) or not 0 <= seed < 2**63:
+        raise InputError(f"seed is {seed!r:.60}; give a whole number in [0, 2**63), or None")
+    return int(seed)

@@ -1,0 +1,206 @@
+"""Rounds of a race as figures: medians and quartiles over rounds, ratios within a round, shares of
+time, and what section 3 predicts from the alpha, c and v that were seen.
+
+Knows neither clocks nor models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from statistics import fmean, median
+
+from foretoken import theory
+from foretoken.lab.bench.race import Gamma, Key, Round, Run
+from foretoken.lab.estimate import Spread, spread
+from foretoken.request import StepRecord
+
+OWN = "foretoken"
+PLAIN: Key = (OWN, 0)
+AUTOMATIC: Key = (OWN, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the time of the steps, without the prefill; they sum to 1."""
+
+    draft: float
+    target: float
+    verify: float  # laws, the rule, commit and rollback
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Theorem 3.8 with what was measured for it, models' passes alone counted as cost."""
+
+    alpha: float
+    c: float
+    v: float  # a target pass over gamma + 1 tokens against one over one
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """With the greedy text of this package's plain decoding."""
+
+    share: float  # of tokens that stand before the first difference
+    first_difference: int | None  # the earliest place of one, in any run
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One contestant. A time per token is of what came behind the first tokens."""
+
+    name: str
+    gamma: Gamma
+    first_seconds: Spread
+    seconds_per_token: Spread
+    tokens_per_second: float
+    speedup: float  # over this package's plain decoding
+    tokens_per_call: float | None
+    shares: Shares | None
+    predicted: Predicted | None
+    agreement: Agreement | None
+
+    @property
+    def key(self) -> Key:
+        return (self.name, self.gamma)
+
+    @property
+    def measured_over_predicted(self) -> float | None:
+        return self.predicted and self.speedup / self.predicted.speedup
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """How many times as fast this package is as a peer, at each one's best fixed gamma."""
+
+    name: str
+    plain: float
+    gamma: int
+    peer_gamma: int
+    best: float
+    automatic: float | None
+
+
+def label(gamma: int | None) -> str:
+    """How a gamma is called."""
+    return "automatic" if gamma is None else "plain" if gamma == 0 else f"gamma {gamma}"
+
+
+def figures(rounds: list[Round], key: Key, *, greedy: bool) -> Figures:
+    """What `rounds` say of one contestant; there is at least one round."""
+    runs = [run for found in rounds for run in found[key]]
+    steps = _steps(runs)
+    times = spread([per_token(found[key]) for found in rounds])
+    first = spread([fmean(run.first_seconds for run in found[key]) for found in rounds])
+    assert times and first
+    return Figures(
+        name=key[0],
+        gamma=key[1],
+        first_seconds=first,
+        seconds_per_token=times,
+        tokens_per_second=1 / times.median,
+        speedup=faster(rounds, key, PLAIN),
+        tokens_per_call=sum(len(step.kept) for step in steps) / len(steps) if steps else None,
+        shares=shares(runs) if steps else None,
+        predicted=predict(rounds, key) if steps else None,
+        agreement=agreement(rounds, key) if greedy else None,
+    )
+
+
+def per_token(runs: list[Run]) -> float:
+    """Seconds a token of a turn, its first tokens aside; with them where there are no others."""
+    behind = sum(len(run.tokens) - run.first_tokens for run in runs)
+    if behind:
+        return sum(run.seconds - run.first_seconds for run in runs) / behind
+    return sum(run.seconds for run in runs) / sum(len(run.tokens) for run in runs)
+
+
+def faster(rounds: list[Round], one: Key, other: Key) -> float:
+    """How many times as fast one is as the other: the median of the rounds' ratios."""
+    return median(per_token(found[other]) / per_token(found[one]) for found in rounds)
+
+
+def shares(runs: list[Run]) -> Shares:
+    """Where the time of the steps went."""
+    total = sum(run.loop_seconds for run in runs)
+    steps = _steps(runs)
+    draft = sum(step.draft_seconds for step in steps) / total
+    target = sum(step.score_seconds for step in steps) / total
+    verify = sum(step.verify_seconds for step in steps) / total
+    return Shares(draft, target, verify, 1 - draft - target - verify)
+
+
+def predict(rounds: list[Round], key: Key) -> Predicted | None:
+    """What a fixed gamma should gain; each number is the median of the rounds'. None where no
+    guesses were made, or never all of them."""
+    if not key[1]:
+        return None
+    found = [_predict(_steps(one[PLAIN]), one[key], key[1]) for one in rounds]
+    if any(one is None for one in found):
+        return None
+    numbers = zip(*(astuple(one) for one in found if one), strict=True)
+    return Predicted(*map(median, numbers))
+
+
+def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted | None:
+    """Theorem 3.8 with v, over as many tokens as were timed. Means, as the measured speed-up is
+    one: c and v over the steps that made all their guesses."""
+    steps = _steps(runs)
+    full = [step for step in steps if step.drafted == gamma]
+    if not full:
+        return None
+    T_p = fmean(step.score_seconds for step in plain)
+    c = fmean(step.draft_seconds for step in full) / gamma / T_p
+    v = fmean(step.score_seconds for step in full) / T_p
+    alpha = min(1.0, fmean(overlap for step in steps for overlap in step.overlaps))
+    tokens = round(fmean(len(run.tokens) - run.first_tokens for run in runs))
+    speedup = theory.walltime_factor(
+        alpha, gamma, c, v=lambda n: 1 + (v - 1) * (n - 1) / gamma, tokens=max(1, tokens)
+    )
+    return Predicted(alpha, c, v, speedup)
+
+
+def _steps(runs: list[Run]) -> list[StepRecord]:
+    return [step for run in runs for step in run.steps]
+
+
+def agreement(rounds: list[Round], key: Key) -> Agreement:
+    """Token by token against plain decoding of the same round."""
+    pairs = [
+        (run.tokens, plain.tokens)
+        for found in rounds
+        for run, plain in zip(found[key], found[PLAIN], strict=True)
+    ]
+    equal = [_equal(mine, plain) for mine, plain in pairs]
+    ends = [n for n, (mine, plain) in zip(equal, pairs, strict=True) if mine != plain]
+    longest = sum(max(len(mine), len(plain)) for mine, plain in pairs)
+    return Agreement(sum(equal) / longest, min(ends, default=None))
+
+
+def best(rounds: list[Round], name: str) -> Key:
+    """The fastest fixed gamma of one side, 0 included."""
+    keys = [key for key in rounds[0] if key[0] == name and key[1] is not None]
+    return min(keys, key=lambda key: median(per_token(found[key]) for found in rounds))
+
+
+def duel(rounds: list[Round], peer: str) -> Duel:
+    """This package against a peer."""
+    mine, theirs = best(rounds, OWN), best(rounds, peer)
+    assert mine[1] is not None and theirs[1] is not None
+    automatic = faster(rounds, AUTOMATIC, theirs) if AUTOMATIC in rounds[0] else None
+    return Duel(
+        name=peer,
+        plain=faster(rounds, PLAIN, (peer, 0)),
+        gamma=mine[1],
+        peer_gamma=theirs[1],
+        best=faster(rounds, mine, theirs),
+        automatic=automatic,
+    )
+
+
+def _equal(one: list[int], other: list[int]) -> int:
+    """Tokens before the first difference."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

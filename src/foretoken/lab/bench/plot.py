@@ -1,0 +1,69 @@
+"""A benchmark as pictures (SVG): time per token against gamma, and where the time goes.
+
+The only module that needs matplotlib (the extra `plot`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from foretoken.lab.bench.figures import OWN, Figures, label
+
+PARTS = {
+    "draft": "#4c9f70",
+    "target": "#33658a",
+    "verify": "#f6ae2d",
+    "rest": "#bbbbbb",
+}
+
+
+def draw(table: list[Figures], folder: Path, title: str) -> list[Path]:
+    """Write both pictures; returns their paths."""
+    found: list[Path] = []
+    for name, fill in (("time-per-token", _times), ("shares", _shares)):
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        fill(axes, table)
+        axes.set_title(title, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        found.append(folder / f"{name}.svg")
+        figure.savefig(found[-1], format="svg", metadata={"Date": None})
+    return found
+
+
+def _times(axes: Axes, table: list[Figures]) -> None:
+    """Medians with their quartiles; automatic gamma as a line across."""
+    for i, name in enumerate(dict.fromkeys(one.name for one in table)):
+        rows = [one for one in table if one.name == name and one.gamma is not None]
+        times = [one.seconds_per_token for one in rows]
+        middle = [time.median * 1e3 for time in times]
+        low = [(time.median - time.q1) * 1e3 for time in times]
+        high = [(time.q3 - time.median) * 1e3 for time in times]
+        places = [float(one.gamma or 0) for one in rows]
+        style = {"marker": "o", "capsize": 3, "color": f"C{i}"}
+        axes.errorbar(places, middle, yerr=[low, high], label=name, **style)
+    for one in table:
+        if one.gamma is None:
+            height, told = one.seconds_per_token.median * 1e3, f"{OWN}, automatic"
+            axes.axhline(height, color="C0", linestyle="--", label=told)
+    axes.set_xticks(sorted({one.gamma for one in table if one.gamma is not None}))
+    axes.set_xlabel("gamma, guesses per target call (0: plain decoding)")
+    axes.set_ylabel("ms per token")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def _shares(axes: Axes, table: list[Figures]) -> None:
+    """A stacked bar for each gamma of ours, as high as a token takes."""
+    rows = [one for one in table if one.shares]
+    bottom = [0.0] * len(rows)
+    for part, colour in PARTS.items():
+        heights = [getattr(one.shares, part) * one.seconds_per_token.median * 1e3 for one in rows]
+        names = [label(one.gamma) for one in rows]
+        axes.bar(names, heights, bottom=bottom, color=colour, label=part)
+        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+    axes.set_ylabel("ms per token")
+    axes.legend(frameon=False)

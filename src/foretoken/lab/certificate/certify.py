@@ -1,0 +1,308 @@
+"""The certificate: whether a pair's output is the target's own, on these prompts and this machine.
+
+Every part is a question with a yes or no; all must be answered yes, and known bugs planted in the
+same pair must be found, else the certificate is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+import torch
+
+from foretoken.drafters.base import reading
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError, whole
+from foretoken.lab.certificate.controls import Control, Likeliest, OffByOne, next_row
+from foretoken.lab.certificate.identity import Identity, first_difference
+from foretoken.lab.certificate.odds import Test, binned
+from foretoken.lab.certificate.sampling import Asked, Track, against_plain, against_the_law
+from foretoken.lab.certificate.sampling import texts as texts_of
+from foretoken.lab.certificate.shapes import Shapes, companies, compare
+from foretoken.lab.certificate.watch import Seen, Watched
+from foretoken.options import Prompt, as_list, check, keys_of
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import NAMED
+from foretoken.sampling.verify import Rule, block
+from foretoken.speculator import BATCH, Speculator
+
+FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
+LAWS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
+PLAIN = "speculative"  # plain decoding does not go through the rule that is certified
+SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
+
+
+def laws(own: SamplingParams) -> Sequence[SamplingParams]:
+    """What to sample from for someone who generates with `own`: it, and temperature 1, where bugs
+    show best. Where that is greedy, two that are built in."""
+    if own == SamplingParams(0.0):
+        return LAWS
+    if own.greedy:
+        raise InputError(
+            f"temperature is {own.temperature:g}: greedy text, in which top-k, top-p and min-p "
+            "change nothing; give a temperature too"
+        )
+    return (LAWS[0], own) if own != LAWS[0] else (own,)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of a pair."""
+
+    gamma: int = 3
+    rule: str | Rule = "block"
+    texts: int = 192  # sampled of a prompt, in each law, speculatively and plainly
+    greedy: int = 48  # new tokens of a greedy text
+    seed: int = 0
+    laws: Sequence[SamplingParams] = LAWS
+
+    def __post_init__(self) -> None:
+        if not self.laws:
+            raise InputError("laws is empty; give one or more SamplingParams")
+        for law in self.laws:
+            check(law, self.greedy, self.gamma, self.rule, lenience=1.0)
+            if law.greedy:
+                raise InputError(
+                    f"temperature is {law.temperature} in a law; give more, greedy text is "
+                    "compared anyway"
+                )
+        keys_of(self.seed, 1)
+        if not self.gamma or self.gamma < 1:
+            raise InputError(f"gamma is {self.gamma}; give 1 or more to certify a draft")
+        if not whole(self.texts):
+            raise InputError(f"texts is {self.texts!r:.60}; give a whole number")
+        if self.texts < 16:
+            raise InputError(f"texts is {self.texts}; give 16 or more, tests need some")
+
+    @property
+    def length(self) -> int:
+        """New tokens of a sampled text: two steps at least."""
+        return 2 * (self.gamma + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was seen. `level`: a test fails below it."""
+
+    prompts: int
+    level: float
+    shapes: Shapes
+    identity: Identity
+    tests: list[Test]
+    guesses: int
+    certain: int  # of them, reported without a q
+    lies: list[str]  # guesses that were not drawn from the q reported
+    controls: list[Control]
+
+    @property
+    def failed(self) -> list[Test]:
+        return [test for test in self.tests if test.p_value < self.level]
+
+    @property
+    def faults(self) -> list[str]:
+        """Why it is not lossless, a line each."""
+        s, found = self.shapes, [f"{t.name}: p-value {t.p_value:.1e}" for t in self.failed]
+        if not s.ok:
+            found.insert(
+                0, f"logits of a block are off by {s.noise:.2g}; rounding explains {s.allowed:.2g}"
+            )
+        bugs = [one for one in self.identity.differences if one.verdict == "bug"]
+        if bugs:
+            found.append(f"greedy text differs {len(bugs)} times by more than rounding")
+        if self.lies:
+            found.append(f"{len(self.lies)} guesses do not follow the q reported: {self.lies[0]}")
+        return found
+
+    @property
+    def verdict(self) -> Literal["lossless", "not lossless", "void"]:
+        if self.faults:
+            return "not lossless"
+        return "lossless" if all(one.found for one in self.controls) else "void"
+
+
+def certify(
+    spec: Speculator,
+    prompts: Prompt | Sequence[Prompt],
+    plan: Plan | None = None,
+    track: Track = lambda numbers, what: numbers,
+) -> Certificate:
+    """Whether `spec` keeps the target's law: greedy text, sampled text, guesses, passes, controls.
+
+    The models must be idle. Raises InputError for what cannot be certified and for prompts that the
+    models cannot continue; KeyboardInterrupt where it was interrupted.
+    """
+    plan = plan or Plan()
+    prompts = as_list(prompts)
+    _require(spec, prompts, plan)
+    level = FALSE_ALARM / (len(plan.laws) * (min(len(prompts), SAMPLED) + 7))
+    shapes, identity, texts = _greedy(spec, prompts, plan, track)
+    few, texts = prompts[:SAMPLED], texts[:SAMPLED]
+    tests, seen = _sampled(spec, few, plan, level, track)
+    return Certificate(
+        prompts=len(prompts),
+        level=level,
+        shapes=shapes,
+        identity=identity,
+        tests=tests,
+        guesses=seen.guesses,
+        certain=seen.certain,
+        lies=seen.lies,
+        controls=[
+            *_wrong_model(spec, few, texts, plan, shapes),
+            _wrong_rule(spec, few, plan, level, track),
+            *(
+                [_wrong_guesses(spec, few, plan, level, track)]
+                if seen.places  # there was a q
+                else []
+            ),
+        ],
+    )
+
+
+def _require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
+    if isinstance(spec.drafter, NoDrafter):
+        raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
+    if not prompts:
+        raise InputError("there is no prompt; give one or more")
+    reading(spec.drafter, spec.target)  # refused now, not after minutes
+    spec.requests(prompts, plan.greedy, plan.seed)
+
+
+def _greedy(
+    spec: Speculator, prompts: list[Prompt], plan: Plan, track: Track
+) -> tuple[Shapes, Identity, list[list[int]]]:
+    """Plain greedy texts, each row alone; the passes along them, and the same with guesses."""
+    plain: list[list[int]] = []
+    for i in track(range(len(prompts)), "greedy: plain"):
+        plain += _texts(spec, [prompts[i]], plan, gamma=0)
+    shapes = _shapes(spec, prompts, plain, plan)
+    return shapes, _identity(spec, prompts, plain, plan, shapes), plain
+
+
+def _shapes(
+    spec: Speculator,
+    prompts: list[Prompt],
+    texts: list[list[int]],
+    plan: Plan,
+    dtype: str | None = None,
+) -> Shapes:
+    requests = spec.requests(prompts[:BATCH], plan.greedy, plan.seed)
+    return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1, dtype)
+
+
+def _identity(
+    spec: Speculator, prompts: list[Prompt], plain: list[list[int]], plan: Plan, shapes: Shapes
+) -> Identity:
+    requests = spec.requests(prompts, plan.greedy, plan.seed)
+    differences, texts, tokens, same = [], 0, 0, 0
+    gammas = sorted({1, plan.gamma})
+    for gamma, rows in product(gammas, companies(len(prompts))):
+        found = _texts(spec, [prompts[i] for i in rows], plan, gamma)
+        for i, text in zip(rows, found, strict=True):
+            off = first_difference(spec.target, requests[i], plain[i], text, shapes, (i, gamma))
+            texts += 1
+            tokens += len(plain[i])
+            same += len(plain[i]) if off is None else off.place
+            differences += [] if off is None else [off]
+    return Identity(gammas, texts, tokens, same, differences)
+
+
+def _texts(spec: Speculator, prompts: list[Prompt], plan: Plan, gamma: int) -> list[list[int]]:
+    found = spec.generate(
+        prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=plan.rule if gamma else PLAIN
+    )
+    if any(one.finish_reason == "interrupted" for one in found):
+        raise KeyboardInterrupt
+    return [one.tokens for one in found]
+
+
+def _sampled(
+    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+) -> tuple[list[Test], Seen]:
+    watched = Watched(spec.drafter, plan.seed)
+    seen_by = replace(spec, drafter=watched)
+    tests: list[Test] = []
+    for params in plan.laws:
+        asked = _asked(plan, params)
+        before = len(watched.seen.places)
+        found, ours = against_the_law(seen_by, spec.drafter, prompts, asked, level, track)
+        tests += found
+        tests += _guessed(asked.name, watched.seen, before, level)
+        plain = replace(asked, gamma=0, rule=PLAIN)
+        tests += against_plain(spec, prompts, ours, plain, level, track)
+    return tests, watched.seen
+
+
+def _guessed(name: str, seen: Seen, before: int, level: float) -> list[Test]:
+    """Whether the guesses follow the q reported; nothing to test where all were certain."""
+    found = seen.places[before:]
+    if not found:
+        return []
+    ranked, by_id = (torch.cat([getattr(p, of) for p in found]) for of in ("ranked", "by_id"))
+    return [
+        binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
+        binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
+    ]
+
+
+def _asked(plan: Plan, params: SamplingParams) -> Asked:
+    return Asked(params, plan.gamma, plan.rule, plan.texts, plan.length, plan.seed)
+
+
+def _wrong_model(
+    spec: Speculator,
+    prompts: list[Prompt],
+    texts: list[list[int]],
+    plan: Plan,
+    shapes: Shapes,
+) -> Iterable[Control]:
+    target = OffByOne(spec.target)
+    broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
+    name = "block logits one place off"
+    yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan, shapes.dtype).ok)
+    identity = _identity(broken, prompts, texts, plan, shapes)
+    yield Control(f"{name}: greedy text", not identity.ok)
+
+
+def _wrong_rule(
+    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+) -> Control:
+    # what is named but no rule has the bug planted in block verification
+    honest = NAMED.get(plan.rule, block) if isinstance(plan.rule, str) else plan.rule
+    rule = next_row(honest)
+
+    def least(texts: int) -> float:
+        broken = replace(_asked(plan, plan.laws[0]), rule=rule, texts=texts)
+        tests, _ = against_the_law(
+            spec, spec.drafter, prompts, broken, level, track, "control", stream=3
+        )
+        return _least(tests)
+
+    return _control_of("replacement from the wrong position: sampled text", least, plan, level)
+
+
+def _wrong_guesses(
+    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+) -> Control:
+    def least(texts: int) -> float:
+        watched = Watched(Likeliest(spec.drafter), plan.seed)
+        asked = replace(_asked(plan, plan.laws[0]), texts=texts)
+        for _ in texts_of(replace(spec, drafter=watched), prompts, asked, 4, track, "control"):
+            pass
+        return _least(_guessed("", watched.seen, 0, level))
+
+    return _control_of("likeliest guesses with a dense q: guesses", least, plan, level)
+
+
+def _control_of(name: str, least: Callable[[int], float], plan: Plan, level: float) -> Control:
+    """Found by the least p-value of some texts: where a quarter does not show it, by all."""
+    p_value = least(max(16, plan.texts // 4))
+    p_value = p_value if p_value < level else least(plan.texts)
+    return Control(name, p_value < level, p_value)
+
+
+def _least(tests: list[Test]) -> float:
+    return min((test.p_value for test in tests), default=1.0)

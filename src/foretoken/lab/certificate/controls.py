@@ -1,0 +1,80 @@
+"""Known bugs, which a certificate must find: one that misses them certifies nothing.
+
+Each breaks one honest part, and is put in its place for a moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foretoken.drafters.base import Draft, Drafter
+from foretoken.models.base import Blocks, Model
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.verify import Outcome, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A planted bug, and whether it was found."""
+
+    name: str
+    found: bool
+    p_value: float | None = None  # of the test that found it, where it was one
+
+
+class NextRow(Outcome):
+    """The next token comes from the law one position further on: of a text that was not kept."""
+
+    def next_law(self, n: Tensor) -> Tensor:
+        rows = torch.arange(len(n), device=n.device)
+        return self.p[rows, (n + 1) % (self.lengths + 1)]
+
+
+def next_row(rule: Rule) -> Rule:
+    """`rule`, with its replacements taken from the wrong position."""
+
+    def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+        o = rule(p, q, x, lengths)
+        return NextRow(o.survival, o.p, o.q, o.x, o.lengths, o.scale)
+
+    return broken
+
+
+class Likeliest:
+    """A Drafter whose guesses are the likeliest tokens, said to be drawn from its q."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.holds = drafter, (drafter,)
+        self.start, self.commit, self.leave = drafter.start, drafter.commit, drafter.leave
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        draft = self.drafter.propose(gamma, draw)
+        return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
+
+
+class OffByOne:
+    """A Model whose blocks say at each place what belongs to the place before.
+
+    A drafter that reads the target's states is to be `reading` this one's.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.holds = model, (model,)
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
+        self.source_vocab_size = model.source_vocab_size
+        self.runtime, self.device = model.runtime, model.device
+        self.takes_tensors = model.takes_tensors
+        self.start, self.set_lengths = model.start, model.set_lengths
+        self.permute, self.leave = model.permute, model.leave
+
+    @property
+    def hidden(self) -> Tensor:
+        """Where its target shows them."""
+        return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        return self.model.score(blocks, need).roll(1, 1)

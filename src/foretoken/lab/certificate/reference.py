@@ -1,0 +1,94 @@
+"""What certificates are measured against: the target read plainly, one token a pass, no guesses.
+
+Nothing of the step is used, and nothing is ever rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.claim import claimed
+from foretoken.drafters.base import Draft, Drafter
+from foretoken.models.base import Model
+from foretoken.request import Request
+from foretoken.sampling.distributions import SamplingParams, law, one_hot
+from foretoken.sampling.draw import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The rows that have a token at one place of their new text, and the laws there."""
+
+    rows: list[int]
+    tokens: Tensor  # [n]
+    p: Tensor  # [n, V]
+    q: Tensor  # [n, V]: the drafter's first guess there, nothing where it makes none
+
+
+@torch.inference_mode()
+def replay(
+    target: Model,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    texts: Sequence[list[int]],
+    params: SamplingParams,
+) -> Iterator[Place]:
+    """Both read the new `texts` of the requests side by side, and say at each place what they
+    expect before they are told. RefusedError where one of them is in use."""
+    live = list(range(len(texts)))
+    sources = _sources(target, requests)
+    with claimed(target, drafter) as claim:
+        claim.expect(len(texts))
+        target.start([request.prompt[:-1] for request in requests], sources)
+        drafter.start(live, [list(request.prompt) for request in requests], sources)
+        for t in range(max(map(len, texts), default=0)):
+            gone = [b for b, row in enumerate(live) if len(texts[row]) <= t]
+            if gone:
+                claim.leave(gone)
+                live = [row for row in live if len(texts[row]) > t]
+            keys = [requests[row].key for row in live]
+            lengths = [len(requests[row].prompt) + t for row in live]
+            p = _expected(target, [requests[row] for row in live], [texts[r] for r in live], t)
+            draft = drafter.propose([1] * len(live), Draw(keys, lengths, params))
+            tokens = [texts[row][t] for row in live]
+            p = law(p, params).cpu()
+            yield Place(live, torch.tensor(tokens), p, _first(draft, p))
+            drafter.commit([[token] for token in tokens])
+
+
+@torch.inference_mode()
+def singly(target: Model, request: Request, text: list[int]) -> Tensor:
+    """Logits ahead of every token of `text`, which continues the request: `[len(text), V]`, one
+    row alone, a token a pass. RefusedError where the target is in use."""
+    with claimed(target):
+        target.start([request.prompt[:-1]], _sources(target, [request]))
+        return torch.cat([_expected(target, [request], [text], t).cpu() for t in range(len(text))])
+
+
+def _expected(target: Model, requests: list[Request], texts: list[list[int]], t: int) -> Tensor:
+    """Logits at new place t of every row, `[B, V]`, what is forced included."""
+    last = [[[request.prompt[-1], *text][t]] for request, text in zip(requests, texts, strict=True)]
+    logits = target.score(last, [1] * len(last))[:, 0].clone()
+    for b, request in enumerate(requests):
+        if t in request.forced:
+            logits[b] = one_hot(torch.tensor(request.forced[t]), logits.shape[1]).log()
+    return logits
+
+
+def _first(draft: Draft, p: Tensor) -> Tensor:
+    """The law of the first guess of every row, like p `[n, V]`."""
+    if not draft.tokens.shape[1]:
+        return torch.zeros_like(p)
+    known = (draft.lengths > 0).to(p)[:, None].cpu()
+    if draft.q is not None:
+        return draft.q[:, 0].cpu().nan_to_num() * known
+    return one_hot(draft.tokens[:, 0].cpu().long(), p.shape[1]).to(p) * known
+
+
+def _sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:
+    """Copies: a drafter may keep what it is given."""
+    return [list(r.source or []) for r in requests] if target.encoder_decoder else None

@@ -1,0 +1,131 @@
+"""Whether a pass over a block says what passes over single tokens say, rollback and ragged rows
+included.
+
+Rounding makes them differ a little: by how much is the noise against which all else is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.claim import claimed
+from foretoken.lab.certificate.reference import singly
+from foretoken.models.base import Model
+from foretoken.request import Request
+
+# Of the logits' height above their mean. Rounding stays well below, a wrong cache far above: in
+# float32 the default pair shows 1.2e-6, and the self-check refuses a structure from 1e-4 on
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "int8": 5e-2, "bfloat16": 1e-1}
+LARGE = 1e30  # stands for what is no number
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Logits of blocks against those of single tokens."""
+
+    dtype: str  # of the computation
+    positions: int
+    noise: float  # the largest difference of a logit
+    height: float  # of the largest logit above the mean one, on average
+    variation: float  # the largest total variation of the laws at temperature 1
+    allowed: float  # noise that rounding explains
+
+    @property
+    def ok(self) -> bool:
+        return self.noise <= self.allowed
+
+
+def companies(count: int) -> list[list[int]]:
+    """Which rows run together: all of them, and every second one by itself once more, for a single
+    row may take another way through a model."""
+    alone = [[row] for row in range(0, count, 2)] if count > 1 else []
+    return [list(range(count)), *alone]
+
+
+def computed(target: Model, logits: Tensor) -> str:
+    """What the target computes in: what its runtime says, else its network's dtype, else that of
+    its logits."""
+    network = getattr(target, "model", None)
+    own = str(getattr(network, "dtype", logits.dtype)).removeprefix("torch.")
+    return getattr(target, "computed", own)
+
+
+@torch.inference_mode()
+def compare(
+    target: Model,
+    requests: Sequence[Request],
+    texts: Sequence[list[int]],
+    width: int,
+    dtype: str | None = None,
+) -> Shapes:
+    """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
+    some tokens of each block wrong and rolled back. RefusedError where the target is in use.
+    `dtype`: what noise the computation explains; None: what the target computes in."""
+    alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
+    noise = variation = height = 0.0
+    positions = 0
+    for row, at, found in _in_companies(target, requests, texts, width):
+        if at in requests[row].forced:
+            continue  # whatever the logits
+        expected = alone[row][at].double()
+        found = found.double().cpu()
+        off = torch.where(found == expected, 0.0, (found - expected).abs())
+        law, other = found.softmax(-1), expected.softmax(-1)
+        noise = max(noise, float(off.nan_to_num(LARGE, posinf=LARGE).max()))
+        variation = max(variation, float((law - other).abs().sum() / 2))
+        finite = expected[expected.isfinite()]
+        height += float(finite.max() - finite.mean())
+        positions += 1
+    height /= max(1, positions)
+    dtype = dtype or computed(target, alone[0])
+    return Shapes(dtype, positions, noise, height, variation, TOLERANCE[dtype] * height)
+
+
+def _in_companies(
+    target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    for rows in companies(len(requests)):
+        own = [requests[row] for row in rows], [texts[row] for row in rows]
+        for b, at, logits in _blockwise(target, *own, width):
+            yield rows[b], at, logits
+
+
+def _blockwise(
+    target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Row, place and logits `[V]`, of every place whose past is the text's own."""
+    live, done = [row for row, text in enumerate(texts) if text], [0] * len(texts)
+    sources = [list(requests[row].source or []) for row in live]
+    prompts = [requests[row].prompt[:-1] for row in live]
+    with claimed(target) as claim:
+        target.start(prompts, sources if target.encoder_decoder else None)
+        step = 0
+        while live:
+            right = [(step + row) % width for row in live]  # guesses that are the text's
+            blocks = [
+                _block(requests[row], texts[row], done[row], width, good, target.vocab_size)
+                for row, good in zip(live, right, strict=True)
+            ]
+            logits = target.score(blocks, [len(block) for block in blocks]).clone()
+            for b, row in enumerate(live):
+                for i in range(min(right[b] + 1, len(blocks[b]))):
+                    yield row, done[row] + i, logits[b, i]
+                done[row] += min(right[b] + 1, len(blocks[b]))
+            target.set_lengths([len(requests[row].prompt) - 1 + done[row] for row in live])
+            gone = [b for b, row in enumerate(live) if done[row] == len(texts[row])]
+            claim.leave(gone)
+            live = [row for row in live if done[row] < len(texts[row])]
+            step += 1
+
+
+def _block(
+    request: Request, text: list[int], done: int, width: int, right: int, V: int
+) -> list[int]:
+    """The last token, and guesses of which the first `right` are the text's; no longer than it."""
+    guesses = text[done : min(done + width, len(text)) - 1]
+    wrong = [(token + 1) % V for token in guesses[right:]]
+    return [[request.prompt[-1], *text][done], *guesses[:right], *wrong]

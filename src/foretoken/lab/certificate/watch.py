@@ -1,0 +1,115 @@
+"""A drafter seen at work: whether its guesses follow the q that it reports.
+
+Two ways to see. What it drew through `draw` must be what it reports, token and law, bit for bit;
+and the guesses' numbers under the reported q must be uniform, however it drew them. Guesses that
+are said to be certain must be a function of the text. Where a position has one noise for all steps
+(coupled mode), only the first guess there is a new number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.drafters.base import Draft, Drafter
+from foretoken.lab.certificate.pit import Places, places
+from foretoken.sampling.draw import Draw
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a drafter did."""
+
+    guesses: int = 0
+    certain: int = 0  # of them, without a q
+    places: list[Places] = field(default_factory=list[Places])  # of those with one
+    lies: list[str] = field(default_factory=list[str])
+
+
+class Watched:
+    """A Drafter that does what `drafter` does, and notes it."""
+
+    def __init__(self, drafter: Drafter, seed: int) -> None:
+        self.drafter, self.seen = drafter, Seen()
+        self.holds = (drafter,)
+        self._noise = torch.Generator().manual_seed(seed)
+        self._texts: list[list[int]] = []
+        self._numbered: list[int] = []  # how far each row's guesses have become numbers
+        self._said: dict[tuple[int, ...], int] = {}  # text -> the guess that was certain there
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        heard = sources or [[] for _ in prompts]
+        self._texts += [[*source, *prompt] for source, prompt in zip(heard, prompts, strict=True)]
+        self._numbered += [0] * len(prompts)
+        self.drafter.start(rows, prompts, sources)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        drawn = Recorded(draw)
+        draft = self.drafter.propose(gamma, drawn)  # pyright: ignore[reportArgumentType]
+        tokens = draft.tokens.cpu().long()
+        for b, count in enumerate(draft.lengths.tolist()):
+            self.seen.guesses += count
+            if draft.q is None:
+                self.seen.certain += count
+                self._certain(b, tokens[b, :count].tolist())
+            elif count:
+                self._drawn(b, tokens[b, :count], draft.q[b, :count], drawn)
+        return draft
+
+    def _drawn(self, b: int, tokens: Tensor, q: Tensor, drawn: Recorded) -> None:
+        first = len(self._texts[b])
+        new = max(0, self._numbered[b] - first) if drawn.coupled else 0
+        self._numbered[b] = max(self._numbered[b], first + len(tokens))
+        noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
+        self.seen.places.append(places(q[new:].cpu(), tokens[new:], noise[new:]))
+        for i, token in enumerate(tokens.tolist()):
+            if i not in drawn.found:
+                continue  # by its own means: its numbers tell
+            law, ids = drawn.found[i]
+            if int(ids[b]) != token:
+                self.seen.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
+            elif off := float((law[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2):
+                self.seen.lies.append(
+                    f"guess {token} was drawn from another law than the q reported, total "
+                    f"variation {off:.2g}"
+                )
+
+    def _certain(self, b: int, guesses: list[int]) -> None:
+        for i, token in enumerate(guesses):
+            known = self._said.setdefault((*self._texts[b], *guesses[:i]), token)
+            if known != token:
+                self.seen.lies.append(
+                    f"guesses {known} and {token} after the same text, both said to be certain"
+                )
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for text, kept in zip(self._texts, tokens, strict=True):
+            text += kept
+        self.drafter.commit(tokens)
+
+    def leave(self, rows: list[int]) -> None:
+        stay = [b for b in range(len(self._texts)) if b not in rows]
+        self._texts = [self._texts[b] for b in stay]
+        self._numbered = [self._numbered[b] for b in stay]
+        self.drafter.leave(rows)
+
+
+class Recorded:
+    """A Draw that remembers the law and the ids of every guess."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self.found: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draw, name)
+
+    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        ids = self._draw(law, i, cdf)
+        self.found[i] = law.clone(), ids
+        return ids

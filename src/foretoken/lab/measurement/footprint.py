@@ -1,0 +1,142 @@
+"""What a model weighs: parameters, bytes that a pass reads, arithmetic of a token, cache.
+
+Counted from the shapes of its parameters and its config, not measured: the same on every runtime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.ngram import NGramDrafter
+from foretoken.errors import ForetokenError
+from foretoken.loading.sources import source
+from foretoken.models.base import Model
+
+PYTHON = "python"  # the runtime of a drafter that is no model
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """One model, or a drafter that is none; None where it cannot be told."""
+
+    name: str
+    runtime: str
+    dtype: str  # of the weights
+    encoder_decoder: bool
+    parameters: int | None
+    weight_bytes: int | None
+    pass_bytes: int | None  # weights that a pass over one token reads
+    operations: int | None  # of the matrix products, per token (section 3.4)
+    cache_bytes: int | None  # per token that a row holds
+
+
+def of_model(
+    model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """The target, or a draft's model; `dtype`, `revision`, `trust`: as it was loaded."""
+    network = _network(model, name, revision, trust)
+    facts = (name, model.runtime)
+    if network is None:
+        return Footprint(*facts, dtype, model.encoder_decoder, *[None] * 5)
+    held = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    kind = held if isinstance(held, torch.dtype) else torch.float32
+    products = _products(network)
+    numbers = sum(weight.numel() for weight in network.parameters())
+    cached = kind if kind.is_floating_point else torch.float32  # int8 is for weights only
+    return Footprint(
+        *facts,
+        str(kind).removeprefix("torch."),
+        model.encoder_decoder,
+        parameters=numbers,
+        weight_bytes=numbers * kind.itemsize,
+        pass_bytes=products * kind.itemsize,
+        operations=2 * products,
+        cache_bytes=_cache_bytes(network.config, cached.itemsize),
+    )
+
+
+def of_drafter(
+    drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """A drafter without a model has no matrix products and no cache."""
+    model = getattr(drafter, "model", None)
+    if model is not None and hasattr(model, "score"):
+        return of_model(model, name, dtype, revision, trust=trust)
+    weight_bytes = 0
+    if isinstance(drafter, NGramDrafter):
+        table = drafter.table
+        arrays = [getattr(lv, field) for lv in table.levels for field in lv.__slots__]
+        weight_bytes = sum(array.nbytes for array in [table.unigram, *arrays])
+    return Footprint(name, PYTHON, "", False, None, weight_bytes, 0, 0, 0)
+
+
+def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
+    """The network itself, or its like without weights; None for what transformers cannot build."""
+    held = getattr(model, "model", None)
+    if isinstance(held, PreTrainedModel):
+        return held
+    if getattr(model, "runtime", None) == "table":
+        return None
+    try:
+        return source(name, revision, trust).empty
+    except ForetokenError:  # a report does without these figures
+        return None
+
+
+def _products(network: PreTrainedModel) -> int:
+    """Weights that are multiplied with one token of a decoder's text.
+
+    Not the rows of an embedding unless they are the output layer too; of experts, those a token
+    goes through. Cross-attention's keys and values, made once per source, are counted.
+    """
+    head = network.get_output_embeddings()
+    skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
+    skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
+    share = _experts_share(network.config)
+    total = 0.0
+    for name, weight in network.named_parameters():
+        if weight.ndim >= 2 and id(weight) not in skipped:
+            total += weight.numel() * (share if ".experts." in name else 1.0)
+    return round(total)
+
+
+def _embeddings(network: PreTrainedModel) -> list[Tensor]:
+    return [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
+
+
+def _encoder(network: PreTrainedModel) -> set[int]:
+    """Its weights, which run once per source."""
+    if not network.config.is_encoder_decoder:
+        return set()
+    return {id(weight) for weight in network.get_encoder().parameters()}
+
+
+def _experts_share(config: PreTrainedConfig) -> float:
+    config = config.get_text_config(decoder=True)
+    used = getattr(config, "num_experts_per_tok", None)
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        experts = getattr(config, name, None)
+        if used and experts:
+            return used / experts
+    return 1.0
+
+
+def _cache_bytes(config: PreTrainedConfig, itemsize: int) -> int | None:
+    """Bytes of keys and values of one token in all layers of the decoder."""
+    config = config.get_text_config(decoder=True)
+    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+    layers = _first(config, *names)
+    query = _first(config, "decoder_attention_heads", "num_attention_heads")
+    heads = _first(config, "num_key_value_heads") or query
+    width = _first(config, "hidden_size")
+    size = _first(config, "head_dim") or (width // query if width and query else None)
+    return 2 * layers * heads * size * itemsize if layers and heads and size else None
+
+
+def _first(config: PreTrainedConfig, *names: str) -> int | None:
+    return next((value for name in names if (value := getattr(config, name, None))), None)

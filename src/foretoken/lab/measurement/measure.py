@@ -1,0 +1,224 @@
+"""Measuring a pair: how far they agree, and what everything costs on this machine.
+
+Every prompt is continued plainly and speculatively, one after the other, and its plain text is
+replayed to the drafter. What follows from that, and which gamma, is prediction.py's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from math import exp, log
+from statistics import fmean, median
+from typing import Any
+
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError
+from foretoken.lab.agreement import overlaps
+from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
+from foretoken.lab.limits import require
+from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
+from foretoken.lab.measurement.footprint import of_drafter, of_model
+from foretoken.lab.measurement.passes import passes
+from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
+from foretoken.options import Prompt
+from foretoken.request import Completion, Request, StepRecord
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.speculator import Speculator
+
+PASSES = 16  # v(n) is measured for n up to this
+REPEATS = 9  # at least, of each
+WARM_UP = 8  # tokens: first calls are slow
+
+Track = Callable[[Sequence[int]], Iterable[int]]
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Names a list of prompts."""
+    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()
+
+
+def params(options: Options) -> SamplingParams:
+    """How the laws are standardized."""
+    return SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
+
+
+def measure(
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    options: Options,
+    *,
+    found: Sequence[Observed] = (),
+    keep: Callable[[Observed], Any] = lambda observed: None,
+    track: Track = lambda numbers: numbers,
+) -> Measurement:
+    """Measure `spec`, loaded as `options` say, on `prompts`.
+
+    found: what the first prompts showed already; keep: called with what each of the others shows;
+    track: an iterable around their numbers, for a progress bar. Raises InputError for prompts that
+    the models cannot continue, KeyboardInterrupt where a run was interrupted.
+    """
+    params(options)
+    require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
+    if isinstance(spec.drafter, NoDrafter):
+        raise InputError("the drafter guesses nothing; give another to measure")
+    machine = describe(spec.target.device)
+    requests = spec.requests(list(prompts), options.max_new_tokens, options.seed)
+    _run(spec, prompts[0], options, 0, gamma=0, max_new_tokens=WARM_UP)
+    _run(spec, prompts[0], options, 0, gamma=options.gamma, max_new_tokens=WARM_UP)
+    observed = list(found)
+    repeats = -(-REPEATS // len(prompts))
+    for i in track(range(len(observed), len(prompts))):
+        observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))
+        keep(observed[-1])
+    return _summary(spec, options, observed, machine)
+
+
+def _observe(
+    spec: Speculator, prompt: Prompt, request: Request, options: Options, i: int, repeats: int
+) -> Observed:
+    """One prompt, costs included: what slows the machine meanwhile slows all that is compared.
+
+    Which of the two runs comes first alternates.
+    """
+    runs: dict[int, Completion] = {}
+    for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
+        runs[gamma] = _run(spec, prompt, options, i, gamma=gamma)
+    plain = runs[0]
+    betas = overlaps(spec.target, spec.drafter, request, plain.tokens, params(options))
+    text, most = [*request.prompt, *plain.tokens], max(PASSES, options.gamma + 1)
+    seconds, context = passes(spec.target, request, text, most, repeats)
+    return Observed(
+        prompt_tokens=len(request.source or request.prompt),
+        overlaps=[None if b is None else round(b, 6) for b in betas],
+        plain=_short(plain),
+        loop=_short(runs[options.gamma]),
+        context=context,
+        passes=seconds,
+    )
+
+
+def _run(
+    spec: Speculator, prompt: Prompt, options: Options, row: int, **changed: Any
+) -> Completion:
+    asked = {
+        "max_new_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+    }
+    (done,) = spec.generate([prompt], seed=[(options.seed, row)], **(asked | changed))
+    if done.finish_reason == "interrupted":
+        raise KeyboardInterrupt
+    return done
+
+
+def _short(done: Completion) -> Run:
+    seconds = done.stats.seconds - done.stats.prefill_seconds
+    return Run(len(done.tokens), seconds, [_step(step) for step in done.steps])
+
+
+def _step(step: StepRecord) -> Step:
+    return Step(
+        gamma=step.gamma,
+        drafted=step.drafted,
+        judged=len(step.overlaps),
+        accepted=step.accepted,
+        kept=len(step.kept),
+        overlap=sum(step.overlaps),
+        draft_seconds=step.draft_seconds,
+        score_seconds=step.score_seconds,
+    )
+
+
+def _summary(
+    spec: Speculator, options: Options, observed: list[Observed], machine: Machine
+) -> Measurement:
+    peak = peak_bytes(spec.target.device)  # before the large read
+    read, read_bytes = bandwidth(spec.target.device)
+    loops = [one.loop for one in observed]
+    steps = [step for loop in loops for step in loop.steps]
+    betas = [[0.0 if b is None else b for b in one.overlaps] for one in observed]
+    silent = [b is None for one in observed for b in one.overlaps]
+    trust = options.trust_remote_code
+    target_is = options.dtype, options.revision
+    draft_is = options.draft_dtype or options.dtype, options.draft_revision
+    return Measurement(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        options=options,
+        machine=machine,
+        target=of_model(spec.target, spec.target_name, *target_is, trust=trust),
+        draft=of_drafter(spec.drafter, spec.draft_name, *draft_is, trust=trust),
+        alpha=_known(ratio([sum(b) for b in betas], [len(b) for b in betas], 0, 1)),
+        alpha_in_loop=_in_loop(loops),
+        silent=fmean(silent),
+        positions=[_position(steps, i) for i in range(1, options.gamma + 1)],
+        tokens=fmean(loop.tokens for loop in loops),
+        tokens_per_call=_tokens_per_call(loops, options.gamma),
+        draft_seconds=spread([s.draft_seconds / s.drafted for s in steps if s.drafted]),
+        context=median(one.context for one in observed),
+        passes=_passes(observed),
+        plain_overhead=_overhead([one.plain for one in observed]),
+        loop_overhead=_overhead(loops),
+        speedup=_speedup(observed),
+        read_bytes=read_bytes,
+        read=read,
+        peak_bytes=peak,
+        prompts=observed,
+    )
+
+
+def _in_loop(loops: list[Run]) -> Estimate | None:
+    sums = [sum(step.overlap for step in loop.steps) for loop in loops]
+    return ratio(sums, [sum(step.judged for step in loop.steps) for loop in loops], 0, 1)
+
+
+def _position(steps: list[Step], i: int) -> Position:
+    """Guess i, from 1. A step that ended at an end of sequence before it says nothing."""
+    room = [step for step in steps if step.gamma >= i]
+    asked = [step for step in room if step.accepted >= i - 1 and step.kept >= i]
+    judged = sum(step.judged >= i for step in asked)
+    kept = sum(step.accepted >= i for step in asked)
+    offered = sum(step.drafted >= i for step in room) / len(room) if room else 0.0
+    return Position(len(asked), judged, kept, wilson(kept, judged), offered)
+
+
+def _passes(observed: list[Observed]) -> list[Spread]:
+    """As far as every prompt left room for."""
+    found = [
+        spread([seconds for times in same for seconds in times])
+        for same in zip(*(one.passes for one in observed), strict=False)
+    ]
+    return [one for one in found if one is not None]
+
+
+def _overhead(runs: list[Run]) -> Spread:
+    """Seconds a step beside draft and score, per run."""
+    seconds = [
+        (run.seconds - sum(s.draft_seconds + s.score_seconds for s in run.steps)) / len(run.steps)
+        for run in runs
+    ]
+    found = spread(seconds)
+    assert found is not None
+    return found
+
+
+def _tokens_per_call(loops: list[Run], gamma: int) -> Estimate:
+    calls = [len(run.steps) for run in loops]
+    return _known(ratio([run.tokens for run in loops], calls, 1, gamma + 1))
+
+
+def _speedup(observed: list[Observed]) -> Estimate:
+    """Geometric mean over prompts of plain over speculative seconds a token."""
+    pairs = [(one.plain, one.loop) for one in observed]
+    logs = [log(a.seconds / a.tokens) - log(b.seconds / b.tokens) for a, b in pairs]
+    found = _known(mean(logs))
+    return Estimate(exp(found.value), exp(found.low), exp(found.high))
+
+
+def _known(estimate: Estimate | None) -> Estimate:
+    assert estimate is not None  # two prompts or more, each with a token
+    return estimate

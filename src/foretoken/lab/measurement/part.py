@@ -1,0 +1,51 @@
+"""A measurement under way: what each prompt showed, a line each, beside the file to be written.
+
+After a kill the same options pick it up; other options, another machine or another version of the
+package begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from foretoken.errors import InputError
+from foretoken.lab.machine import Machine
+from foretoken.lab.measurement.result import VERSION, Observed, Options, parse
+from foretoken.storage import documents, files
+
+
+class Part:
+    """The file `<out>.part.jsonl`: a head, then prompts in order."""
+
+    def __init__(self, out: Path, options: Options, machine: Machine) -> None:
+        self.path = out.with_name(out.name + ".part.jsonl")
+        head = {"version": VERSION, "options": asdict(options), "machine": asdict(machine)}
+        self.head = json.dumps(head)
+        self.found = self._read()
+        lines = [self.head, *(json.dumps(asdict(one)) for one in self.found)]
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
+
+    def add(self, observed: Observed) -> None:
+        """The next prompt is done."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(observed)) + "\n")
+
+    def remove(self) -> None:
+        """The measurement is saved."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> list[Observed]:
+        """What is there and can be used; a last line that was cut off is left out."""
+        try:
+            head, *lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            return []
+        found: list[Observed] = []
+        for line in lines if head == self.head else []:
+            try:
+                found.append(parse(documents.read(line), Observed, str(self.path)))
+            except (ValueError, InputError):
+                break
+        return found

@@ -1,0 +1,56 @@
+"""v(n): seconds of the target's pass over n new tokens of one row, timed as the step times it: on
+the engine's threads, behind passes of the same size.
+
+Knows the Model protocol only.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from foretoken.claim import claimed
+from foretoken.engine import threads
+from foretoken.models.base import Model
+from foretoken.request import Request
+from foretoken.sampling.distributions import check
+
+# Passes of a size that come before those that are timed, so that all are in the steady state they
+# have in generation. A runtime may lay out its work anew for another size, or for a while pad a
+# smaller one to the last: the first size follows one that may be any, the others a smaller one.
+FIRST, SETTLE = 20, 2
+
+
+@torch.inference_mode()
+def passes(
+    target: Model, request: Request, text: list[int], most: int, repeats: int = 1
+) -> tuple[list[list[float]], int]:
+    """`repeats` seconds of a pass over 1, 2, .., `most` tokens, and the tokens it is behind.
+
+    `text`: prompt and new tokens of the request, of which half the new ones are behind. Fewer
+    where they would not fit in the target's context. RefusedError where the target is in use.
+    """
+    context = (len(text) + len(request.prompt)) // 2
+    if target.context is not None:
+        context = min(context, max(0, target.context - most))
+        most = min(most, target.context - context)
+    ahead = (text[context:] or text) * most  # what is read; of any text
+    times: list[list[float]] = []
+    with claimed(target), threads(target):
+        target.start([text[:context]], None if request.source is None else [request.source])
+        for n in range(1, most + 1):
+            settle = FIRST if n == 1 else SETTLE
+            found = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
+            times.append(found[settle:])
+    return times, context
+
+
+def _pass(target: Model, block: list[int], context: int) -> float:
+    """One behind `context` tokens, rolled back."""
+    began = perf_counter()
+    logits = target.score([block], [len(block)])
+    check(logits, "target", [context], [len(block)])  # reads the logits, so they are there
+    seconds = perf_counter() - began
+    target.set_lengths([context])
+    return seconds

@@ -1,0 +1,200 @@
+"""What `foretoken measure` finds out about a pair, as data, and its JSON file.
+
+A file holds everything that a plan needs, so that it can be made without the models. Knows no
+models; how a figure came about is measure.py's business.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from foretoken.errors import InputError
+from foretoken.lab.estimate import Estimate, Spread, spread
+from foretoken.lab.machine import Machine
+from foretoken.lab.measurement.footprint import Footprint
+from foretoken.storage import documents, files
+
+FORMAT, VERSION = "foretoken.measurement", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for. Two measurements compare where all but draft and gamma agree."""
+
+    target: str | None
+    draft: str | None
+    prompts: str  # the file
+    prompts_sha256: str
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    gamma: int = 4
+    max_new_tokens: int = 64
+    seed: int = 0
+    dtype: str = "float32"
+    draft_dtype: str | None = None
+    device: str = "cpu"
+    runtime: str = "auto"
+    exact_shapes: bool = False
+    revision: str | None = None
+    draft_revision: str | None = None
+    trust_remote_code: bool = False
+    tokenizer: str | None = None
+    ignore_generation_config: bool = False
+
+
+class Step(NamedTuple):
+    """A step of a row, in short."""
+
+    gamma: int
+    drafted: int
+    judged: int
+    accepted: int
+    kept: int  # tokens gained
+    overlap: float  # sum over the guesses judged
+    draft_seconds: float
+    score_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation; seconds without the prefill."""
+
+    tokens: int
+    seconds: float
+    steps: list[Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one prompt showed."""
+
+    prompt_tokens: int
+    overlaps: list[float | None]  # at every token of the target's own text; None: no guess
+    plain: Run
+    loop: Run
+    context: int  # of the passes
+    passes: list[list[float]]  # seconds of the target's over 1, 2, .. tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What became of guess i of a step."""
+
+    asked: int  # steps that kept all guesses before it and had room for it
+    judged: int  # of these, steps with such a guess
+    kept: int
+    rate: Estimate | None  # kept / judged, Wilson
+    offered: float  # share of steps with room for it in which the drafter went so far
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A pair on a machine. Estimates have Student t intervals over prompts, times are medians."""
+
+    date: str
+    options: Options
+    machine: Machine
+    target: Footprint
+    draft: Footprint
+    alpha: Estimate  # E sum min(p, q) on the target's own prefixes (Corollary 3.6)
+    alpha_in_loop: Estimate | None  # the same at the guesses judged while speculating
+    silent: float  # share of the target's own prefixes at which the drafter made no guess
+    positions: list[Position]
+    tokens: float  # new tokens of a prompt, mean
+    tokens_per_call: Estimate
+    draft_seconds: Spread | None  # of one guess
+    context: float  # of the passes, median
+    passes: list[Spread]  # of the target over 1, 2, .. tokens
+    plain_overhead: Spread  # seconds of a step that are neither draft nor score
+    loop_overhead: Spread
+    speedup: Estimate  # measured: seconds of the plain over the speculative runs
+    read_bytes: int
+    read: Spread  # of read_bytes from memory
+    peak_bytes: int
+    prompts: list[Observed]
+    format: Literal["foretoken.measurement"] = FORMAT
+    version: int = VERSION
+
+    @property
+    def plain_pass(self) -> Spread:
+        """Of the target over one token, in the plain runs."""
+        found = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
+        assert found is not None
+        return found
+
+    @property
+    def c(self) -> float | None:
+        """T_q / T_p (Definition 3.7)."""
+        return self.draft_seconds and self.draft_seconds.median / self.plain_pass.median
+
+    @property
+    def c_hat(self) -> float | None:
+        """The same in operations (Definition 3.10)."""
+        if self.target.operations is None or self.draft.operations is None:
+            return None
+        return self.draft.operations / self.target.operations
+
+    @property
+    def v(self) -> list[float]:
+        """v(1), v(2), ..: what a pass costs against one over one token."""
+        return [p.median / self.passes[0].median for p in self.passes]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.read_bytes / self.read.median
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """The least a pass can take: its weights read once."""
+        read = self.target.pass_bytes
+        return None if read is None else read / self.bandwidth
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all; OSError where that cannot be."""
+        files.write(path, (json.dumps(asdict(self), allow_nan=False) + "\n").encode())
+
+
+def load(path: Path) -> Measurement:
+    """Read `save`'s file; InputError, naming it, for any other."""
+    try:
+        document = documents.read(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}; make it with foretoken measure --out") from None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} cannot be read as a measurement: {error}; "
+            "make one with foretoken measure --out"
+        ) from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InputError(f"{path} is no measurement; make one with foretoken measure --out")
+    if document.get("version") != VERSION:
+        number = document.get("version")
+        raise InputError(f"{path} has version {number!r:.20}, not {VERSION}; measure again")
+    found: Measurement = parse(document, Measurement, str(path))
+    if not found.prompts or len(found.passes) <= found.options.gamma:
+        raise InputError(f"{path}: prompts and passes: too few; measure again")
+    if min(one.median for one in (*found.passes, found.plain_pass)) <= 0:
+        raise InputError(f"{path}: passes: there must be times above 0; measure again")
+    return found
+
+
+def parse(document: Any, kind: type[Any], name: str) -> Any:
+    """A dataclass of this file from JSON's values; InputError for what does not fit."""
+    try:
+        return TypeAdapter(kind).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{name}: {where}: {first['msg']}; measure again") from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

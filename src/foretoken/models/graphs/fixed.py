@@ -1,0 +1,141 @@
+"""What a forward of fixed shapes needs: a ragged cache whose tensors stay where they are, and a
+guard that names what could not be recorded.
+
+Shapes follow from rows, width and slots, never from what the rows hold: every query sees all the
+slots, and the mask, made on the device from each row's length, hides what is not its own. It does
+not know CUDA graphs, tokens or vocabularies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from foretoken.errors import RefusedError
+from foretoken.models.stock.cache import BUCKET, RaggedCache, RaggedLayer
+from foretoken.transfer import sent
+
+
+class FixedCache(RaggedCache):
+    """Room for `rows` rows of `capacity` slots, of which the first rows are in use."""
+
+    def __init__(self, layers: list[Any], device: torch.device) -> None:
+        super().__init__(layers, 0, device)
+        self.rows = 0
+        self.end = 0  # slots that the running forward sees
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Rows and slots; where it changes, tensors have moved."""
+        return self.rows, self.capacity
+
+    def hold(self, rows: int, slots: int) -> None:
+        """Make room, in powers of two."""
+        room = max(self.rows, power(rows)), max(self.capacity, bucket(slots))
+        if room == self.room:
+            return
+        self.rows, self.capacity = room
+        for layer in self._filled():
+            layer.fit(layer.keys, layer.values, self.rows, self.capacity)
+
+    def lay_out(self, offset: Tensor, width: int, end: int) -> None:
+        """Where a block's tokens go: behind `offset [B]`. For any content of it, the same work."""
+        self.offset, self.width, self.end = offset, width, end
+        self.row = torch.arange(len(offset), device=self.device)[:, None]
+        self.slots = offset[:, None] + torch.arange(width, device=self.device)
+
+    def join(self, other: RaggedCache) -> None:
+        """The rows of `other` join behind these."""
+        first, longest = len(self.lengths), max(other.lengths, default=0)
+        if not first:  # what NaN a row may have left would survive its mask
+            for layer in self._filled():
+                layer.keys.zero_()
+                layer.values.zero_()
+        self.hold(first + len(other.lengths), longest)
+        for mine, theirs in zip(self.kept(), other.kept(), strict=True):
+            if theirs.is_initialized:
+                keys, values = theirs.keys[:, :, :longest], theirs.values[:, :, :longest]
+                mine.fit(keys, values, self.rows, self.capacity)
+                mine.place(first, keys, values)
+        self.lengths = self.lengths + other.lengths
+
+    def select(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was."""
+        self.hold(len(rows), 0)
+        changed = [(b, row) for b, row in enumerate(rows) if b != row]
+        if changed:
+            to, source = sent(torch.tensor(changed), self.device).unbind(1)
+            for layer in self._filled():
+                layer.keys[to] = layer.keys[source]
+                layer.values[to] = layer.values[source]
+        self.lengths = [self.lengths[b] for b in rows]
+
+    def _filled(self) -> list[RaggedLayer]:
+        return [layer for layer in self.kept() if layer.is_initialized]
+
+    # What transformers asks during a forward.
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        layer, B = self.layers[layer_idx], len(key_states)
+        if not isinstance(layer, RaggedLayer):
+            return layer.update(key_states, value_states, *args, **kwargs)
+        layer.fit(key_states, value_states, self.rows, self.capacity)
+        layer.keys[self.row, :, self.slots] = key_states.transpose(1, 2)
+        layer.values[self.row, :, self.slots] = value_states.transpose(1, 2)
+        self.view = layer.keys[:B, :, : self.end]
+        return self.view, layer.values[:B, :, : self.end]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.end, 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.end - self.width
+
+
+class Recordable(TorchDispatchMode):
+    """Refuses operations whose shapes depend on data or that make the host wait: a graph cannot
+    hold them."""
+
+    BARRED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+    def __init__(self, whose: str) -> None:
+        super().__init__()
+        self.whose = whose
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = str(func)
+        if "aten.index" in name:  # by a mask it takes as many as are true
+            indices = args[1] if isinstance(args[1], list | tuple) else []
+            barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+        else:
+            barred = any(tag in func.tags for tag in self.BARRED)
+        if barred:
+            raise RefusedError(
+                f"{self.whose} cannot be run in fixed shapes: its work depends on what it computes "
+                f"({name}); give runtime='transformers'"
+            )
+        with self:  # what an operation is made of is looked at as well
+            found = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+
+def power(n: int) -> int:
+    """The power of two from n on; 0 of 0."""
+    return 1 << (n - 1).bit_length() if n else 0
+
+
+def bucket(slots: int) -> int:
+    """The capacity that holds so many: 64 times a power of two."""
+    return BUCKET * power(-(-slots // BUCKET))
+
+
+def wide(tokens: int) -> int:
+    """The width of a block of so many: 1, 2, 3, 5, 9, 17, .., for gammas of 0 and powers of two."""
+    return tokens if tokens < 2 else 1 + power(tokens - 1)

@@ -1,0 +1,217 @@
+"""A decoder-only transformers model as passes of fixed shapes: on CUDA recorded as graphs, and
+replayed.
+
+Rows, widths and slots come in buckets, so that a few passes serve all; a prompt is read without
+them. A CPU runs the very same passes, unrecorded: there it is for tests. It does not know how
+tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError, one_line
+from foretoken.models.base import Blocks, counts_of
+from foretoken.models.graphs.fixed import FixedCache, Recordable, bucket, power, wide
+from foretoken.models.rows import check_lengths, check_room, padded, staying
+from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.cache import ragged_cache
+from foretoken.models.stock.causal import CausalModel, nothing
+from foretoken.models.stock.needed import Needed, Read, shown
+from foretoken.models.stock.selfcheck import Form
+from foretoken.transfer import sent
+
+Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
+
+WIDEST = 33  # tokens of a block that is worth a recording; a row that catches up may bring more
+
+
+class GraphModel:
+    """Model protocol over `model`, whose weights it shares and which stays stock between calls.
+
+    A pass of B rows, W tokens and S slots runs over the first rows and slots of the same buffers,
+    so that rows may leave, and texts be short, without another recording; only growth makes all
+    anew. Raises RefusedError for what cannot be run in fixed shapes.
+    """
+
+    encoder_decoder = False
+    source_context: int | None = None
+    source_vocab_size: int | None = None
+    runtime = "graphs"
+    takes_tensors = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if model.config.is_encoder_decoder:
+            raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
+        self.eager = CausalModel(model)
+        self.model, self.device = model, self.eager.device
+        self.context, self.vocab_size = self.eager.context, self.eager.vocab_size
+        self.running = Forward(model)
+        self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
+        self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
+        self.room = self.cache.room  # that they were made for
+        self.pool: Any = None
+        self.at: Tensor | None = None  # the rows' lengths on the device, where they are known
+        self._hidden: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        return shown(self._hidden)
+
+    @torch.inference_mode()
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        self.cache.join(self.eager.read(prompts))
+        self.at = None
+
+    @torch.inference_mode()
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        counts = counts_of(blocks, need)
+        check_room(self.cache.lengths, counts, self.context)
+        B, most = len(counts), max(counts, default=0)
+        if not most:
+            return nothing(self.model, B)
+        ids = padded(blocks, self.device)[:, :most]
+        width = wide(most)
+        end = bucket(max(self.cache.lengths) + width)
+        self.cache.hold(B, end)
+        logits, hidden = self._pass(power(B), width, end)(ids, self._lengths())
+        self._advance(counts)
+        needed = Needed(counts, need, self.device)
+        self._hidden = needed.of(hidden[:B])
+        return needed.of(logits[:B])
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.cache.lengths, lengths)
+        if lengths != self.cache.lengths:
+            self.cache.lengths, self.at = list(lengths), None
+
+    @torch.inference_mode()
+    def permute(self, rows: list[int]) -> None:
+        self.cache.select(rows)
+        self.at = None
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.cache.lengths), rows))
+
+    def _lengths(self) -> Tensor:
+        if self.at is None:
+            self.at = sent(torch.tensor(self.cache.lengths), self.device)
+        return self.at
+
+    def _advance(self, counts: list[int]) -> None:
+        """Even rows are counted on the device, where nothing need be sent."""
+        self.cache.advance(counts)
+        even = min(counts) == max(counts)
+        self.at = self.at + counts[0] if even and self.at is not None else None
+
+    def _pass(self, rows: int, width: int, end: int) -> Pass:
+        if self.room != self.cache.room:  # what was recorded writes where the cache was
+            self.passes.clear()
+            self.room = self.cache.room
+            self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        if (rows, width, end) not in self.passes:
+
+            def forward(ids: Tensor, lengths: Tensor) -> Made:
+                return self._forward(ids, lengths, end)
+
+            guard = Recordable(type(self.model).__name__)
+            shape = rows, width
+            self.passes[rows, width, end] = Pass(forward, guard, shape, self.device, self.pool)
+        return self.passes[rows, width, end]
+
+    def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Made:
+        """Of tokens behind so many; no shape depends on a number."""
+        self.cache.lay_out(lengths, ids.shape[1], end)
+        positions = self.cache.slots
+        if self.context is not None:
+            positions = positions.clamp(max=self.context - 1)  # padding only
+        read = Read()
+        with self.running(self.cache, read) as model:
+            logits = model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+            ).logits
+        self.cache.advance([0] * len(self.cache.lengths))
+        return logits, read.hidden
+
+
+class Pass:
+    """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths.
+
+    Its first run is looked at by `guard`. On CUDA it is then recorded, and from then on
+    replayed: what it returned is overwritten by the next run.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor, Tensor], Made],
+        guard: Recordable,
+        shape: tuple[int, int],
+        device: torch.device,
+        pool: Any,
+    ) -> None:
+        self.forward, self.pool = forward, pool
+        self.ids = torch.zeros(shape, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=device)
+        self.guard: Recordable | None = guard
+        self.graph: Any = None
+        self.made: Made = torch.empty(0), torch.empty(0)
+
+    def __call__(self, ids: Tensor, lengths: Tensor) -> Made:
+        """Rows and columns that are not given keep what they had: padding, which must be ids."""
+        self.ids[: ids.shape[0], : ids.shape[1]] = ids
+        self.lengths[: len(lengths)] = lengths
+        if self.guard is not None:
+            with self.guard:
+                made = self.forward(self.ids, self.lengths)
+            self.guard = None
+            if self.pool is None or self.ids.shape[1] > WIDEST:
+                return made
+            self._record()
+        if self.graph is None:
+            return self.forward(self.ids, self.lengths)
+        self.graph.replay()
+        return self.made
+
+    def _record(self) -> None:
+        """The first runs on a side stream settle what libraries choose; each writes the same keys
+        and values to the same slots."""
+        with torch.cuda.device(self.ids.device):
+            self._settle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                self.made = self.forward(self.ids, self.lengths)
+            self.graph = graph
+
+    def _settle(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.forward(self.ids, self.lengths)
+        torch.cuda.current_stream().wait_stream(side)
+
+
+def rehearsed(model: GraphModel) -> GraphModel:
+    """The same model, after a short pass has been recorded; RefusedError where it cannot be."""
+    try:
+        model.start([[0]])
+        for blocks in ([[0]], [[0, 0]]):
+            model.score(blocks, [1])
+        model.leave([0])
+    except RefusedError:
+        raise
+    except Exception as error:  # what a recording raises is of many kinds
+        raise RefusedError(f"it cannot be recorded as a graph: {one_line(error)}") from error
+    return model
+
+
+ON_GRAPHS = Form("fixed shapes", GraphModel)

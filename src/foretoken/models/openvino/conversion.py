@@ -1,0 +1,217 @@
+"""Models on OpenVINO: which form serves a model, its conversion, made once and kept on disk, and
+its compilation for this machine.
+
+It does not know names, folders or tokenizers, nor which runtime is wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+import openvino as ov
+from foretoken.errors import RefusedError, one_line
+from foretoken.models.base import Model
+from foretoken.models.openvino import store
+from foretoken.models.openvino.eight_bits import eight_bits
+from foretoken.models.openvino.explicit import ExplicitModel
+from foretoken.models.openvino.exported import Exported
+from foretoken.models.openvino.halves import halved, widened_in_products
+from foretoken.models.openvino.paged import PagedModel, paged
+from foretoken.storage.lineage import lineage, versions
+
+DTYPES = ("float32", "bfloat16", "int8")
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from foretoken.models.stock.selfcheck import Form
+
+log = logging.getLogger(__name__)
+
+
+def compiled(exported: Exported, dtype: str = "float32") -> Model:
+    """The graphs, ready to run on this machine's CPU."""
+    core = ov.Core()
+    options = settings(core, dtype)
+    facts, graphs = dict(exported.facts), dict(exported.graphs)
+    if facts["form"] == "paged":
+        graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
+        options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
+    ready = {
+        name: core.compile_model(widened_in_products(graph), "CPU", options)
+        for name, graph in graphs.items()
+    }
+    facts["computed"] = "int8" if dtype == "int8" else arithmetic(ready["decoder"])
+    if facts["form"] == "paged":
+        return PagedModel(ready["decoder"], facts)
+    return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+
+
+def arithmetic(graph: ov.CompiledModel) -> str:
+    """What a compiled graph computes in, which need not be what it was asked to."""
+    kind = graph.get_property("INFERENCE_PRECISION_HINT").to_string()
+    return {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[kind]
+
+
+def abilities() -> str:
+    """The arithmetic that this machine's CPU has, in words."""
+    found = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if "BF16" in found:
+        return "runs, float32 and bfloat16"
+    return "runs, float32; bfloat16 weights are computed with in float32 on this CPU"
+
+
+def settings(core: ov.Core, dtype: str) -> dict[str, Any]:
+    """How to compile. Where the CPU has no bfloat16 arithmetic, bfloat16 weights are computed
+    with in float32."""
+    able = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    kind = "bf16" if dtype == "bfloat16" and able else "f32"
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": kind,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype == "int8" else "0",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run a model on OpenVINO."""
+
+    name: str
+    export: Callable[[PreTrainedModel], Exported]
+
+    @property
+    def form(self) -> Form:
+        """What the self-check tries."""
+        from foretoken.models.stock.selfcheck import Form  # late: as below
+
+        return Form(f"OpenVINO, {self.name}", self.run)
+
+    def run(self, network: PreTrainedModel) -> Model:
+        """A model in memory, in float32; the graphs share its weights."""
+        return compiled(self.export(network))
+
+
+def _export_paged(network: PreTrainedModel) -> Exported:
+    from foretoken.models.openvino.export_paged import (
+        export_paged,  # late: a kept conversion needs none
+    )
+
+    return export_paged(network)
+
+
+def _export_explicit(network: PreTrainedModel) -> Exported:
+    from foretoken.models.openvino.export_explicit import export_explicit  # late: as above
+
+    return export_explicit(network)
+
+
+PAGED = Way("paged attention", _export_paged)
+EXPLICIT = Way("explicit cache", _export_explicit)
+WAYS = (PAGED, EXPLICIT)  # the faster first
+
+
+def ways(network: PreTrainedModel) -> list[Way]:
+    """Those that may serve a model, the faster first."""
+    return [EXPLICIT] if network.config.is_encoder_decoder else [PAGED, EXPLICIT]
+
+
+class Convertible(Protocol):
+    """A model that is still on disk."""
+
+    name: str
+    path: str
+
+    def files(self) -> list[Path] | None: ...
+
+    @property
+    def commit(self) -> str | None: ...
+
+    @property
+    def code(self) -> list[str]: ...
+
+
+def converted(
+    source: Convertible,
+    way: Way,
+    dtype: str,
+    network: Callable[[], PreTrainedModel],
+    more: dict[str, Any],
+) -> Model:
+    """The model that `network()` makes, on OpenVINO. It is only made where no conversion of the
+    same files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
+    key = name_of(source, way, dtype)
+    kept = store.find(key)
+    if kept is None:
+        log.info("converting %s for OpenVINO", source.name)
+        began = time.perf_counter()
+        made = _export(way, source.name, dtype, network)
+        made.facts.update(more, identity=key)  # what costs and acceptance are remembered by
+        name = source.name if source.files() is None else str(Path(source.path).resolve())
+        kept = store.find(key) if store.keep(key, made, name, dtype) else None
+        kept = kept or made  # from disk, so that torch's weights can go
+        log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
+        if kept is made:
+            where = store.folder() or "a cache folder"
+            log.warning("it could not be kept in %s and is made again each time", where)
+    return _ready(source, kept, dtype)
+
+
+def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
+    """What is known of a kept conversion, without a look at its graphs; None where there is none.
+
+    One that is kept has passed the self-check: of the same code, config and versions.
+    """
+    kept = (store.facts(name_of(source, way, dtype)) for way in WAYS)
+    return next((known for known in kept if known is not None), None)
+
+
+def kept(source: Convertible, dtype: str) -> Model | None:
+    """The model from its kept conversion; None where there is none."""
+    kept = (store.find(name_of(source, way, dtype)) for way in WAYS)
+    found = next((exported for exported in kept if exported is not None), None)
+    return found and _ready(source, found, dtype)
+
+
+def name_of(source: Convertible, way: Way, dtype: str) -> str:
+    """What a conversion is kept under."""
+    files = source.files()
+    if files is None and source.commit is None:
+        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
+    content = f"{source.name} {source.commit}" if files is None else store.digest(files)
+    return fingerprint(content, way.name, dtype, *source.code)
+
+
+def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
+    try:
+        return compiled(exported, dtype)
+    except RuntimeError as error:  # the library's
+        raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
+
+
+def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedModel]) -> Exported:
+    loaded = network().float()
+    try:
+        made = way.export(loaded)
+        smaller = eight_bits if dtype == "int8" else halved
+        return Exported({name: smaller(graph) for name, graph in made.graphs.items()}, made.facts)
+    except (RefusedError, MemoryError):
+        raise
+    except Exception as error:  # a tracer raises anything
+        raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
+
+
+def fingerprint(content: str, *choices: str) -> str:
+    """What a conversion depends on: the model, what was asked for, our code and the libraries'."""
+    parts = json.dumps([content, choices, lineage(__name__), versions()])
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]

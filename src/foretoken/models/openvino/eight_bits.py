@@ -1,0 +1,45 @@
+"""Weights as eight-bit integers, one scale for each output of a product: a smaller, other model.
+
+w is read as scale * round(w / scale), with scale = max |w| / 127 over what flows into one output.
+OpenVINO's products read such weights as they are. It does not know models, only graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import openvino as ov
+from openvino import opset13 as ops
+
+WORTH = 2**14  # elements; what is smaller costs no time
+
+
+def eight_bits(graph: ov.Model) -> ov.Model:
+    """Round the constant weights of the graph's products, in place; returns it."""
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "MatMul":
+            weight = node.input_value(1).get_node()
+            if is_weight(weight):
+                turned = node.get_attributes()["transpose_b"]
+                node.input(1).replace_source_output(rounded(weight, axis=1 if turned else 0))
+    graph.validate_nodes_and_infer_types()
+    return graph
+
+
+def is_weight(node: ov.Node) -> bool:
+    if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
+        return False
+    shape = list(node.get_output_shape(0))
+    return len(shape) == 2 and shape[0] * shape[1] >= WORTH
+
+
+def rounded(node: Any, axis: int) -> Any:
+    """The same constant from integers and scales; `axis` is the one that a product sums over."""
+    weight = node.data
+    scale = np.abs(weight).max(axis=axis, keepdims=True) / 127
+    scale = np.where(scale > 0, scale, 1).astype(np.float32)
+    whole = np.rint(weight / scale).astype(np.int8)
+    product: Any = ops.multiply(ops.convert(ops.constant(whole), "f32"), ops.constant(scale))
+    return product.output(0)

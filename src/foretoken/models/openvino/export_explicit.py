@@ -1,0 +1,180 @@
+"""Export of a transformers model to OpenVINO graphs over an explicit cache.
+
+transformers' own forward is traced once, over a cache whose past is an input (export_block.py).
+Keys and values of the past come in and only those of new tokens go out: a graph copies nothing,
+and its caller owns the cache. It does not know how graphs are compiled, kept on disk or fed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
+
+import openvino as ov
+from foretoken.errors import RefusedError
+from foretoken.models.openvino.export_block import Block, Fresh, Pairs, within
+from foretoken.models.openvino.exported import Exported
+from foretoken.models.openvino.tracing import traced
+from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.cache import admit
+from foretoken.models.stock.causal import limit, output_rows
+from foretoken.models.stock.needed import Kept
+from foretoken.models.stock.seq2seq import encoder_limit, encoder_rows
+
+
+def export_explicit(model: PreTrainedModel) -> Exported:
+    """Graphs of `model`, which stays as it is; they read its weights in place.
+
+    "decoder": ids [B, n], lengths [B] (tokens of each row in the cache), keep [N] (places b * n + i
+    in the block that someone needs) and, per layer, keys.i and values.i [B, heads, capacity, dim]
+    -> logits [1, N, V], hidden [1, N, width] (what the head reads), new_keys and new_values
+    [layers, B, heads, n, dim]. With an encoder also sources [B] (tokens of each row's source),
+    cross_keys.i and cross_values.i [B, heads, S, dim], made by
+    "encoder": ids [B, S], sources [B] -> cross_keys and cross_values [layers, B, heads, S, dim].
+
+    Raises RefusedError for a model whose rows cannot be rolled back one by one.
+    """
+    admit(model)
+    if getattr(model.config, "attention_type", "") == "block_sparse":
+        raise RefusedError(f"{type(model).__name__} changes its attention with the source's length")
+    past, cross = probe(model)
+    two = torch.ones(2, dtype=torch.long)
+    feed = {"ids": two[:, None].repeat(1, 3), "lengths": two, "keep": torch.arange(4)}
+    graphs = {}
+    if cross:
+        feed["sources"] = two
+        inputs = {"ids": feed["ids"], "sources": two}
+        graphs["encoder"] = recorded(EncoderGraph(model), inputs, ["cross_keys", "cross_values"])
+    feed |= {f"keys.{i}": k for i, (k, _) in enumerate(past)}
+    feed |= {f"values.{i}": v for i, (_, v) in enumerate(past)}
+    feed |= {f"cross_keys.{i}": k for i, (k, _) in enumerate(cross)}
+    feed |= {f"cross_values.{i}": v for i, (_, v) in enumerate(cross)}
+    outputs = ["logits", "hidden", "new_keys", "new_values"]
+    graphs["decoder"] = recorded(DecoderGraph(model, list(feed)), feed, outputs)
+    return Exported(graphs, facts(model, len(past)))
+
+
+def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
+    """What a runner must know that the graphs do not say."""
+    seq2seq = bool(model.config.is_encoder_decoder)
+    return {
+        "form": "explicit",
+        "class": type(model).__name__,
+        "encoder_decoder": seq2seq,
+        "layers": layers,
+        "vocab_size": output_rows(model),
+        "context": limit(model.config.get_text_config(decoder=True)),
+        "source_context": encoder_limit(model) if seq2seq else None,
+        "source_vocab_size": encoder_rows(model) if seq2seq else None,
+    }
+
+
+@torch.no_grad()
+def probe(model: PreTrainedModel) -> tuple[Pairs, Pairs]:
+    """Example keys and values of every layer, for two rows: of the past and of the source."""
+    ids = torch.ones(2, 5, dtype=torch.long)
+    own = DynamicCache()  # by the config T5 would get as many layers as its encoder has
+    if not model.config.is_encoder_decoder:
+        model(input_ids=ids, past_key_values=own, use_cache=True)
+        return pairs(own), []
+    cache = EncoderDecoderCache(own, DynamicCache())
+    model(input_ids=ids[:, :4], decoder_input_ids=ids, past_key_values=cache, use_cache=True)
+    return pairs(own), pairs(cache.cross_attention_cache)
+
+
+def pairs(cache: Any) -> Pairs:
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
+    """The graph over inputs like `feed`, all sizes free but heads and their width."""
+    made = traced(graph.eval(), tuple(feed.values()))
+    for port, (name, x) in zip(made.inputs, feed.items(), strict=True):
+        free = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
+        port.get_node().set_partial_shape(ov.PartialShape(free))
+        port.get_tensor().set_names({name})
+    for port, name in zip(made.outputs, outputs, strict=True):
+        port.get_tensor().set_names({name})
+    made.validate_nodes_and_infer_types()
+    return made
+
+
+class EncoderGraph(nn.Module):
+    """Sources -> the keys and values that the decoder's cross-attention will read."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.running = Forward(model, "explicit")
+        self.model = self.running.model
+
+    def forward(self, ids: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
+        mask = within(sources, ids.shape[1]).long()
+        with self.running(None):
+            states = self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
+            # The decoder is run for its cross-attention's projections: the rest is no output.
+            cross = Fresh()
+            self.model(
+                decoder_input_ids=ids[:, :1],
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
+                attention_mask=mask,
+                past_key_values=EncoderDecoderCache(Fresh(), cross),
+                use_cache=True,
+            )
+        return stacked(cross.fresh)
+
+
+class DecoderGraph(nn.Module):
+    """A block of new tokens behind a past: logits where needed, and the new keys and values."""
+
+    def __init__(self, model: PreTrainedModel, names: list[str]) -> None:
+        super().__init__()
+        self.running, self.names = Forward(model, "explicit"), names
+        self.model = self.running.model
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        feed = dict(zip(self.names, tensors, strict=True))
+        layers = sum(name.startswith("keys.") for name in feed)
+        past = [(feed[f"keys.{i}"], feed[f"values.{i}"]) for i in range(layers)]
+        block = Block(past, feed["lengths"], feed["ids"].shape[1])
+        inputs = self.seq2seq(feed, block) if "sources" in feed else self.causal(feed, block)
+        kept = Kept(feed["keep"])
+        with self.running(block, kept):  # pyright: ignore
+            logits = self.model(**inputs, use_cache=True, return_dict=True).logits
+        return logits.float(), kept.hidden, *stacked(block.fresh)
+
+    def causal(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
+        most = limit(self.model.config.get_text_config(decoder=True))
+        slots = (
+            block.positions if most is None else block.positions.clamp(max=most - 1)
+        )  # padding only
+        return {"input_ids": feed["ids"], "position_ids": slots, "past_key_values": block}
+
+    def seq2seq(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
+        cross = DynamicCache()
+        cross.layer_class_to_replicate = None
+        cross.layers = []
+        for i in range(len(block.past)):
+            layer = DynamicLayer()
+            layer.keys, layer.values = feed[f"cross_keys.{i}"], feed[f"cross_values.{i}"]
+            layer.is_initialized = True
+            cross.layers.append(layer)
+        cache = EncoderDecoderCache(block, cross)
+        cache.is_updated = dict.fromkeys(range(len(block.past)), True)
+        rows, _, width, _ = feed["cross_keys.0"].shape
+        states = feed["cross_keys.0"].new_zeros(rows, width, 1)  # only its shape is read
+        return {
+            "decoder_input_ids": feed["ids"],
+            "encoder_outputs": BaseModelOutput(last_hidden_state=states),  # pyright: ignore
+            "attention_mask": within(feed["sources"], width).long(),
+            "past_key_values": cache,
+        }
+
+
+def stacked(layers: Pairs) -> tuple[Tensor, Tensor]:
+    """`[layers, B, heads, n, dim]`, keys and values."""
+    return torch.stack([k for k, _ in layers]), torch.stack([v for _, v in layers])

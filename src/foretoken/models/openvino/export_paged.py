@@ -1,0 +1,227 @@
+"""A transformers decoder as an OpenVINO graph whose keys and values are state: the form from which
+OpenVINO makes paged attention.
+
+transformers' own forward is traced once; only the attention function is ours, and it is a plain
+product. The head sees only the positions that are asked for. What comes out is what can be kept on
+disk: the paged operator itself cannot be read back. It does not know how the graph is run.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.moe import ExpertsInterface
+
+import openvino as ov
+from foretoken.errors import RefusedError
+from foretoken.models.openvino.exported import Exported
+from foretoken.models.openvino.tracing import traced
+from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.cache import KEEPS_TOKENS
+from foretoken.models.stock.causal import limit, output_rows
+from foretoken.models.stock.needed import Kept
+from openvino import opset13 as ops
+from openvino._offline_transformations import apply_make_stateful_transformation
+
+PAST = 3  # tokens in the cache while tracing
+NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
+BEYOND = ("softcap", "s_aux", "position_bias")  # of attention: no paged form here
+
+MASK: ContextVar[Tensor | None] = ContextVar("foretoken_export_mask", default=None)
+
+
+def export_paged(model: PreTrainedModel) -> Exported:
+    """Graph "decoder" of a decoder-only `model`: inputs input_ids, position_ids, attention_mask,
+    needed (flat positions that go through the head), beam_idx; outputs logits and hidden at them.
+
+    Raises RefusedError for attention that the paged form does not have. The graph shares the
+    model's weights; the model itself is left as it was.
+    """
+    layers = DynamicCache(config=model.config).layers
+    if not all(type(layer).__name__ in KEEPS_TOKENS for layer in layers):
+        raise RefusedError(f"{type(model).__name__} has layers without keys of their own")
+    running = Forward(model, "foretoken_export", "foretoken_export")
+    with torch.no_grad():
+        past = example_past(running.model, len(layers))
+        ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
+        inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
+        graph = traced(Traced(running, len(layers)), inputs)
+    keep_state(graph, past)
+    facts = {
+        "form": "paged",
+        "vocab_size": output_rows(model),
+        "context": limit(model.config.get_text_config(decoder=True)),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
+    }
+    return Exported({"decoder": graph}, facts)
+
+
+class Traced(torch.nn.Module):
+    """One forward over an explicit past, as the tracer sees it."""
+
+    def __init__(self, running: Forward, layers: int) -> None:
+        super().__init__()
+        self.running, self.model, self.layers = running, running.model, layers
+        self.eval()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        needed: Tensor,
+        *past: Tensor,
+    ) -> tuple[Tensor, ...]:
+        token = MASK.set(((1.0 - attention_mask.float()) * -1e9)[:, None, None, :])
+        cache, layers = growing(self.layers)
+        for i, layer in enumerate(layers):
+            keys, values = past[2 * i], past[2 * i + 1]
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        kept = Kept(needed)
+        try:
+            with self.running(None, kept) as model:
+                logits = model(
+                    input_ids=input_ids,
+                    position_ids=position_ids,
+                    past_key_values=cache,
+                    use_cache=True,
+                    return_dict=True,
+                ).logits
+        finally:
+            MASK.reset(token)
+        present = [t for layer in layers for t in (layer.keys, layer.values)]
+        return logits.float(), kept.hidden.float(), *present
+
+
+def growing(count: int) -> tuple[DynamicCache, list[Any]]:
+    """A cache of `count` layers that only append, and the layers."""
+    layers: list[Any] = [DynamicLayer() for _ in range(count)]
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = None
+    cache.layers = layers
+    return cache, layers
+
+
+def plain(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What the paged operator replaces: causality, rows and windows are its own."""
+    for name in BEYOND:
+        if kwargs.get(name) is not None:
+            raise RefusedError(f"{type(module).__name__} has {name}, paged attention has not")
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = spread(key, groups), spread(value, groups)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=MASK.get(), scale=scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def spread(x: Tensor, groups: int) -> Tensor:
+    """Keys once per query head; the transformation knows this pattern and takes it out again."""
+    B, heads, n, dim = x.shape
+    x = x[:, :, None].expand(B, heads, groups, n, dim)
+    return x.reshape(B, heads * groups, n, dim)
+
+
+def each_expert(module: Any, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Mixture of experts as a trace can hold it: every expert on the tokens that chose it, which
+    may be none. Stock code loops over the chosen ones, which a trace would freeze."""
+    out = torch.zeros_like(states)
+    for expert in range(module.num_experts):
+        token, place = torch.where(top_k_index == expert)
+        inner = linear(module, states[token], expert, "gate_up" if module.has_gate else "up")
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        inner = linear(module, inner, expert, "down")
+        if module.has_post_expert_norm:
+            inner = module.post_expert_norm(inner)
+        out = out.index_add(0, token, inner * top_k_weights[token, place, None])
+    return out
+
+
+def linear(module: Any, x: Tensor, expert: int, name: str) -> Tensor:
+    weight = getattr(module, f"{name}_proj")[expert]
+    bias = getattr(module, f"{name}_proj_bias")[expert] if module.has_bias else None
+    return F.linear(x, weight.T if module.is_transposed else weight, bias)
+
+
+AttentionInterface.register("foretoken_export", plain)
+ExpertsInterface.register("foretoken_export", each_expert)
+AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None)
+
+
+def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
+    """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
+    cache, layers = growing(count)
+    ids = torch.ones(1, PAST, dtype=torch.long)
+    model(
+        input_ids=ids,
+        position_ids=torch.arange(PAST)[None],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    pairs = [(layer.keys, layer.values) for layer in layers]
+    return [torch.zeros_like(t) for pair in pairs for t in pair]
+
+
+def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
+    """Names and free shapes for the inputs; keys and values become state, empty at first."""
+    names = [*NAMES, *(f"past.{i}" for i in range(len(past)))]
+    for i, (port, name) in enumerate(zip(graph.inputs, names, strict=True)):
+        port.get_tensor().set_names({name})
+        port.get_node().set_partial_shape(free_shape(i, past))
+    kept = [f"present.{i}" for i in range(len(past))]
+    for port, name in zip(graph.outputs, ["logits", "hidden", *kept], strict=True):
+        port.get_tensor().set_names({name})
+    graph.validate_nodes_and_infer_types()
+    order: Any = ops.parameter([-1], np.int32, name="beam_idx")
+    order.output(0).get_tensor().add_names({"beam_idx"})
+    graph.add_parameters([order])
+    for name in names[len(NAMES) :]:  # the gather by which the transformation knows a cache
+        source = graph.input(name).get_node().output(0)
+        readers = list(source.get_target_inputs())
+        gathered: Any = ops.gather(source, order, ops.constant(0))
+        for reader in readers:
+            reader.replace_source_output(gathered.output(0))
+    graph.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(graph, dict(zip(names[len(NAMES) :], kept, strict=True)))
+    start_empty(graph)
+    graph.validate_nodes_and_infer_types()
+
+
+def free_shape(i: int, past: list[Tensor]) -> ov.PartialShape:
+    if i < len(NAMES):
+        return ov.PartialShape([-1] if NAMES[i] == "needed" else [-1, -1])
+    shape = past[i - len(NAMES)].shape
+    return ov.PartialShape([-1, shape[1], -1, shape[3]])
+
+
+def start_empty(graph: ov.Model) -> None:
+    """State begins as no tokens, for as many rows as the ids have."""
+    shape: Any = ops.shape_of(graph.input("input_ids"), output_type="i64")
+    rows = ops.gather(shape, ops.constant([0]), ops.constant(0))
+    for node in graph.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, dim = node.get_output_partial_shape(0)
+            sizes = [rows, *(whole(n) for n in (heads.get_length(), 0, dim.get_length()))]
+            zero: Any = ops.constant(0.0, dtype=node.get_output_element_type(0))
+            node.set_arguments([ops.broadcast(zero, ops.concat(sizes, axis=0))])
+
+
+def whole(n: int) -> Any:
+    return ops.constant(np.array([n], dtype=np.int64))

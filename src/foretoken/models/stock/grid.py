@@ -1,0 +1,148 @@
+"""A model whose logits are, to the bit, a function of the text alone (`exact_shapes=True`).
+
+Rounding follows the shape of a pass, and within one shape a token's place in it. So every row runs
+by itself, and its passes lie on a grid: pass k is of the positions from k * WIDTH on. However a
+text is cut into blocks, a token then meets the same shapes at the same place behind the same
+predecessors; only what stands behind it differs, which causality hides. It does not know how
+tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.base import Blocks
+from foretoken.models.rows import check_lengths, check_room, check_sources, staying
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.selfcheck import Form
+from foretoken.models.stock.seq2seq import Seq2SeqModel
+
+WIDTH = 16  # tokens of a pass; a block that crosses a line of the grid takes two
+
+
+@dataclass(slots=True)
+class Alone:
+    """A row: its tokens, and a model that holds only it. What that holds beyond them is written
+    over."""
+
+    text: list[int]
+    model: Any  # causal or encoder-decoder; its cache is the row's own
+
+    def twin(self) -> Alone:
+        """The same row once more."""
+        model = copy.copy(self.model)
+        model.cache = copy.deepcopy(self.model.cache)
+        return Alone(list(self.text), model)
+
+
+class ExactModel:
+    """Model protocol over `model` on torch; a pass takes its whole width, be it for one token.
+
+    Raises RefusedError where rows cannot be rolled back one by one, and for experts, whose products
+    take as many rows as chose them: which rows round differently is a matter of luck.
+    """
+
+    runtime = "transformers, exact shapes"
+    takes_tensors = False  # a pass begins with tokens from before the block
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if has_experts(model):
+            raise unsteady(model)
+        self.model = model
+        self.encoder_decoder = bool(model.config.is_encoder_decoder)
+        self.empty = (Seq2SeqModel if self.encoder_decoder else CausalModel)(model)
+        self.device, self.vocab_size = self.empty.device, self.empty.vocab_size
+        self.context, self.source_context = self.empty.context, self.empty.source_context
+        self.source_vocab_size = self.empty.source_vocab_size
+        self.rows: list[Alone] = []
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if self.encoder_decoder and prompts:
+            check_sources(prompts, sources, self.source_context)
+        fresh: list[Alone] = []
+        for b, prompt in enumerate(prompts):
+            row = Alone([], copy.copy(self.empty))
+            row.model.start([[]], sources and [sources[b]])
+            self._extend(row, prompt, 0)
+            fresh.append(row)
+        self.rows += fresh
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
+        check_room([len(row.text) for row in self.rows], [len(b) for b in blocks], self.context)
+        shape = len(blocks), max(need, default=0), self.vocab_size
+        logits = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
+        for b, (row, block, wanted) in enumerate(zip(self.rows, blocks, need, strict=True)):
+            logits[b, :wanted] = self._extend(row, block, wanted)
+        return logits
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths([len(row.text) for row in self.rows], lengths)
+        for row, length in zip(self.rows, lengths, strict=True):
+            del row.text[length:]
+
+    @torch.inference_mode()
+    def permute(self, rows: list[int]) -> None:
+        taken: set[int] = set()
+        old, self.rows = self.rows, []
+        for row in rows:
+            self.rows.append(old[row].twin() if row in taken else old[row])
+            taken.add(row)
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.rows), rows))
+
+    def _extend(self, row: Alone, block: list[int], wanted: int) -> Tensor:
+        """Logits `[wanted, V]` of the last tokens of `block`, which joins the row."""
+        begin = len(row.text) // WIDTH * WIDTH
+        row.text += block
+        first = len(row.text) - wanted
+        found = [row.model.score([[]], [0])[0]]
+        for at in range(begin, len(row.text) if block else begin, WIDTH):
+            width = WIDTH if self.context is None else min(WIDTH, self.context - at)
+            ids = row.text[at : at + width]
+            seen = min(at + width, len(row.text)) > first  # else nobody asks: the head rests
+            row.model.set_lengths([at])
+            logits = row.model.score([ids + [0] * (width - len(ids))], [width * seen])[0]
+            found.append(logits[max(0, first - at) : len(ids)])
+        return torch.cat(found)
+
+
+def steady(model: ExactModel) -> ExactModel:
+    """The same model, after a look whether logits follow what stands behind a token; RefusedError
+    where they do."""
+    ids = [(7 * i + 1) % model.vocab_size for i in range(WIDTH)]
+    ids = ids[: model.context]
+    model.start([[]], [ids[:1]] if model.encoder_decoder else None)
+    whole = model.score([ids], [len(ids)])[0]
+    for cut in {1, len(ids) // 2, len(ids) - 1} - {0}:
+        model.set_lengths([0])
+        if not torch.equal(model.score([ids[:cut]], [cut])[0], whole[:cut]):
+            raise unsteady(model.model)
+    model.leave([0])
+    return model
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    """Whether a part of it is an expert or chooses among them, by the names of parts and
+    classes."""
+    names = (f"{name} {type(part).__name__}".lower() for name, part in model.named_modules())
+    return any("expert" in name or "router" in name for name in names)
+
+
+def unsteady(model: PreTrainedModel) -> RefusedError:
+    """That there are no exact shapes, and why."""
+    return RefusedError(
+        f"{type(model).__name__} has no exact shapes: its logits depend on what stands behind a "
+        "token in a pass; leave exact_shapes at False"
+    )
+
+
+ON_A_GRID = Form("a grid of passes", ExactModel)

@@ -1,0 +1,333 @@
+"""Is this family exact over our cache? Found out by running it, before it is used.
+
+A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
+through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
+of the stock model on that row alone. What was measured is remembered per structure and versions.
+It does not know the real weights: it tests the family's code, not the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foretoken.errors import RefusedError, one_line
+from foretoken.models.base import Model
+from foretoken.models.rows import staying
+from foretoken.models.stock import cache, causal
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.storage.disk import remember, remembered
+from foretoken.storage.lineage import lineage, versions
+
+TOLERANCE = 1e-4  # of the spread of the logits, in float32
+VOCABULARY = 64
+WINDOW = 8
+CONTEXT = 128  # positions that the check needs
+FILE = "selfcheck.json"
+OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
+INSTALLED = {"site-packages", "dist-packages"}
+FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation or objection
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to run a model, and what it is called in an error."""
+
+    name: str
+    run: Callable[[PreTrainedModel], Model]
+
+
+def on_torch(model: PreTrainedModel) -> Model:
+    return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+
+
+ON_TORCH = Form("a ragged cache", on_torch)
+
+
+class Unfinished(RefusedError):
+    """A check that broke off, by a mistake in the family's code or for want of memory: the next
+    one may end otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a self-check found."""
+
+    name: str  # class
+    delta: float  # largest |delta logit| over the spread of the logits
+    seconds: float
+    remembered: bool  # from an earlier run
+
+
+def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
+    """Refuse a model whose family is not exact over our cache; once per structure and versions.
+
+    `model` may be on the meta device. Raises RefusedError naming the family and what failed.
+    """
+    cache.admit(model)
+    start, key = time.perf_counter(), structure(model, form)
+    if key is None:
+        return check(model, form)
+    if key not in FOUND:
+        FOUND.update(remembered(FILE))
+    known = FOUND.get(key)
+    if isinstance(known, str):
+        raise RefusedError(known)
+    if isinstance(known, float):
+        return Check(type(model).__name__, known, time.perf_counter() - start, True)
+    try:
+        found = check(model, form)
+        FOUND[key] = found.delta
+    except Unfinished:
+        raise
+    except RefusedError as error:
+        FOUND[key] = str(error)
+        raise
+    finally:
+        if key in FOUND:
+            remember(FILE, key, FOUND[key])
+    return found
+
+
+def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
+    """The self-check itself, run anew."""
+    cache.admit(model)
+    start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        small = small_copy(model)
+    try:
+        delta = deviation(small, form.run(small))
+    except RefusedError:
+        raise
+    except Exception as error:  # whatever a stranger's forward raises
+        raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
+    if not delta < TOLERANCE:
+        wrong = f"logits differ by {delta:.1e} of their spread from a full forward"
+        raise RefusedError(f"{name} is not exact over {form.name}: {wrong}")
+    return Check(type(model).__name__, delta, time.perf_counter() - start, False)
+
+
+def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
+    """Largest |delta logit| over the spread of the logits, ragged against each row alone and stock.
+
+    `runner` runs the model in ragged batches; None: on torch. Rows join, grow by ragged blocks, go
+    back, change places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
+    """
+    rows = Rows(model.eval(), random.Random(0), runner)
+    rows.start([cache.BUCKET - 4, 3, 11])
+    for width in (1, 5, 0, 12):
+        rows.score(width)
+    rows.start([0, 6])
+    for width in (4, 9):
+        rows.score(width)
+    rows.leave([1])
+    rows.score(5)
+    rows.permute([2, 0, 0, 3])
+    for width in (3, 1, 1):
+        rows.score(width)
+    return rows.worst / rows.spread
+
+
+class Rows:
+    """A random conversation with a model, and the same told to the stock model row by row."""
+
+    def __init__(
+        self, model: PreTrainedModel, dice: random.Random, runner: Model | None = None
+    ) -> None:
+        self.model, self.dice = model, dice
+        self.runner = runner or on_torch(model)
+        self.ids = min(self.runner.vocab_size, VOCABULARY)
+        self.texts: list[list[int]] = []
+        self.sources: list[list[int]] = []
+        self.worst, self.spread = 0.0, 1e-9
+
+    def draw(self, n: int) -> list[int]:
+        return [self.dice.randrange(2, self.ids) for _ in range(n)]
+
+    def start(self, lengths: list[int]) -> None:
+        texts = [self.draw(n) for n in lengths]
+        sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
+        self.runner.start(texts, sources if self.runner.encoder_decoder else None)
+        self.texts, self.sources = self.texts + texts, self.sources + sources
+
+    def score(self, width: int) -> None:
+        """A block of up to `width` tokens per row; then some of it, and now and then more, goes."""
+        blocks = [self.draw(self.dice.randint(width // 2, width)) for _ in self.texts]
+        need = [self.dice.randint(min(1, len(b)), len(b)) for b in blocks]
+        logits = self.runner.score(blocks, need)
+        self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
+        for b, n in enumerate(need):
+            if n:
+                self.compare(logits[b, :n], self.alone(b, n))
+        back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
+        self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
+        self.runner.set_lengths([len(text) for text in self.texts])
+
+    def compare(self, ours: Tensor, stock: Tensor) -> None:
+        difference = (ours - stock).abs().max().nan_to_num(float("inf"))
+        self.worst = max(self.worst, float(difference))
+        self.spread = max(self.spread, float(stock.max() - stock.min()))
+
+    @torch.inference_mode()
+    def alone(self, b: int, n: int) -> Tensor:
+        text = torch.tensor([self.texts[b]], device=self.model.device)
+        ids: Any = {"input_ids": text}
+        if self.runner.encoder_decoder:
+            source = torch.tensor([self.sources[b]], device=self.model.device)
+            ids = {"input_ids": source, "decoder_input_ids": text}
+        return self.model(**ids, use_cache=False, return_dict=True).logits[0, -n:]
+
+    def permute(self, rows: list[int]) -> None:
+        self.runner.permute(rows)
+        self.texts, self.sources = [self.texts[b] for b in rows], [self.sources[b] for b in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.runner.leave(rows)
+        stay = staying(len(self.texts), rows)
+        self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
+
+
+def small_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A random model of the same class and structure, in float32 on the CPU."""
+    problem: Exception | None = None
+    for narrow in (True, False):
+        try:
+            small: Any = type(model)(shrunk(model.config, narrow)).float().eval()
+            stir(small)
+            sources = {"decoder_input_ids": torch.ones(1, 2).long()}
+            ids = torch.ones(1, 2, dtype=torch.long)
+            with torch.inference_mode():
+                small(input_ids=ids, **(sources if model.config.is_encoder_decoder else {}))
+            return small
+        except Exception as error:  # widths that do not fit each other raise many kinds
+            problem = error
+    assert problem is not None
+    what = f"{type(model).__name__}: no small copy can be built to check it"
+    raise Unfinished(f"{what}: {one_line(problem)}")
+
+
+def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
+    """The configuration of the small copy: one layer of each kind, at least two."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = None
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:
+            shrink(part, narrow)
+    return config
+
+
+def shrink(part: PreTrainedConfig, narrow: bool) -> None:
+    settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
+    settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
+    # Where a model does otherwise beyond some length, the check is to come there
+    settings |= {"floor_scale": WINDOW, "keep_window_size": WINDOW}
+    settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
+    settings["max_position_embeddings"] = max(CONTEXT, causal.limit(part) or 0)
+    if hasattr(part, "num_hidden_layers"):
+        shorten(part)
+    if narrow and hasattr(part, "num_attention_heads"):
+        settings |= widths(part)
+    for name, value in settings.items():
+        if getattr(part, name, None) is not None:
+            setattr(part, name, value)
+
+
+def shorten(part: PreTrainedConfig) -> None:
+    count = part.num_hidden_layers
+    lists = {k: v for k, v in vars(part).items() if isinstance(v, list) and len(v) == count}
+    kinds = [repr([values[i] for values in lists.values()]) for i in range(count)]
+    picked = sorted({kinds.index(kind) for kind in kinds} | set(range(min(2, count))))
+    for name, values in lists.items():
+        setattr(part, name, [values[i] for i in picked])
+    for name in ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"):
+        if getattr(part, name, None) is not None:
+            setattr(part, name, len(picked))
+    part.num_hidden_layers = len(picked)
+
+
+def widths(part: PreTrainedConfig) -> dict[str, Any]:
+    """Few and narrow heads, as many queries per key as before but two at most."""
+    heads = part.num_attention_heads
+    keys = getattr(part, "num_key_value_heads", None) or heads
+    few = min(keys, 2)
+    queries = few * min(heads // keys, 2)
+    settings: dict[str, Any] = dict.fromkeys(
+        ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
+    )
+    settings |= {"num_key_value_heads": few, "head_dim": 16, "d_kv": 16}
+    settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), 16 * queries)
+    inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
+    return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
+
+
+def stir(model: PreTrainedModel) -> None:
+    """Weights of a size that keeps logits far from flat: at their usual start they nearly are."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=weight.shape[-1] ** -0.5)
+
+
+def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
+    """A digest of what a check depends on: classes, small configuration, versions, our code and
+    that of classes that are not transformers' own; None where theirs cannot be read."""
+    config = shrunk(model.config, narrow=True).to_dict()
+    for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
+        config.pop(name, None)
+    code = [lineage(__name__, form.run.__module__)]
+    try:
+        code += strangers(model)
+    except (OSError, TypeError, UnicodeDecodeError):
+        return None
+    name = [type(model).__module__, type(model).__qualname__, form.name]
+    parts = json.dumps([name, config, versions(), code], sort_keys=True, default=str)
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def strangers(model: PreTrainedModel) -> list[str]:
+    """The source of all parts of the model that are not of a library, and of all that these are
+    made from: files outside the libraries' folders, with what they import from such files. Raises
+    where a part has no source."""
+    kinds = {base for part in model.modules() for base in type(part).__mro__}
+    files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
+    fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}
+    seen: set[str] = set()
+    while fresh:
+        name = fresh.pop()
+        seen.add(name)
+        module = sys.modules.get(name)
+        files |= {own} if (own := getattr(module, "__file__", None)) else set()
+        values = list(vars(module).values()) if module else []
+        named = {
+            getattr(v, "__name__" if inspect.ismodule(v) else "__module__", "") for v in values
+        }
+        fresh |= {one for one in named - seen if isinstance(one, str) and not _is_library(one)}
+    return [Path(file).read_text() for file in sorted(files)]
+
+
+def _is_library(name: str) -> bool:
+    """Whether a module is installed, Python's own, this package's or none."""
+    package = name.split(".")[0]
+    if not name or package in OURS or package in sys.stdlib_module_names:
+        return True
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return module is None
+    return bool(INSTALLED & set(Path(file).parts))

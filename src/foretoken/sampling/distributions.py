@@ -1,0 +1,190 @@
+"""Section 2.2: from logits to a law, and from a law to a token.
+
+One function, `law`, serves the draft, the verification, the next token and plain decoding alike,
+so that all speak of the same distribution. `sample` is the only place where a token is drawn.
+Knows no models and no prompts.
+"""
+# what torch makes from an array or a list is of unknown type to pyright
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.errors import NumericsError
+from foretoken.sampling.params import SamplingParams
+
+
+def law(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The law that a token is drawn from, `[..., V]` in float32 or better.
+
+    Temperature, top-k, top-p, min-p, in the order in which transformers applies them. Below
+    `params.GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to C1: the
+    paper leaves ties open).
+    """
+    if params.greedy:
+        return one_hot(likeliest(logits), logits.shape[-1]).to(_working(logits.dtype))
+    scores = logits.to(_working(logits.dtype))
+    if params.temperature != 1:
+        scores = scores / params.temperature
+    if params.top_k:
+        scores = _top_k(scores, params.top_k)
+    if params.top_p < 1:
+        scores = _top_p(scores, params.top_p)
+    if params.min_p > 0:
+        scores = _min_p(scores, params.min_p)
+    return scores.softmax(-1)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The argmax, the lowest index on ties, of `[..., V]`."""
+    if logits.is_cpu:  # NumPy needs 2 us for V = 32,000, torch 50
+        return torch.as_tensor(logits.to(_working(logits.dtype)).numpy().argmax(-1))
+    return logits.argmax(-1)
+
+
+def one_hot(ids: Tensor, V: int) -> Tensor:
+    """float32 laws `[..., V]` that put everything on `ids`."""
+    return torch.zeros(*ids.shape, V, device=ids.device).scatter_(-1, ids[..., None], 1.0)
+
+
+def running_sum(laws: Tensor) -> Tensor:
+    """The CDF that `sample` inverts, `[B, V]` in float64."""
+    return laws.to(torch.float64, copy=True).cumsum_(-1)  # in place: fresh memory is slow
+
+
+def sample(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
+    """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
+    `[B]`. `cdf` is the laws' `running_sum`, most of the cost, where it is at hand.
+
+    An id of zero mass is never returned, whatever the rounding. Raises NumericsError for a row
+    that is no law.
+    """
+    ids, masses = locate(laws, uniforms, cdf)
+    require_mass(_floats(masses))
+    return ids
+
+
+def locate(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`sample`, but nothing is read: ids, and the mass of every row for `require_mass`, `[B]`
+    each. For a row that is no law some id comes back."""
+    cdf = running_sum(laws) if cdf is None else cdf
+    total = cdf[:, -1:].clone()  # who keeps it does not keep the whole
+    wanted = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
+    found = torch.searchsorted(cdf, wanted, right=True)
+    # On a CPU the sum runs from left to right: an id of zero mass has its predecessor's CDF, and
+    # what is looked for stays below the total. Elsewhere it is added up in any order.
+    found = found.clamp_(max=laws.shape[-1] - 1) if cdf.is_cpu else possible(laws, found)
+    return found.squeeze(-1), total.squeeze(-1)
+
+
+def possible(laws: Tensor, found: Tensor) -> Tensor:
+    """For each id of `found [B, 1]` the last id up to it that has mass in `laws [B, V]`, else the
+    first that has."""
+    V = laws.shape[-1]
+    ids = torch.arange(V, device=laws.device)
+    key = torch.where(ids <= found, ids, -1 - ids)  # the greatest is the one wanted
+    best = torch.where(laws > 0, key, -V).amax(-1, keepdim=True)
+    return torch.where(best < 0, -1 - best, best)
+
+
+def require_mass(masses: list[float]) -> None:
+    """Raise NumericsError where a row that was drawn from is no law."""
+    if not all(0 < mass < math.inf for mass in masses):
+        raise NumericsError(
+            "a law to draw from has no mass or holds NaN; look at the logits or the q"
+        )
+
+
+def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
+    """Raise where a row of `logits [B, n, V]` is none: NaN, +inf, or -inf throughout.
+
+    Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in
+    the text.
+    """
+    require_finite(cast(list[list[float]], logits.amax(-1).tolist()), whose, starts, counts)
+
+
+def require_finite(
+    tops: list[list[float]], whose: str, starts: list[int], counts: list[int]
+) -> None:
+    """The same from each position's largest logit: NaN and +inf win a maximum, and all of -inf is
+    one."""
+    if all(map(math.isfinite, chain.from_iterable(tops))):
+        return
+    for b, count in enumerate(counts):
+        for i, top in enumerate(tops[b][:count]):
+            if not math.isfinite(top):
+                what = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
+                raise NumericsError(
+                    f"the {whose}'s logits hold {what} at position {starts[b] + i} of row {b}; "
+                    "try dtype='float32', and look for overflow in the model"
+                )
+
+
+def _top_k(scores: Tensor, k: int) -> Tensor:
+    edge = _ascending(scores, min(k, scores.shape[-1]))[..., :1]
+    return _without(scores, _below(scores, edge))
+
+
+def _top_p(scores: Tensor, top_p: float) -> Tensor:
+    """Left out is the longest ascending run of scores whose mass is at most 1 - top_p; of equals
+    the lower index comes first. The likeliest stays."""
+    V = scores.shape[-1]
+    ordered = _ascending(scores, V)
+    mass = ordered.softmax(-1).cumsum(-1)
+    most = torch.full_like(mass[..., :1], 1 - top_p)
+    count = torch.searchsorted(mass, most, right=True).clamp(max=V - 1)
+    edge = ordered.gather(-1, count)  # the least that stays
+    drop = _below(scores, edge)
+    tied = count - torch.searchsorted(ordered, edge)  # of the edge's equals, that do not
+    if not scores.is_cpu:  # where a look at `tied` would be a wait
+        return _without(scores, drop | _first(scores == edge, tied))
+    for at in map(tuple, cast(list[list[int]], tied.nonzero()[:, :-1].tolist())):
+        equals = (scores[at] == edge[at]).nonzero()[:, 0]
+        drop[at][equals[: tied[at]]] = True
+    return _without(scores, drop)
+
+
+def _first(mask: Tensor, count: Tensor) -> Tensor:
+    """The first `count [..., 1]` that are true, of `mask [..., V]`."""
+    return mask & (mask.cumsum(-1) <= count)
+
+
+def _min_p(scores: Tensor, min_p: float) -> Tensor:
+    p = scores.softmax(-1)
+    return _without(scores, _below(p, min_p * p.amax(-1, keepdim=True)))
+
+
+def _ascending(scores: Tensor, k: int) -> Tensor:
+    """The k largest, the largest last: `[..., k]`. Values alone, which NumPy sorts 20 times as
+    fast as torch sorts with their places."""
+    if not scores.is_cpu:
+        return scores.topk(k).values.flip(-1)
+    array = scores.numpy()
+    if k < array.shape[-1]:
+        array = np.partition(array, -k)[..., -k:]
+    return torch.from_numpy(np.sort(array))
+
+
+def _below(a: Tensor, b: Tensor) -> Tensor:
+    """a < b, for which NumPy needs a tenth of torch's time."""
+    return torch.from_numpy(a.numpy() < b.numpy()) if a.is_cpu else a < b
+
+
+def _without(scores: Tensor, drop: Tensor) -> Tensor:
+    return torch.where(drop, -torch.inf, scores)
+
+
+def _floats(tensor: Tensor) -> list[float]:
+    return cast(list[float], tensor.flatten().tolist())
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,62 @@
+"""Lenience (appendix A.5): guesses are compared with l q in place of q. Faster, and not exact.
+
+Accepting x with probability min(1, p(x) / (l q(x))) and replacing it by a draw from norm((p - q)+)
+is exact speculative decoding to a law of its own,
+
+    P_l = min(q, p / l) + (1 - alpha_l) norm((p - q)+),    alpha_l = sum min(q, p / l),
+
+so any exact rule is made lenient by giving it P_l in place of p. No token is above
+max(p, min(q, p / l)), hence none above p / l, and the total variation from p is alpha_l - alpha.
+The paper leaves the residual open; no other is nearer to p for these acceptances. The token after
+a block that was kept whole has the law p. Knows no models and draws nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from foretoken import checked
+from foretoken.sampling.verify import Outcome, Rule, live
+
+
+def lenient(rule: Rule, lenience: float) -> Rule:
+    """`rule`, which must be exact, judging by P_l: its outcome's `p` says so.
+
+    Made of Algorithm 1 this is the paper's; made of block verification it has P_l at every guess
+    too, and keeps more.
+    """
+    checked.lenience(lenience)
+
+    def judged(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+        G = x.shape[1]
+        guessed = live(x, lengths)[..., None]
+        P = torch.where(guessed, lenient_law(p[:, :G], q, x, lenience), p[:, :G])
+        return rule(torch.cat([P, p[:, G:]], 1), q, x, lengths)
+
+    return judged
+
+
+def lenient_law(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
+    """P_l at every guess, `[B, G, V]`, from p and q of that shape; q None: all of it on x
+    `[B, G]`."""
+    if q is None:
+        at = x[..., None]
+        px = p.gather(2, at)
+        kept = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
+        scale = (1 - kept) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
+        return (p * scale).scatter(2, at, kept)
+    most = torch.minimum(q, p / lenience)
+    left = (p - q).clamp(min=0)
+    mass = left.sum(-1, keepdim=True)
+    scale = (1 - most.sum(-1, keepdim=True)).clamp(min=0) / mass.where(mass > 0, 1.0)
+    return most + left * scale
+
+
+def near_best(logits: Tensor, lenience: float) -> Tensor:
+    """Where p >= l max p, `[..., V]`: what greedy lenience accepts (the paper's inequality is
+    printed the wrong way round). p is the softmax of the logits, whatever the call asks for."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return scores >= scores.amax(-1, keepdim=True) + math.log(lenience)

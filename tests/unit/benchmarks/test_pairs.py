@@ -1,0 +1,107 @@
+"""benchmarks/pairs.py: wide and narrow networks with one law, and drafts of the asked alpha."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from foretoken import load
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+V = 256
+
+
+@pytest.fixture(scope="module")
+def pairs() -> ModuleType:
+    """By its path, since tests have a `pairs` of their own."""
+    sys.path.append(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("bench_pairs", BENCHMARKS / "pairs.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+def law(pairs: ModuleType, kind: str, width: int, layers: int, eps: float, rest_seed: int):
+    """Of a network with the core of seed 0, on fixed random ids."""
+    family = pairs.FAMILIES[kind]
+    config = family.config(width, layers, V, 64)
+    model = pairs.network(family, torch.float32, 0, config, rest_seed, eps)
+    ids = torch.randint(2, V, (2, 24), generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "t5" else {})
+    return pairs.laws(model, given, 20)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_width_and_depth_do_not_change_the_law_of_a_core_alone(pairs, kind):
+    narrow = law(pairs, kind, 128, 1, 0.0, 1)
+    torch.testing.assert_close(law(pairs, kind, 256, 3, 0.0, 2), narrow, atol=1e-4, rtol=0)
+    assert narrow.max(-1).values.mean() > 0.2  # peaked
+    assert len(set(narrow.argmax(-1).tolist())) > 20  # and diverse
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_alpha_falls_as_eps_grows(pairs, kind):
+    target = law(pairs, kind, 256, 2, 0.003, 1)
+    alphas = [pairs.alpha(target, law(pairs, kind, 128, 1, eps, 2)) for eps in (0, 0.1, 0.5, 5)]
+    assert alphas == sorted(alphas, reverse=True)
+    assert alphas[0] > 0.95 and alphas[-1] < 0.3
+
+
+def test_bisection_finds_eps_or_refuses(pairs):
+    eps, found = pairs.bisect(lambda eps: 0.97 / (1 + eps), 0.5)
+    assert found == pytest.approx(0.5, abs=pairs.CLOSE) and eps == pytest.approx(0.94, abs=0.03)
+    assert pairs.bisect(lambda eps: 0.97 / (1 + eps), 0.98) == (0.0, 0.97)
+    with pytest.raises(SystemExit, match="out of reach"):
+        pairs.bisect(lambda eps: 0.9 / (1 + eps), 0.95)
+
+
+def test_shapes_follow_from_sizes(pairs):
+    families = pairs.FAMILIES
+    assert pairs.shape(families["llama"], 443e6, 32000) == (1024, 24)
+    assert pairs.shape(families["t5"], 511e6, 32128) == (1024, 16)
+    with pytest.raises(SystemExit, match="do not hold a vocabulary of 256000"):
+        pairs.shape(families["llama"], 10e6, 256000)
+
+
+def test_repeats_are_the_share_of_old_8_grams(pairs):
+    assert pairs.repeats([list(range(20))]) == 0
+    assert pairs.repeats([[1, 2] * 8]) == pytest.approx(7 / 9)
+
+
+@pytest.mark.parametrize("kind, dtype", [("llama", "float32"), ("t5", "bfloat16")])
+def test_a_saved_pair_loads_and_is_as_its_card_says(pairs, kind, dtype, tmp_path, monkeypatch):
+    sizes = ["--vocab", str(V), "--params", "1M", "--draft-params", "500K"]
+    rest = ["--alpha", "0.7", "--dtype", dtype]
+    monkeypatch.setattr(sys, "argv", ["pairs.py", kind, str(tmp_path), *sizes, *rest])
+    monkeypatch.setattr(pairs, "NEW", 32)
+    pairs.main()
+    card = json.loads((tmp_path / "pair.json").read_text())
+    assert card["drafts"]["draft-a70"]["alpha at T=1"] == pytest.approx(0.7, abs=pairs.TOLERANCE)
+    assert card["target"]["zeros"] < 1e-4
+    loader = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
+    models = [loader.from_pretrained(tmp_path / name) for name in ("target", "draft-a70")]
+    assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
+    target, draft = (model.float().eval() for model in models)
+    told = pairs.texts(target, 32, sampled=True, seed=0)
+    again = pairs.alpha(told.laws, told.seen_by(draft))
+    assert again == pytest.approx(card["drafts"]["draft-a70"]["alpha at T=1"], abs=1e-3)
+    spec = load(target, draft)
+    assert len(spec.generate([[5, 6, 7]], max_new_tokens=8)[0].tokens) == 8
+
+
+def test_a_random_pair_has_its_size(pairs, tmp_path, monkeypatch):
+    sizes = ["--vocab", "1000", "--params", "2M", "--draft-params", "600K", "--context", "2048"]
+    monkeypatch.setattr(sys, "argv", ["pairs.py", "random", str(tmp_path), *sizes])
+    pairs.main()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert model.num_parameters() == pytest.approx(2e6, rel=0.1)
+    assert model.config.max_position_embeddings == 2048 and (tmp_path / "draft").is_dir()

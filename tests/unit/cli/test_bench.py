@@ -1,0 +1,212 @@
+"""`foretoken bench` as a user meets it, on small random pairs; one peer is really run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from console import Run
+from foretoken.lab.bench import peer, race
+from foretoken.lab.bench.race import Own
+from pairs import relative
+from tiny import byte_level, folder, llama, t5
+
+QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
+    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    return partial(console, "bench")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """A target without a tokenizer that ends texts early by itself, and two prompts."""
+    base = tmp_path_factory.mktemp("pair")
+    model = llama(V=64)
+    model.generation_config.eos_token_id = list(range(1, 64))
+    target, draft = folder(base / "target", model), folder(base / "draft", relative(model))
+    prompts = base / "prompts.jsonl"
+    prompts.write_text('{"prompt": [5, 17, 33]}\n{"prompt": "3,58,20,36"}\n')
+    return "--target", target, "--draft", draft, "--prompts", prompts
+
+
+def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: Path):
+    code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--out", tmp_path / "new", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["rounds"] == 2 and not found["interrupted"]
+    names = [(row["name"], row["variant"]) for row in found["figures"]]
+    own = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
+    assert names == [*own, ("transformers", "plain"), ("transformers", "gamma 2")]
+    for row in found["figures"]:
+        assert row["agreement"] == {"share": 1.0, "first_difference": None}
+        assert row["seconds_per_token"]["n"] == 2 and row["tokens_per_second"] > 0
+    plain, two = found["figures"][:2]
+    assert plain["speedup"] == 1.0 and plain["tokens_per_call"] == 1.0
+    assert sum(two["shares"].values()) == pytest.approx(1.0)
+    assert two["measured_over_predicted"] == two["speedup"] / two["predicted"]["speedup"]
+    assert found["precision"]["transformers"]["weights"] == "float32"
+    (duel,) = found["duels"]
+    assert duel["name"] == "transformers" and duel["plain"] > 0 and duel["best"] > 0
+    assert json.loads((tmp_path / "new" / "bench.json").read_text()) == found
+    for name in ("time-per-token.svg", "shares.svg"):
+        assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
+
+
+def test_tables(call: Run, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, *QUICK, "--temperature", 1)
+    assert code == 0
+    for told in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
+        assert told in out
+    assert "…" not in out and "against" not in out
+
+
+FAKE = """
+import json, sys
+for i, line in enumerate(sys.stdin):
+    asked = json.loads(line)
+    if sys.argv[1] == "at load":
+        reply = {"error": "Q8_0 holds blocks of 32, not 48"}
+    elif i == 0:
+        reply = {"version": "1", "precision": {"weights": "float32"}}
+    elif sys.argv[1] == "in a round" and asked["gamma"]:
+        reply = {"error": "no room for guesses"}
+    else:
+        tokens = [1] * asked["max_new_tokens"]
+        reply = {"tokens": tokens, "first_tokens": 1, "first_seconds": 0.1, "seconds": 0.5}
+    print(json.dumps(reply), flush=True)
+"""
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """llama.cpp cannot load, openvino-genai cannot guess, transformers can do all."""
+    fails = {"llama.cpp": "at load", "openvino-genai": "in a round", "transformers": "never"}
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setattr(
+        peer, "command", lambda name: [sys.executable, str(tmp_path / "fake.py"), fails[name]]
+    )
+
+
+VS = ("--vs", "llama.cpp", "--vs", "openvino-genai", "--vs", "transformers")
+UNABLE = {
+    "llama.cpp": "Q8_0 holds blocks of 32, not 48",
+    "openvino-genai": "gamma 2: no room for guesses",
+}
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_peer_that_cannot_run_the_pair_is_named_and_the_others_go_on(
+    call: Run, pair: tuple[object, ...]
+):
+    code, out, _ = call(*pair, *QUICK, *VS, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["rounds"] == 2 and not found["interrupted"]
+    assert found["unable"] == UNABLE
+    assert {row["name"] for row in found["figures"]} == {"foretoken", "transformers"}
+    assert [duel["name"] for duel in found["duels"]] == ["transformers"]
+    assert set(found["precision"]) == {"foretoken", "transformers"}
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_peer_that_cannot_run_the_pair_stands_in_the_table(call: Run, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, *QUICK, *VS)
+    assert code == 0 and out.count("cannot run") == 4
+    for name, why in UNABLE.items():
+        assert f"{name} cannot run this pair: {why}\n" in out
+
+
+@pytest.mark.parametrize(
+    "vs", [(), pytest.param(("--vs", "transformers"), marks=pytest.mark.prove)]
+)
+def test_text_prompts_and_an_encoder_decoder(call: Run, tmp_path: Path, vs: tuple[str, ...]):
+    model = folder(tmp_path / "t5", t5(), byte_level())
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("It was the first day\n")
+    pair = ("--target", model, "--draft", model, "--prompts", prompts)
+    code, out, _ = call(*pair, *QUICK, *vs, "--json")
+    assert code == 0
+    assert all(row["agreement"]["share"] == 1.0 for row in json.loads(out)["figures"])
+
+
+def test_without_a_draft_there_is_plain_decoding_only(call: Run, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, *QUICK, "--draft", "none", "--json")
+    found = json.loads(out)
+    assert code == 0 and [row["gamma"] for row in found["figures"]] == [0]
+    assert found["automatic_over_best"] is None and found["duels"] == []
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ctrl-C in our own n-th run."""
+
+    def after(n: int) -> None:
+        turns, own = iter(range(1, n + 1)), Own.run
+
+        def impatient(self: Own, task: race.Task) -> race.Run:
+            if next(turns) == n:
+                raise KeyboardInterrupt
+            return own(self, task)
+
+        monkeypatch.setattr(Own, "run", impatient)
+
+    return after
+
+
+def test_ctrl_c_leaves_whole_rounds(
+    call: Run, pair: tuple[object, ...], tmp_path: Path, interrupted: Callable[[int], None]
+):
+    interrupted(17)  # two prompts and three gammas are six runs: in the round after the first
+    code, _, _ = call(*pair, *QUICK, "--out", tmp_path)
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert code == 130 and found["interrupted"] and found["rounds"] == 1
+
+
+def test_ctrl_c_while_it_warms_up(
+    call: Run, pair: tuple[object, ...], interrupted: Callable[[int], None]
+):
+    interrupted(10)
+    code, out, err = call(*pair, *QUICK, "--json")
+    assert code == 130 and not out and "interrupted before the first round" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--gamma", "2,x"), "gamma is '2,x'; give numbers separated by commas"),
+        (("--gamma", "-1"), "gamma is -1"),
+        (("--max-new-tokens", 3, "--gamma", 2), "too few to time gamma 2; give 4 or more"),
+        (("--max-new-tokens", 5000), "prompt 0 leaves room for 93 new tokens, not 5000"),
+        (("--repeats", 0), "repeats is 0; give 1 or more"),
+        (("--vs", "vllm"), "--vs is 'vllm'; give one of"),
+        (("--vs", "transformers", "--vs", "transformers"), "names a peer twice"),
+        ((*QUICK, "--vs", "transformers", "--draft", "lookup"), "a model's folder, not 'lookup'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    call: Run, pair: tuple[object, ...], args: tuple[object, ...], told: str
+):
+    code, out, err = call(*pair, *args)
+    assert code == 2 and not out and told in err
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.usefixtures("peers")
+def test_what_is_printed_fits_the_terminal(
+    call: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, width: int
+):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = call(*pair, *QUICK, *VS)
+    assert code == 0 and "a call    tokens a target call" in out  # a legend
+    paths = {str(pair[1]), str(pair[3])}
+    for line in out.splitlines():
+        assert len(line) <= width or paths & {word.strip(",:") for word in line.split()}
+        assert "…" not in line

@@ -1,0 +1,163 @@
+"""`foretoken certify` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from foretoken import options
+from foretoken.cli import certify as command
+from foretoken.drafters.lm import LMDrafter
+from foretoken.lab.certificate import certify as lab
+from foretoken.lab.certificate.controls import Control, OffByOne, next_row
+from foretoken.loading import load as loading
+from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import NAMED
+from foretoken.sampling.verify import speculative
+from foretoken.speculator import Speculator
+from oracle import random_model
+from tiny import byte_level, folder, llama
+
+
+@pytest.fixture
+def run(monkeypatch, console):
+    """Call the console script, with few texts."""
+    monkeypatch.setattr(lab, "LAWS", lab.LAWS[:1])
+    monkeypatch.setattr(command, "PROMPTS", command.PROMPTS[:2])
+    monkeypatch.setattr(command, "TEXTS", 16)
+    return partial(console, "certify")
+
+
+@pytest.fixture
+def quick(run, tmp_path, monkeypatch):
+    """The same on a pair of tables."""
+    p, q = random_model(3, 6), random_model(4, 6)
+    spec = Speculator(TableModel(p, 6), LMDrafter(TableModel(q, 6), 6))
+    monkeypatch.setattr(loading, "load", lambda *args, **options: spec)
+    (tmp_path / "ids").write_text("0\n3,1\n")
+    return partial(run, "--prompts", tmp_path / "ids")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `target` and `draft`, `bare` without a tokenizer."""
+    base = tmp_path_factory.mktemp("certify")
+    model = llama(320, eos_token_id=None)
+    folder(base / "target", model, byte_level())
+    folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
+    folder(base / "bare", model)
+    return base
+
+
+def pair(base: Path, *more: object) -> tuple[object, ...]:
+    where = ("--target", base / "target", "--draft", base / "draft")
+    return (*where, "--runtime", "transformers", *more)
+
+
+def test_a_certificate_for_reading(run, base):
+    code, out, err = run(*pair(base))
+    assert code == 0 and "greedy: plain" in err and "Traceback" not in err
+    line = " ".join(out.split())  # folders' names are of any length
+    assert "computed in float32, rule block, gamma 3, 2 prompts, seed 0" in line
+    for says in (
+        "passes   a block's logits are within ",
+        "greedy   6 texts of 288 tokens, gamma 1 and 3, against plain: identical",
+        "said to be certain: all as said",
+        "temperature 1     ",
+        "  pull towards the draft    ",
+        "  against plain, oddest: prompt ",
+        "control  replacement from the wrong position: sampled text: found, as it must be",
+        "LOSSLESS: no test of 9 fell below ",
+    ):
+        assert says in out
+    assert "an exact pair would fail one certificate in 10,000" in line
+
+
+def test_a_broken_rule_in_json(run, base, monkeypatch):
+    monkeypatch.setitem(NAMED, "broken", next_row(speculative))
+    monkeypatch.setattr(options, "RULES", ("broken", *options.RULES))
+    code, out, _ = run(*pair(base, "--rule", "broken", "--json"))
+    found = json.loads(out)
+    assert code == 1 and found["verdict"] == "not lossless"
+    assert any("target's law, by rank: p-value" in fault for fault in found["faults"])
+    assert found["plan"]["rule"] == "broken" and found["false_alarm"] == 1e-4
+    assert found["identity"]["same"] == found["identity"]["tokens"] == 288
+    assert found["shapes"]["noise"] <= found["shapes"]["allowed"]
+    least = min(test["p_value"] for test in found["tests"])
+    assert least < found["level"] < 1e-4
+
+
+def test_a_law_of_ones_own(quick):
+    """Beside temperature 1, in place of the built-in law."""
+    law = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.01)
+    code, out, _ = quick(*law, "--json")
+    laws = json.loads(out)["plan"]["laws"]
+    assert code == 0 and [tuple(law.values()) for law in laws] == [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 5, 0.9, 0.01),
+    ]
+    tests = {test["name"].partition(": ")[0] for test in json.loads(out)["tests"]}
+    assert tests == {"temperature 1", "temperature 0.7, top-k 5, top-p 0.9, min-p 0.01"}
+
+
+def test_laws_that_are_built_in():
+    one, two = lab.LAWS
+    assert lab.laws(SamplingParams()) == (one, two)
+    assert lab.laws(one) == (one,) and lab.laws(two) == (one, two)
+
+
+def test_a_void_certificate_is_no_answer(quick, monkeypatch):
+    missed = Control("a planted bug", found=False)
+    monkeypatch.setattr(lab, "_wrong_rule", lambda *args: missed)
+    code, out, _ = quick()
+    assert code == 3 and "VOID" in out and "a planted bug: MISSED" in out
+
+
+def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
+    def fails(*args: object) -> None:
+        raise ValueError("zip() argument 2 is longer than argument 1")
+
+    monkeypatch.setattr(lab, "_wrong_rule", fails)
+    code, out, err = quick()
+    assert code == 3 and not out and "Traceback" in err and "zip() argument 2" in err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_is_printed_fits_the_terminal(quick, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setitem(NAMED, "broken", next_row(speculative))
+    monkeypatch.setattr(options, "RULES", (*options.RULES, "broken"))
+    code, out, _ = quick("--rule", "broken", "--temperature", 0.7, "--min-p", 0.01)
+    assert code == 1 and "NOT LOSSLESS" in out
+    assert all(len(line) <= width for line in out.splitlines())
+
+
+def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
+    """A bug that chooses what the target never would: its logit is minus infinity."""
+    p = random_model(3, 6, zeros=0.5)
+    spec = Speculator(OffByOne(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6))
+    monkeypatch.setattr(loading, "load", lambda *args, **options: spec)
+    (tmp_path / "ids").write_text("0\n3,1\n")
+    code, out, _ = run("--prompts", tmp_path / "ids", "--json")
+    bugs = [one for one in json.loads(out)["identity"]["differences"] if one["verdict"] == "bug"]
+    assert code == 1 and any(one["gap"] is None for one in bugs)
+    assert all(one["plain"] != one["speculative"] for one in bugs)
+
+
+def test_mistakes(run, base, tmp_path):
+    for args, says in (
+        (pair(base, "--gamma", 0), "gamma is 0; give 1 or more to certify a draft"),
+        (pair(base, "--rule", "no"), "rule is 'no'; give one of"),
+        (pair(base, "--limit", 0, "--prompts", tmp_path / "no"), "limit is 0"),
+        (pair(base, "--prompts", tmp_path / "no.txt"), "no.txt cannot be read"),
+        (("--target", base / "target", "--draft", "none"), "draft is none; give one that guesses"),
+        (pair(base, "--top-k", 5), "temperature is 0: greedy text, in which top-k"),
+        (pair(base, "--temperature", -1), "temperature is -1.0; give 0 (greedy) or more"),
+        (("--target", base / "bare"), "no tokenizer; give --prompts with ids"),
+    ):
+        code, out, err = run(*args)
+        assert code == 2 and not out and says in err and err.count("\n") == 1

@@ -1,0 +1,598 @@
+"""The command line as a user meets it: what is printed where, and one line for every mistake.
+
+In this process but for the few that need another: `main` is called with arguments, as the console
+script does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from console import Result, Run, mistake
+from foretoken.cli import prompts
+from foretoken.models import families
+from foretoken.speculator import BATCH, Speculator
+from tiny import TEXT, byte_level, folder, llama, t5
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
+    """Call the console script; `stdin`: what is piped in, None for a terminal."""
+
+    def call(*args: object, stdin: str | bytes | None = None, closed: bool = False) -> Result:
+        data = stdin.encode() if isinstance(stdin, str) else stdin or b""
+        piped = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+        piped.isatty = lambda: stdin is None
+        monkeypatch.setattr(sys, "stdin", None if closed else piped)
+        return console(*args)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `target`, `draft`, and `bare` without a tokenizer; a text."""
+    base = tmp_path_factory.mktemp("cli")
+    folder(base / "target", llama(320), byte_level())
+    folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
+    folder(base / "bare", llama(64))
+    folder(base / "t5", t5(320), byte_level())
+    (base / "text").mkdir()
+    (base / "text" / "book.txt").write_text(TEXT * 40, encoding="utf-8")
+    return base
+
+
+def library(base: Path, prompt: str, **options) -> foretoken.Completion:
+    return foretoken.load(base / "target", base / "draft").generate(prompt, **options)[0]
+
+
+# generate
+
+
+def test_text_is_streamed(run, base):
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
+    result = run("generate", "It was", *args)
+    assert result.code == 0 and result.err == ""
+    assert result.out == library(base, "It was", max_new_tokens=12).text + "\n"
+    args = (*args, "--temperature", 1, "--seed", 4, "--gamma", 2, "--rule", "block", "--top-k", 50)
+    sampled = {"temperature": 1.0, "seed": 4, "gamma": 2, "rule": "block", "top_k": 50}
+    expected = library(base, "It was", max_new_tokens=12, **sampled).text
+    assert run("generate", "It was", *args).out == expected + "\n"
+
+
+def test_exact_shapes_and_coupled_draws(run, base):
+    """A seed gives one text, whatever gamma."""
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
+    args += ("--exact-shapes", "--rule", "coupled", "--temperature", 1, "--seed", 3, "--json")
+    found = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
+    plain, fast = (document["completions"][0] for document in found)
+    assert plain["tokens"] == fast["tokens"] and fast["stats"]["drafted"]
+    assert found[0]["runtime"] == "transformers, exact shapes"
+
+
+def test_json_is_one_document(run, base):
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
+    expected = library(base, "It was", max_new_tokens=9)
+    for extra in ((), ("--show-tokens",), ("--compare",)):
+        result = run("generate", "It was", *args, "--json", *extra)
+        assert result.code == 0
+        document = json.loads(result.out)
+        assert document["target"] == str(base / "target")
+        assert document["draft"] == str(base / "draft")
+        assert document["runtime"] == "transformers"
+        (completion,) = document["completions"]
+        assert completion["text"] == expected.text and completion["tokens"] == expected.tokens
+        assert completion["seed"] == [0, 0] and completion["finish_reason"] == "length"
+        assert completion["stats"]["target_calls"] <= 9
+        assert ("comparison" in document) == ("--compare" in extra)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "says"),
+    [
+        (0, r"lenience 0.2: not the target's greedy text. \d+ of 12 tokens are not its first"),
+        (
+            1,
+            r"lenience 0.2: not the target's law. A token was drawn from a law that is 0\.\d+ away",
+        ),
+    ],
+)
+def test_lenience_is_said(run, base, temperature, says):
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
+    args = (*args, "--gamma", 3, "--temperature", temperature, "--lenience", 0.2)
+    result = run("generate", "It was", *args)
+    assert result.code == 0 and re.match(says, result.err) and result.err.count("\n") == 1
+    options = {"max_new_tokens": 12, "gamma": 3, "temperature": float(temperature)}
+    expected = library(base, "It was", lenience=0.2, **options)
+    assert result.out == expected.text + "\n"
+    (completion,) = json.loads(run("generate", "It was", *args, "--json").out)["completions"]
+    assert completion["lenience"] == 0.2
+    assert completion["stats"]["bias"] == expected.stats.bias
+    assert completion["rule"] == "block" and completion["law"] == "not the target's"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
+    """Without a guess the text is the target's."""
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
+    args = (*args, "--gamma", 0, "--temperature", temperature)
+    result = run("generate", "It was", *args, "--lenience", 0.2)
+    what = "law: nothing was guessed" if temperature else "greedy text: all 12 tokens are its first"
+    assert result.code == 0 and result.err.startswith(f"lenience 0.2: still the target's {what}")
+    assert result.err.count("\n") == 1
+    for extra in ((), ("--lenience", 0.2)):
+        document = json.loads(run("generate", "It was", *args, "--json", *extra).out)
+        assert document["completions"][0]["law"] == "the target's"
+
+
+def test_greedy_lenience_that_let_nothing_else_pass(run, base):
+    """The draft is the target: every token is its first choice."""
+    args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 12)
+    result = run("generate", "It was", *args, "--gamma", 3, "--lenience", 0.2)
+    assert result.err.startswith("lenience 0.2: still the target's greedy text: all 12 tokens")
+
+
+def test_compare(run, base):
+    args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
+    result = run("generate", "It was", *args, "--compare", "--gamma", 2)
+    *text, measured, predicted = result.out.splitlines()
+    assert "\n".join(text) == library(base, "It was", max_new_tokens=9).text
+    assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
+    assert "Theorem 3.8 with alpha" in predicted
+    document = json.loads(run("generate", "It was", *args, "--compare", "--gamma", 2, "--json").out)
+    found = document["comparison"]
+    assert found["gamma"] == 2 and 0 <= found["alpha"] <= 1 and found["c"] > 0
+    ratio = found["plain_seconds_per_token"] / found["seconds_per_token"]
+    assert found["speedup"] == pytest.approx(ratio)
+
+
+def test_show_tokens(run, base):
+    args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 9)
+    result = run("generate", "[/] :smile: It", *args, "--gamma", 2, "--show-tokens")
+    lines = result.out.splitlines()
+    assert result.code == 0 and lines[0] == "[/] :smile: It"  # neither markup nor emoji
+    runs = lines[lines.index("", 1) + 1 :]  # behind the text as a whole
+    assert [line.split()[0] for line in runs[:3]] == ["1", "2", "3"]
+    assert "accepted guess  ~rejected guess~  [target's own]" in result.out  # there is no colour
+    assert lines[-1] == "9 tokens in 3 target runs (3.00 a run), alpha 1.00"
+
+
+def test_a_model_without_a_tokenizer_takes_and_prints_ids(run, base):
+    args = ("--target", base / "bare", "--max-new-tokens", 6, "--gamma", 0)
+    expected = foretoken.load(base / "bare", "none").generate([1, 2, 3], max_new_tokens=6)[0]
+    ids = ",".join(map(str, expected.tokens))
+    assert run("generate", "1,2, 3", *args).out == ids + "\n"
+    assert run("generate", *args, stdin="1,2,3\n").out == ids + "\n"
+    shown = run("generate", "1,2,3", *args, "--show-tokens").out.splitlines()
+    assert shown[0] == "1,2,3" and shown[1].split() == [str(token) for token in expected.tokens]
+    assert shown[3].split() == ["1", f"[{expected.tokens[0]}]"]
+    document = json.loads(run("generate", "1,2,3", *args, "--json").out)
+    assert document["completions"][0]["text"] is None
+    assert document["completions"][0]["tokens"] == expected.tokens
+    mistake(run("generate", "one,2", *args), "'one,2' is not ids separated by commas")
+    mistake(run("generate", "1,64", *args), "prompt 0 holds the id 64; ids must be in 0..63")
+
+
+def test_standard_input_is_one_prompt(run, base):
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
+    argument = run("generate", "It was\nthe day", *args)
+    assert run("generate", *args, stdin="It was\nthe day\n").out == argument.out
+    mistake(run("generate", *args, stdin=""), "no prompt; give one as an argument")
+    mistake(run("generate", *args), "no prompt; give one as an argument")
+    mistake(run("generate", *args, closed=True), "no prompt; give one as an argument")
+    mistake(run("generate", "a\udcffb", *args), "prompt 0 is not valid text")
+    mistake(run("generate", *args, stdin=b"\xff\xfe"), "standard input is no text")
+
+
+def test_a_file_of_prompts(run, base, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("It was\n\nThe day\n")
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
+    result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--seed", 3)
+    spec = foretoken.load(base / "target", "none")
+    done = spec.generate(["It was", "The day"], max_new_tokens=6, temperature=1.0, seed=3)
+    texts = zip(("It was", "The day"), done, strict=True)
+    shown = [f"==> prompt {i}: {p} <==\n{c.text}\n" for i, (p, c) in enumerate(texts)]
+    assert result.out == "\n".join(shown) and result.err == ""
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n \n")
+    mistake(run("generate", "--prompt-file", empty, *args), "holds no prompt")
+    mistake(run("generate", "--prompt-file", tmp_path / "no", *args), "cannot be read")
+    mistake(run("generate", "--prompt-file", tmp_path, *args), "cannot be read")
+    mistake(run("generate", "text", "--prompt-file", file, *args), "not both")
+    mistake(run("generate", "--prompt-file", file, *args, "--compare"), "takes one prompt, not 2")
+
+
+def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
+    """Not with what else Python's splitlines takes for one; a mark at the beginning is none."""
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffIt\u2028was\r\na\x0cb\x85c\n\nd".encode())
+    assert [line.prompt for line in prompts.read(None, file)] == ["It\u2028was", "a\x0cb\x85c", "d"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n\r\n{"prompt": [1]}\n'.encode())
+    assert [line.prompt for line in prompts.read(None, file)] == ["a\u2028b", [1]]
+
+
+def test_jsonl(run, base, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "It was", "id": "a"}, {"prompt": [5, 6]}, {"prompt": "The", "id": [1]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
+    document = json.loads(run("generate", "--prompt-file", file, *args, "--json").out)
+    assert [c["id"] for c in document["completions"]] == ["a", None, [1]]
+    assert [c["seed"] for c in document["completions"]] == [[0, 0], [0, 1], [0, 2]]
+    done = foretoken.load(base / "target", "none").generate([5, 6], max_new_tokens=6)[0]
+    assert document["completions"][1]["tokens"] == done.tokens
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": ', "line 3: line: Invalid JSON"),
+        ("text", "line 3: line: Invalid JSON"),
+        ('{"id": 3}', "line 3: prompt: Field required"),
+        ('{"prompt": 5}', "line 3: prompt"),
+        ('{"prompt": [1, "a"]}', "line 3: prompt"),
+        ('{"prompt": "a", "more": 1}', "line 3: more: Extra inputs"),
+        ('{"prompt": ' + "[" * 100_000, "line 3: line: Invalid JSON: recursion limit exceeded"),
+        ('{"prompt": "a", "id": ' + "[" * 100_000, "line 3: line: Invalid JSON: recursion limit"),
+        ('{"prompt": ""}', "line 3: the prompt is empty"),
+        ('{"prompt": []}', "line 3: the prompt is empty"),
+        ("[]", "line 3: line: Input should be an object"),
+        ('{"prompt": "a", "id": NaN}', "line 3: id: NaN and Infinity are no JSON"),
+        ('{"prompt": "a", "id": [{"b": -Infinity}]}', "line 3: id: NaN and Infinity are no"),
+    ],
+)
+def test_bad_lines_of_jsonl_are_told_by_number(run, base, tmp_path, line, says):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n\n' + line + "\n")
+    mistake(run("generate", "--prompt-file", file, "--target", base / "target"), says)
+
+
+def test_many_prompts_show_progress_on_standard_error(run, base, tmp_path):
+    file, many = tmp_path / "prompts.txt", BATCH + 2
+    file.write_text("\n".join(f"Day {i}" for i in range(many)))
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 3)
+    options = {"temperature": 1.0, "max_new_tokens": 3}
+    result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--json")
+    assert "generating" in result.err and "100%" in result.err
+    completions = json.loads(result.out)["completions"]
+    done = foretoken.load(base / "target", "none").generate(
+        [f"Day {i}" for i in range(many)], **options
+    )
+    assert [c["tokens"] for c in completions] == [c.tokens for c in done]
+
+
+def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
+    run, base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Speculator, "generate", lambda *args, **options: pytest.fail("generated"))
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "a"}] * (BATCH + 1) + [{"prompt": "a" * 500}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    args = ("--target", base / "target", "--draft", "none")
+    mistake(run("generate", "--prompt-file", file, *args), f"prompt {BATCH + 1} has 500 tokens")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--top-p", "0"], "top_p is 0.0; give a number in (0, 1]"),
+        (["--top-p", "1.5"], "top_p is 1.5"),
+        (["--top-k", "-3"], "top_k is -3"),
+        (["--min-p", "-0.1"], "min_p is -0.1"),
+        (["--gamma", "-1"], "gamma is -1"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--rule", "none"], "rule is 'none'"),
+        (["--lenience", "0"], "lenience is 0.0; give a number from 1e-30 to 1"),
+        (["--dtype", "float31"], "dtype is 'float31'"),
+    ],
+)
+def test_bad_values_fail_before_a_model_is_read(run, args, says):
+    mistake(run("generate", "text", "--target", "no such!", *args), says)
+
+
+def test_bad_models_and_prompts(run, base, tmp_path):
+    target = ("--target", base / "target")
+    (tmp_path / "config.json").write_text("{")
+    mistake(run("generate", "text", "--target", tmp_path / "no"), "is no folder")
+    mistake(run("generate", "text", "--target", "no/such"), "there is no folder 'no/such'")
+    mistake(run("generate", "text", "--target", tmp_path), "cannot be read as a model")
+    mistake(run("generate", "text", *target, "--draft", tmp_path), "cannot be read as a model")
+    mistake(run("generate", "text", *target, "--draft", base / "bare"), "output rows")
+    mistake(run("generate", "text", *target, "--draft", base / "t5"), "for a causal target")
+    mistake(run("generate", "text", *target, "--draft", "ngram:no"), "there is no n-gram file")
+    mistake(run("generate", "text", *target, "--draft", "heads:no"), "there is no file no")
+    mistake(run("generate", "a" * 500, *target), "prompt 0 has 500 tokens, the model holds 96")
+    mistake(run("generate", "", *target), "prompt 0 is empty")
+    mistake(run("generate", "a", *target, "--device", "quantum"), "device 'quantum' cannot be used")
+    mistake(run("generate", "text", *target, "--gamma", 96), "gamma + 1 must fit in the context")
+
+
+def test_a_generation_config_that_changes_the_law(run, base, tmp_path):
+    target = llama(64)
+    target.generation_config.no_repeat_ngram_size = 2
+    args = ("generate", "1,2", "--target", folder(tmp_path / "m", target), "--max-new-tokens", 3)
+    mistake(run(*args), "no_repeat_ngram_size=2")
+    assert "--ignore-generation-config" in run(*args).err
+    assert run(*args, "--ignore-generation-config").code == 0
+
+
+def test_logits_that_are_none_are_told_with_their_place(run, tmp_path):
+    target = llama(64)
+    target.lm_head.weight.data[5] = float("nan")
+    args = ("--target", folder(tmp_path / "m", target), "--draft", "none")
+    mistake(run("generate", "1,2,3", *args), "the target's logits hold NaN at position 3 of row 0")
+
+
+def test_help_lists_what_there_is(run):
+    result = run("--help")
+    assert result.code == 0
+    for command in ("generate", "theory", "doctor", "train"):
+        assert command in result.out
+    for option in ("--prompt-file", "--gamma", "--show-tokens", "--compare", "--json", "--min-p"):
+        assert option in run("generate", "--help").out
+
+
+def test_an_unknown_option_is_a_usage_error(run):
+    result = run("generate", "text", "--nonsense")
+    assert result.code == 2 and "--nonsense" in result.err and result.out == ""
+    assert "Traceback" not in result.err
+
+
+def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
+    """A line ends where the next word does not fit, at any width."""
+    commands = ("generate measure plan bench certify theory doctor").split()
+    trainers = [("train", name) for name in "lm samples ngram distill heads".split()]
+    for width in (80, 120):
+        monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
+        for command in [*((name,) for name in commands), *trainers]:
+            shown = run(*command, "--help").out
+            prose = shown[shown.index("[OPTIONS]") :].split("\n", 1)[1].split("╭", 1)[0]
+            for paragraph in re.split(r"\n\s*\n", prose.strip("\n")):
+                lines = [line.strip() for line in paragraph.strip().splitlines()]
+                for line, further in zip(lines, lines[1:], strict=False):
+                    assert len(line) + 1 + len(further.split()[0]) > width - 3, (command, line)
+
+
+def test_a_text_that_ends_with_the_context_says_so(run, base, tmp_path):
+    """The context has 96 places."""
+    model = folder(tmp_path / "m", llama(64, eos_token_id=None))
+    args = ("--target", model, "--draft", "none", "--max-new-tokens")
+    made = run("generate", "1,2,3", *args, 200)
+    says = "the text ends where the model's context does, after 93 new tokens of 200 asked for\n"
+    assert made.code == 0 and made.err == says and made.out.count(",") == 92
+    assert run("generate", "1,2,3", *args, 93).err == ""
+    assert run("generate", "1,2,3", *args, 200, "--json").err == ""
+    (tmp_path / "p.txt").write_text("1,2,3\n" + ",".join("5" * 60) + "\n")
+    many = run("generate", "--prompt-file", tmp_path / "p.txt", *args, 50)
+    says = "1 of 2 texts end where the model's context does, before the 50 new tokens asked for: "
+    assert many.err == says + "prompt 1\n"
+
+
+def test_several_texts_are_told_apart(run, base, tmp_path):
+    """Also where they have lines of their own, and are shown token by token."""
+    file = tmp_path / "prompts.jsonl"
+    long = "It was the first day " * 5
+    file.write_text(json.dumps({"prompt": long, "id": "a"}) + '\n{"prompt": [5, 6]}\n')
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
+    for extra in ((), ("--show-tokens",)):
+        shown = run("generate", "--prompt-file", file, *args, *extra).out
+        assert shown.startswith(f"==> prompt 0 (a): {long[:60]}... <==\n")
+        assert "\n\n==> prompt 1: 5,6 <==\n" in shown
+    assert "==>" not in run("generate", long, *args).out
+
+
+# doctor
+
+
+def test_doctor(run, monkeypatch):
+    """Two families here; their checks have tests of their own."""
+    few = {name: families.FAMILIES[name] for name in ("Llama", "T5")}
+    monkeypatch.setattr(families, "FAMILIES", few)
+    result = run("doctor", "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
+    assert [f["name"] for f in document["families"]] == ["Llama", "T5"]
+    assert all(f["ok"] for f in document["families"])
+    assert document["versions"].keys() >= {"python", "torch", "transformers", "foretoken"}
+    assert document["devices"][0]["name"] == "cpu" and document["devices"][0]["free_bytes"] > 0
+    shown = run("doctor")
+    assert shown.code == 0 and "Llama" in shown.out and "ok" in shown.out
+
+
+# train samples, train ngram
+
+
+def test_samples(run, base, tmp_path):
+    out = tmp_path / "samples.txt"
+    args = ("--data", base / "text", "--target", base / "target", "--tokens", 20)
+    result = run("train", "samples", "--out", out, *args)
+    assert result.code == 0 and str(out) in result.out
+    first = out.read_text(encoding="utf-8")
+    assert first and run("train", "samples", "--out", out, *args).code == 0
+    assert out.read_text(encoding="utf-8") == first  # the seed is the same
+    assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
+    mistake(run("train", "samples", "--out", tmp_path, *args), "is a folder; give another --out")
+
+
+@pytest.mark.parametrize("source", ["text", "samples"])
+def test_ngram(run, base, tmp_path, source):
+    out, target = tmp_path / "table.safetensors", base / "target"
+    args = {
+        "text": ("--from-text", base / "text", "--tokenizer", target),
+        "samples": ("--from-samples", target, "--tokens", 20),
+    }[source]
+    result = run("train", "ngram", "--out", out, "--order", 2, *args)
+    assert result.code == 0 and "order 2, vocabulary 320" in result.out
+    bits = re.search(r"held-out text: (\d+\.\d+) bits a token", result.out)
+    assert bits and 0 < float(bits[1]) < 20
+    command = f"use it: foretoken generate --target {target} --draft ngram:{out} PROMPT\n"
+    assert result.out.endswith(command)
+    document = json.loads(run("train", "ngram", "--out", out, "--order", 2, *args, "--json").out)
+    assert document["held_out_bits_per_token"] == pytest.approx(float(bits[1]), abs=0.01)
+    options = ("--target", target, "--draft", f"ngram:{out}", "--max-new-tokens", 9)
+    drafted = run("generate", "It was", *options, "--gamma", 3)
+    plain = run("generate", "It was", "--target", target, "--draft", "none", "--max-new-tokens", 9)
+    assert drafted.code == 0 and drafted.out == plain.out
+
+
+def test_bad_training_input(run, base, tmp_path):
+    out, target, text = tmp_path / "out", base / "target", base / "text"
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "book.txt.gz").write_bytes(b"no gzip")
+    ngram = ("train", "ngram", "--out", out)
+    mistake(run(*ngram), "give --from-samples TARGET, or --from-text with --tokenizer")
+    mistake(run(*ngram, "--from-text", text), "give --from-samples TARGET")
+    mistake(run(*ngram, "--from-text", text, "--tokenizer", text), "holds no tokenizer")
+    mistake(run(*ngram, "--from-text", text, "--tokenizer", "no"), "the tokenizer in no cannot be")
+    counted = ("--tokenizer", target, "--from-text")
+    mistake(run(*ngram, *counted, tmp_path / "no"), "there is no")
+    mistake(run(*ngram, *counted, tmp_path / "broken"), "book.txt.gz cannot be read")
+    mistake(run(*ngram, *counted, text, "--order", 0), "order is 0; give 1 (unigram) or more")
+    mistake(run(*ngram, "--from-samples", "no such!"), "is no folder")
+    mistake(run(*ngram, "--from-samples", base / "t5"), "an encoder-decoder has no text of its own")
+    samples = ("train", "samples", "--out", out, "--data", text, "--tokens", 5)
+    mistake(run(*samples, "--target", base / "bare"), "the target has no tokenizer")
+    lm = ("train", "lm", "--out", out)
+    mistake(run(*lm, "--data", tmp_path / "no"), "is no folder; give a folder of text")
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "a.txt").write_text("Too short.")
+    mistake(run(*lm, "--data", target), "no .txt or .txt.gz file in")
+    mistake(run(*lm, "--data", text, "--tokenizer", "no"), "no is no folder")
+    mistake(run(*lm, "--data", text, "--init", "no"), "no is no folder")
+    mistake(run(*lm, "--data", text, "--heads", 5), "hidden is 192; give a multiple of heads, 5")
+    mistake(run(*lm, "--data", text, "--steps", 0), "steps is 0; give 1 or more")
+    assert not out.exists()
+    lm = (*lm, "--context", 16)
+    known = ("--tokenizer", target, "--init")
+    mistake(run(*lm, "--data", text, *known, text), "holds no Llama model that can be read")
+    mistake(run(*lm, "--data", text, *known, base / "bare"), "has 64 rows for 320 tokens")
+    mistake(run(*lm, "--data", text, "--tokenizer", text), "holds no tokenizer that can be read")
+    mistake(run(*lm, "--data", tmp_path / "short", "--tokenizer", target), "give more text")
+
+
+def test_an_output_that_cannot_be_written(run, base, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    args = ("--from-text", base / "text", "--tokenizer", base / "target")
+    result = run("train", "ngram", "--out", tmp_path / "file" / "table", *args)
+    mistake(result, "file")
+
+
+@pytest.mark.parametrize(
+    "args", [["samples", "--data", "no"], ["ngram", "--from-samples", "no such!"]]
+)
+def test_a_missing_folder_of_the_output_is_said_before_the_work(run, tmp_path, args):
+    result = run("train", *args, "--out", tmp_path / "no" / "file")
+    mistake(result, f"there is no folder {tmp_path / 'no'}; make it or give another --out")
+
+
+# train lm
+
+TINY = ("--layers", 1, "--hidden", 16, "--feed-forward", 24, "--heads", 2, "--kv-heads", 1)
+TINY = (*TINY, "--vocab-size", 280, "--batch", 2, "--context", 16)
+
+
+def test_a_model_is_trained_and_used(run, base, tmp_path):
+    args = ("--data", base / "text", "--out", tmp_path / "run", "--steps", 3, *TINY)
+    result = run("train", "lm", *args, "--json")
+    assert result.code == 0
+    summary = json.loads(result.out)
+    assert summary["steps"] == 3 and summary["held_out_bits_per_byte"] > 0
+    assert "step 3: loss" in result.err
+    used = run("generate", "It was", "--target", tmp_path / "run" / "model", "--draft", "lookup")
+    assert used.code == 0 and used.out
+    again = run("train", "lm", *args, "--json")  # nothing is left to do
+    assert json.loads(again.out)["held_out_nats_per_token"] == summary["held_out_nats_per_token"]
+    grown = run("train", "lm", *args, "--layers", 2)
+    mistake(grown, "checkpoint.pt is no checkpoint of this model (RuntimeError)")
+    from_it = ("--out", tmp_path / "more", "--init", tmp_path / "run" / "model", "--steps", 1)
+    shown = run("train", "lm", "--data", base / "text", *from_it, *TINY)
+    assert shown.code == 0 and f"{tmp_path / 'more' / 'model'}: " in shown.out
+    assert "held-out text: 5." in shown.out and " bits a byte\n" in shown.out
+    assert f"use it: foretoken generate --target {tmp_path / 'more' / 'model'} PROMPT" in shown.out
+
+
+# Other processes
+
+
+def python(*args: object, **options) -> subprocess.Popen[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "foretoken", *map(str, args)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **(pipes | options))
+
+
+def heeds_ctrl_c() -> None:
+    """A shell that runs the tests in the background has told them, and theirs, to ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_a_mistake_is_one_line_in_another_process(tmp_path):
+    with python("measure", "--prompts", tmp_path / "no.txt") as run:
+        out, err = run.communicate(timeout=120)
+    mistake(Result(run.returncode, out, err), "no.txt cannot be read")
+
+
+def test_ctrl_c_keeps_what_was_generated(base, tmp_path):
+    """A long text: interrupted once it is under way. Only a conversion is told besides."""
+    target = folder(tmp_path / "long", llama(64, context=10**6, eos_token_id=None))
+    args = ("--target", target, "--draft", "none", "--max-new-tokens", 900_000)
+    with python("generate", "1,2,3", *args, preexec_fn=heeds_ctrl_c) as process:
+        head = process.stdout.read(20)  # it is under way
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    tokens = [int(token) for token in (head + rest).strip().split(",") if token]
+    expected = foretoken.load(target, "none").generate([1, 2, 3], max_new_tokens=5)[0].tokens
+    assert tokens[:5] == expected
+    assert re.fullmatch(r"(convert(ing|ed) .*\n)*\ninterrupted after \d+ tokens\n", err)
+
+
+def test_ctrl_c_in_a_batch_prints_every_completion(run, base, tmp_path, monkeypatch):
+    file, calls = tmp_path / "prompts.txt", []
+    file.write_text("It was\nThe day\n")
+    foretoken.load(base / "target", "none")  # the self-check is over before calls are counted
+    original = foretoken.models.stock.causal.CausalModel.score
+
+    def score(self, *args):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    monkeypatch.setattr(foretoken.models.stock.causal.CausalModel, "score", score)
+    args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 9, "--json")
+    result = run("generate", "--prompt-file", file, *args)
+    assert result.code == 130
+    completions = json.loads(result.out)["completions"]
+    assert [len(c["tokens"]) for c in completions] == [3, 3]
+    assert {c["finish_reason"] for c in completions} == {"interrupted"}
+
+
+def test_ctrl_c_while_loading_is_quiet(run, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foretoken.loading.load.load", interrupt)
+    result = run("generate", "text")
+    assert result.code == 130 and result.out == "" and "Traceback" not in result.err
+
+
+def test_json_reports_the_gamma_that_makes_the_text_again(run, base):
+    args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 9)
+    document = json.loads(run("generate", "It was", *args, "--gamma", 3, "--json").out)
+    assert document["completions"][0]["gamma"] == 3

@@ -1,0 +1,171 @@
+"""The options of loading: every command that loads a model has all of them that it can honour."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from console import Run, mistake
+from foretoken.lab import machine
+from foretoken.lab.bench import race
+from foretoken.loading import load as loading
+from tiny import TEXT, byte_level, folder, llama
+
+READING = {"--revision", "--trust-remote-code", "--tokenizer", "--ignore-generation-config"}
+PLACING = {"--dtype", "--device", "--runtime"}
+OF_PAIRS = {"--draft-dtype", "--draft-revision", "--exact-shapes"}
+SHORT = ("--max-new-tokens", 6)
+FEW = ("--limit", 2, "--gamma", 2)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    return console
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose settings are refused, with its tokenizer elsewhere; a draft, prompts, text."""
+    base = tmp_path_factory.mktemp("loading")
+    target = llama(320, eos_token_id=None)
+    target.generation_config.repetition_penalty = 1.1
+    folder(base / "target", target)
+    folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
+    byte_level().save_pretrained(base / "words")
+    (base / "prompts.txt").write_text("It was\nThe day was\n")
+    (base / "a.txt").write_text(TEXT * 20, encoding="utf-8")
+    return base
+
+
+def options(run: Run, *command: str) -> set[str]:
+    """Those of loading that a command shows."""
+    shown = set(re.findall(r"--[a-z][a-z-]+", run(*command, "--help").out))
+    return shown & (READING | PLACING | OF_PAIRS)
+
+
+@pytest.mark.parametrize("command", ["generate", "measure", "plan", "bench", "certify"])
+def test_commands_with_a_pair_take_all(run, command):
+    assert options(run, command) == READING | PLACING | OF_PAIRS
+
+
+def test_other_commands_take_what_they_can_honour(run):
+    for name in ("samples", "ngram"):
+        assert options(run, "train", name) == READING | PLACING
+    assert options(run, "train", "heads") == READING
+    assert options(run, "train", "distill") == READING | {"--draft-revision"}
+    assert options(run, "doctor") == PLACING | {"--revision", "--trust-remote-code"}
+
+
+@pytest.fixture
+def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
+    """Each short, with a target that is refused."""
+    file = ("--prompts", base / "prompts.txt")
+    pair = ("--target", base / "target", "--draft", base / "draft", "--runtime", "transformers")
+    of_text = ("--target", base / "target", "--data", base / "a.txt")
+    steps = (*of_text, "--length", 6, "--steps", 1, "--batch", 1)
+    fresh = ("--shape", "num_hidden_layers=1", "--held-out", 1)
+    counted = ("--from-samples", base / "target", "--tokens", 20)
+    return {
+        "generate": ("generate", "It was", *pair, *SHORT),
+        "measure": ("measure", *pair, *file, *SHORT, *FEW),
+        "plan": ("plan", *pair, *file, *SHORT, *FEW, "--json"),
+        "bench": ("bench", *pair, *file, *SHORT, "--gamma", 2, "--repeats", 1, "--json"),
+        "samples": ("train", "samples", *of_text, "--tokens", 20, "--out", tmp_path / "s.txt"),
+        "ngram": ("train", "ngram", *counted, "--out", tmp_path / "n"),
+        "heads": ("train", "heads", *steps, "--heads", 1, "--out", tmp_path / "h"),
+        "distill": ("train", "distill", *steps, *fresh, "--out", tmp_path / "d"),
+    }
+
+
+NAMES = ("generate", "measure", "plan", "bench", "samples", "ngram", "heads", "distill")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_penalty_is_refused_with_a_remedy_that_the_command_has(run, base, commands, name):
+    words = ("--tokenizer", base / "words")
+    refused = run(*commands[name], *words)
+    mistake(refused, "repetition_penalty=1.1")
+    assert "--ignore-generation-config" in refused.err
+    done = run(*commands[name], *words, "--ignore-generation-config")
+    assert done.code == 0, done.err
+    again = f"--tokenizer {base / 'words'} --ignore-generation-config"
+    if name == "plan":  # what was measured so is generated so
+        assert again in json.loads(done.out)["command"]
+    elif name in ("ngram", "heads", "distill"):
+        assert again in done.out
+
+
+def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
+    """Each by its name, and those not given as `load` has them."""
+    seen: dict[str, object] = {}
+    parameters = inspect.signature(loading.load).parameters.values()
+
+    def load(target, draft, **given):
+        seen.update(given, target=target, draft=draft)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "load", load)
+    asked = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
+    asked |= {"draft_dtype": "float32", "device": "cuda", "runtime": "graphs"}
+    flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
+    switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
+    run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
+    on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
+    assert seen == asked | on | {"target": str(tmp_path), "draft": "d"}
+    seen.clear()
+    run("generate", "text")
+    assert seen == {one.name: one.default for one in parameters}
+
+
+def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
+    pair = ("--target", base / "draft", "--draft", "lookup", "--prompts", base / "prompts.txt")
+    asked = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
+    assert run("measure", *pair, *asked).code == 0
+    plan = json.loads(run("plan", tmp_path / "m.json", "--json").out)
+    assert plan["command"].endswith("--max-new-tokens 6 --exact-shapes")
+
+
+def test_options_without_a_model_to_load(run, base, tmp_path):
+    mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
+    mistake(run("plan", tmp_path / "m.json", "--dtype", "int8"), "options of loading; not both")
+    found = run("doctor", base / "draft", "--runtime", "transformers", "--json")
+    assert json.loads(found.out)["why"].startswith("it was asked for")
+
+
+# How the model's own generation config would sample
+
+
+@pytest.fixture
+def sampling(tmp_path: Path) -> tuple[object, ...]:
+    model = llama(320, eos_token_id=None)
+    config = model.generation_config
+    config.do_sample, config.temperature, config.top_p = True, 0.6, 0.9
+    target = folder(tmp_path / "m", model, byte_level())
+    return ("--target", target, "--draft", "lookup", *SHORT)
+
+
+SAYS = (
+    "the model's generation config suggests temperature=0.6, top_p=0.9, which is followed only "
+    "where it is asked for: --temperature 0.6 --top-p 0.9\n"
+)
+
+
+def test_what_the_model_suggests_is_said_once(run, base, sampling):
+    said = run("generate", "It was", *sampling)
+    assert said.code == 0 and said.err == SAYS and "suggests" not in said.out
+    document = run("generate", "It was", *sampling, "--json", "--compare")
+    assert document.err == SAYS and json.loads(document.out)["completions"]
+    measured = run("measure", "--prompts", base / "prompts.txt", *sampling, *FEW)
+    assert measured.err.count(SAYS) == 1
+
+
+def test_what_is_asked_for_is_not_missed(run, sampling):
+    asked = ("--temperature", 0.6, "--top-p", 0.9)
+    assert run("generate", "It was", *sampling, *asked).err == ""
+    assert run("generate", "It was", *sampling, "--ignore-generation-config").err == ""

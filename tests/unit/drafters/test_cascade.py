@@ -1,0 +1,212 @@
+"""A drafter within a drafter: whose law comes out, what it costs, and what it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import foretoken
+from foretoken import costs
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.errors import InputError, NumericsError, RefusedError
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import RowKey
+from foretoken.speculator import Speculator
+from oracle import random_model
+from tiny import llama, t5
+
+V = 5
+P, M, Q = (random_model(seed, V) for seed in (1, 2, 3))
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def draw(lengths: list[int], params: SamplingParams = SAMPLED) -> Draw:
+    return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, params)
+
+
+def cascade(gamma: int = 3, **changes) -> CascadeDrafter:
+    return CascadeDrafter(TableModel(M, V, **changes), LMDrafter(TableModel(Q, V)), gamma)
+
+
+def assert_middle_law(drafter: CascadeDrafter, texts: list[list[int]], gamma: list[int]):
+    """q is the middle model's law behind every true prefix."""
+    draft = drafter.propose(list(gamma), draw([len(text) for text in texts]))
+    assert draft.q is not None and draft.lengths.tolist() == gamma
+    for b, text in enumerate(texts):
+        for i in range(gamma[b]):
+            prefix = (*text, *draft.tokens[b, :i].tolist())
+            assert draft.q[b, i].tolist() == pytest.approx(M(prefix), abs=1e-12)
+    return draft
+
+
+def test_every_guess_comes_with_the_middle_models_law_also_after_rejections():
+    drafter, texts = cascade(), [[1, 2], [0], [3, 3, 4]]
+    drafter.start([0, 1, 2], [list(text) for text in texts], None)
+    for gamma, kept in ([3, 1, 6], [0, 1, 4]), ([5, 0, 2], [5, 0, 1]), ([1, 4, 3], [0, 2, 0]):
+        draft = assert_middle_law(drafter, texts, gamma)
+        new = [[*draft.tokens[b, :n].tolist(), 2] for b, n in enumerate(kept)]
+        drafter.commit([list(tokens) for tokens in new])
+        texts = [text + tokens for text, tokens in zip(texts, new, strict=True)]
+    drafter.leave([0, 2])
+    assert_middle_law(drafter, texts[1:2], [3])
+
+
+def test_the_middle_model_runs_less_than_once_a_guess_where_the_inner_drafter_is_right():
+    drafter = CascadeDrafter(TableModel(M, V), LMDrafter(TableModel(M, V)), 3)
+    drafter.start([0], [[1]], None)
+    assert drafter.propose([8], draw([1])).calls == 2  # 3 guesses and 1 token of its own each
+    plain = CascadeDrafter(TableModel(M, V), NoDrafter())
+    plain.start([0], [[1]], None)
+    assert plain.propose([8], draw([1])).calls == 8
+
+
+def test_at_temperature_0_guesses_are_certain_and_the_middle_models_own():
+    drafter, alone = cascade(), LMDrafter(TableModel(M, V))
+    for each in drafter, alone:
+        each.start([0], [[1, 2]], None)
+    greedy = SamplingParams()
+    found, expected = (each.propose([6], draw([2], greedy)) for each in (drafter, alone))
+    assert found.q is None and torch.equal(found.tokens, expected.tokens)
+
+
+def test_rows_that_have_outgrown_the_middle_model_fall_silent():
+    drafter = cascade(context=4)
+    drafter.start([0, 1, 2], [[1, 2, 3], [1], [1, 2, 3, 4, 0, 1]], None)
+    assert drafter.propose([5, 3, 5], draw([3, 1, 6])).lengths.tolist() == [2, 3, 0]
+    drafter.commit([[0, 1, 2], [1], [1]])
+    assert drafter.propose([5, 2, 5], draw([6, 2, 7])).lengths.tolist() == [0, 2, 0]
+
+
+def test_a_source_is_read_by_a_middle_model_with_an_encoder_and_else_the_head_of_the_text():
+    for encoder_decoder in True, False:
+        drafter = cascade(encoder_decoder=encoder_decoder)
+        drafter.start([0], [[1]], [[3, 4]])
+        draft = drafter.propose([1], draw([1]))
+        assert draft.q is not None
+        assert draft.q[0, 0].tolist() == pytest.approx(M((3, 4, 1)), abs=1e-12)
+
+
+@pytest.mark.parametrize("encoder_decoder", [False, True])
+def test_a_source_of_ids_that_the_middle_model_does_not_know(encoder_decoder):
+    """A target's encoder may have a larger vocabulary than its decoder."""
+    drafter = cascade(encoder_decoder=encoder_decoder)
+    drafter.start([0, 1], [[1], [1]], [[V, 4], [3]])
+    assert drafter.propose([2, 2], draw([1, 1])).lengths.tolist() == [0, 2]
+
+
+def test_a_source_that_the_middle_models_encoder_cannot_hold():
+    drafter = cascade(encoder_decoder=True)
+    drafter.middle.source_context = 2
+    drafter.start([0, 1], [[1], [1]], [[3, 4, 2], [3]])
+    assert drafter.propose([2, 2], draw([1, 1])).lengths.tolist() == [0, 2]
+    with pytest.raises(RefusedError, match="cannot draft for a causal target"):
+        cascade(encoder_decoder=True).start([0], [[1]], None)
+
+
+def test_what_cannot_be_a_cascade():
+    class Forward:
+        def propose(self, gamma, draw): ...
+
+    with pytest.raises(RefusedError, match="^Forward cannot go back, as the parts of a cascade"):
+        CascadeDrafter(TableModel(M, V), Forward())
+    with pytest.raises(InputError, match="^UniformDrafter guesses among 7 tokens, .* has 5; give"):
+        CascadeDrafter(TableModel(M, V), UniformDrafter(7))
+    for gamma in -1, 2.5, float("nan"), "3", None, True:
+        with pytest.raises(InputError, match=f"^gamma is {gamma!r}; give the guesses"):
+            CascadeDrafter(TableModel(M, V), NoDrafter(), gamma)
+    with pytest.raises(InputError, match="^Speculator.* is no model; give .*\\.target$"):
+        CascadeDrafter(Speculator(TableModel(M, V), NoDrafter()), NoDrafter())
+
+
+def test_bad_logits_are_said_to_be_the_middle_models():
+    drafter = CascadeDrafter(TableModel(lambda text: [float("nan")] * V, V), NoDrafter())
+    drafter.start([0], [[1]], None)
+    with pytest.raises(NumericsError, match="^in a cascade's middle model.* hold NaN at position"):
+        drafter.propose([2], draw([1]))
+
+
+def test_costs_of_a_cascade_are_not_kept_for_another():
+    lookup = LookupDrafter()
+    assert costs.identity(lookup) is not None
+    assert costs.identity(CascadeDrafter(TableModel(M, V), lookup)) is None
+    named = TableModel(M, V)
+    named.identity = "table"
+    assert costs.identity(LMDrafter(named)) == "table"
+    assert costs.identity(LMDrafter(named, params=SAMPLED)) is None
+
+
+# Through the face of the package
+
+
+def spec(**options) -> Speculator:
+    """A cascade of depth 3 in float64: each model accelerated by the next."""
+    models = [llama(64, seed=seed).double() for seed in (3, 4, 5)]
+    small = foretoken.load(models[2], "lookup")
+    return foretoken.load(models[0], foretoken.load(models[1], small))
+
+
+def test_what_load_returned_may_draft():
+    found = spec()
+    assert isinstance(found.drafter, CascadeDrafter)
+    assert isinstance(found.drafter.drafter, CascadeDrafter)
+    assert found.draft_name.startswith("LlamaForCausalLM drafted for by LlamaForCausalLM drafted")
+    prompts = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
+    plain = foretoken.load(found.target.model, "none").generate(prompts, max_new_tokens=30)
+    fast = found.generate(prompts, max_new_tokens=30, gamma=4)
+    assert [c.tokens for c in fast] == [c.tokens for c in plain]
+    assert sum(c.stats.drafted for c in fast) > 0
+
+
+def test_a_text_does_not_depend_on_its_mates_and_a_cascade_accepts_what_its_middle_model_would():
+    found, prompts = spec(), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
+    options = {"max_new_tokens": 40, "temperature": 1.0, "gamma": 3}
+    together = found.generate(prompts, seed=7, **options)
+    for i, prompt in enumerate(prompts):
+        (alone,) = found.generate(prompt, seed=[(7, i)], **options)
+        assert alone.tokens == together[i].tokens
+    single = Speculator(found.target, LMDrafter(CausalModel(found.drafter.middle.model)))
+    seeds = [(seed, 0) for seed in range(12)]
+    alphas = [
+        sum(c.stats.alpha for c in each.generate([[1, 2]] * 12, seed=seeds, **options)) / 12
+        for each in (found, single)
+    ]
+    assert alphas[0] == pytest.approx(alphas[1], abs=0.15)  # both are estimates
+
+
+def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
+    options = {"max_new_tokens": 30, "temperature": 1.0, "gamma": 4, "rule": "coupled", "seed": 3}
+    found, prompts = spec(), [[1, 2, 3], [4]]
+    plain = found.generate(prompts, **options | {"gamma": 0})
+    assert [c.tokens for c in found.generate(prompts, **options)] == [c.tokens for c in plain]
+    same = Speculator(
+        found.target, CascadeDrafter(CausalModel(found.target.model), LookupDrafter())
+    )
+    parts = [(LMDrafter(CausalModel(found.target.model)), most) for most in (1, None)]
+    for each in same, Speculator(found.target, MixtureDrafter(parts)):
+        again = each.generate(prompts, **options)
+        assert [c.tokens for c in again] == [c.tokens for c in plain]
+        assert all(c.stats.accepted == c.stats.drafted for c in again)
+        assert all(c.stats.alpha == pytest.approx(1) for c in again)
+
+
+def test_automatic_gamma_over_a_cascade():
+    found = spec()
+    (plain,) = found.generate([1, 2], gamma=0, max_new_tokens=20)
+    assert found.generate([1, 2], max_new_tokens=20)[0].tokens == plain.tokens
+
+
+def test_vocabularies_are_compared_at_load():
+    with pytest.raises(RefusedError, match="has 32 output rows and the target 64"):
+        foretoken.load(llama(64), foretoken.load(llama(32), "lookup"))
+    with pytest.raises(InputError, match="^UniformDrafter guesses among 7 tokens, the target has"):
+        foretoken.load(llama(64), UniformDrafter(7))
+    with pytest.raises(RefusedError, match="is an encoder-decoder: it cannot draft"):
+        foretoken.load(llama(64), foretoken.load(t5(64), "lookup"))

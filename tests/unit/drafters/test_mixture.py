@@ -1,0 +1,132 @@
+"""Drafters by position: who guesses where, told what, and under whose law."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken import costs
+from foretoken.drafters.base import pack
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import Purpose, RowKey, uniform
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+V = 5
+Q, R = random_model(1, V), random_model(2, V)
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def draw(lengths: list[int], params: SamplingParams = SAMPLED) -> Draw:
+    return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, params)
+
+
+def lm(law) -> LMDrafter:
+    return LMDrafter(TableModel(law, V))
+
+
+def test_the_first_makes_its_guesses_and_the_next_goes_on_from_them():
+    drafter, texts = MixtureDrafter([(lm(Q), 2), (lm(R), None)]), [[1, 2], [3], [4]]
+    drafter.start([0, 1, 2], [list(text) for text in texts], None)
+    for gamma in [4, 1, 3], [2, 5, 0]:
+        draft = drafter.propose(list(gamma), draw([len(text) for text in texts]))
+        assert draft.lengths.tolist() == gamma and draft.q is not None
+        for b, text in enumerate(texts):
+            for i in range(gamma[b]):
+                law = (Q if i < 2 else R)((*text, *draft.tokens[b, :i].tolist()))
+                assert draft.q[b, i].tolist() == pytest.approx(law, abs=1e-12)
+        kept = [[*draft.tokens[b, :1].tolist(), 2] if gamma[b] else [0] for b in range(3)]
+        drafter.commit([list(x) for x in kept])
+        texts = [text + x for text, x in zip(texts, kept, strict=True)]
+    drafter.leave([0, 1])
+    assert drafter.propose([3], draw([9])).lengths.tolist() == [3]
+
+
+def test_where_the_first_finds_nothing_the_next_takes_over():
+    drafter = MixtureDrafter([(LookupDrafter(), 2), (lm(Q), None)])
+    drafter.start([0, 1], [[1, 2, 1], [3, 4]], None)
+    draft = drafter.propose([3, 3], draw([3, 2]))
+    assert draft.tokens[0, :2].tolist() == [2, 1] and draft.calls == 3
+    assert draft.q is not None
+    assert torch.equal(draft.q[0, :2], torch.eye(V).double()[[2, 1]])
+    x = draft.tokens[0].tolist()
+    assert draft.q[0, 2].tolist() == pytest.approx(Q((1, 2, 1, *x[:2])), abs=1e-12)
+    assert draft.q[1, 0].tolist() == pytest.approx(Q((3, 4)), abs=1e-12)
+
+
+def test_without_a_law_all_guesses_are_certain():
+    drafter = MixtureDrafter([(LookupDrafter(), 1), (LookupDrafter(2), 1)])
+    drafter.start([0], [[1, 2, 1]], None)
+    draft = drafter.propose([4], draw([3]))
+    assert draft.q is None and draft.tokens.tolist() == [[2, 1]] and draft.calls == 0
+    quiet = drafter.propose([0], draw([3]))
+    assert quiet.q is None and quiet.tokens.shape == (1, 0)
+
+
+def test_laws_of_two_precisions_keep_their_very_numbers():
+    class Single(UniformDrafter):
+        def propose(self, gamma, draw):
+            draft = super().propose(gamma, draw)
+            return pack([ids[:1] for ids in draft.tokens.tolist()], self.law.float()[:, None])
+
+    third = MixtureDrafter([(Single(3), 1), (UniformDrafter(3), 1)])
+    third.start([0], [[1]], None)
+    draft = third.propose([2], draw([1]))
+    assert draft.q is not None and draft.q.dtype == torch.float64
+    assert draft.q[0, 0].tolist() == torch.full((3,), 1 / 3).tolist()
+    assert draft.q[0, 1].tolist() == [1 / 3] * 3
+
+
+def test_no_number_is_drawn_twice():
+    drafter = MixtureDrafter([(UniformDrafter(1000), 2), (UniformDrafter(1000), None)])
+    drafter.start([0], [[1]], None)
+    numbers = [uniform(RowKey(0, 0), 1, i, Purpose.DRAFT) for i in range(4)]
+    found = drafter.propose([4], draw([1])).tokens[0].tolist()
+    assert found == [int(u * 1000) for u in numbers]
+
+
+@pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])
+def test_counts(counts):
+    with pytest.raises(InputError, match="parts have the counts"):
+        MixtureDrafter([(UniformDrafter(V), n) for n in counts])
+
+
+@pytest.mark.parametrize("parts", [None, 3, [LookupDrafter()], [(LookupDrafter(),)], ["ab"]])
+def test_parts_are_pairs(parts):
+    with pytest.raises(InputError, match="^parts is .*; give a list of pairs"):
+        MixtureDrafter(parts)
+
+
+def test_parts_that_do_not_fit():
+    class Forward:
+        def propose(self, gamma, draw): ...
+
+    with pytest.raises(RefusedError, match="^Forward cannot go back, as the parts of a mixture"):
+        MixtureDrafter([(UniformDrafter(V), 1), (Forward(), None)])
+    with pytest.raises(InputError, match="guesses among 7 tokens, another part of .* has 5"):
+        MixtureDrafter([(LookupDrafter(), 1), (UniformDrafter(V), 1), (UniformDrafter(7), None)])
+    assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None
+    assert costs.identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
+    assert MixtureDrafter([(LookupDrafter(), 1), (lm(Q), 1)]).runtime == "python+table"
+
+
+def test_a_text_does_not_depend_on_its_mates():
+    """Where lookup finds something in one row and nothing in another, the model's numbers are
+    still those of each row's own places."""
+    P = random_model(3, V)
+    parts = [(LookupDrafter(), 2), (lm(Q), 1), (lm(R), None)]
+    spec = Speculator(TableModel(P, V), MixtureDrafter(parts))
+    prompts = [[1, 2, 1, 2, 1], [3], [4, 0, 2]]
+    options = {"max_new_tokens": 25, "temperature": 1.0, "gamma": 5}
+    for seed in range(5):
+        together = spec.generate(prompts, seed=seed, **options)
+        for i, prompt in enumerate(prompts):
+            (alone,) = spec.generate(prompt, seed=[(seed, i)], **options)
+            assert alone.tokens == together[i].tokens

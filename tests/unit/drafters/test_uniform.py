@@ -1,0 +1,50 @@
+"""Uniformly random guesses, and the law that comes with them."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from foretoken.drafters.base import Draw
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.errors import InputError
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import RowKey
+
+SAMPLED = SamplingParams(1.0)
+
+
+def draws(B, params=SAMPLED):
+    return Draw([RowKey(3, b) for b in range(B)], [5] * B, params)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_q_is_uniform_at_any_temperature_and_takes_no_memory(temperature):
+    params = SamplingParams(temperature, top_k=2)
+    draft = UniformDrafter(8).propose([2, 0, 3], draws(3, params))
+    assert draft.lengths.tolist() == [2, 0, 3]
+    assert draft.tokens.shape == (3, 3)
+    assert draft.q is not None and draft.calls == 0
+    assert torch.equal(draft.q, torch.full((3, 3, 8), 1 / 8))
+    assert draft.q.untyped_storage().nbytes() == 8 * 8
+
+
+def test_guesses_are_what_draw_gives():
+    draft = UniformDrafter(50).propose([2, 2], draws(2))
+    law = torch.full((2, 50), 1 / 50)
+    expected = torch.stack([draws(2)(law, i) for i in range(2)], 1)
+    assert torch.equal(draft.tokens, expected)
+
+
+def test_guesses_follow_the_law():
+    """Fails by chance once in 10^8 (and the seed is fixed)."""
+    B, V = 2000, 7
+    draft = UniformDrafter(V).propose([2] * B, draws(B))
+    for i in range(2):
+        counts = torch.bincount(draft.tokens[:, i], minlength=V).numpy()
+        assert chisquare(counts).pvalue > 1e-8
+
+
+@pytest.mark.parametrize("size", [0, "a", 2.5, True, None])
+def test_vocab_size_is_a_whole_number_from_1(size):
+    with pytest.raises(InputError, match=f"^vocab_size is {size!r}; give the target's, 1 or more"):
+        UniformDrafter(size)

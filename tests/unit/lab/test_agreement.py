@@ -1,0 +1,91 @@
+"""beta at every position of the target's own text, against the two laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from foretoken.drafters.heads import HeadsDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.lab.agreement import CHUNK, overlaps
+from foretoken.models.stock.blockwise import Heads, ends_of
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.table import TableModel
+from foretoken.request import Request
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import RowKey
+from oracle import random_model
+
+V = 6
+P, Q = random_model(1, V), random_model(2, V)
+SAMPLED = SamplingParams(temperature=1.0)
+NEW = np.random.default_rng(0).integers(0, V, 2 * CHUNK + 5).tolist()
+
+
+def request(prompt=(1, 2), **settings) -> Request:
+    return Request(list(prompt), len(NEW), RowKey(0, 0), **settings)
+
+
+def prefixes(head=(1, 2)) -> list[tuple[int, ...]]:
+    return [(*head, *NEW[:i]) for i in range(len(NEW))]
+
+
+def test_a_model_as_draft():
+    target, draft = TableModel(P, V), TableModel(Q, V)
+    drafter = LMDrafter(draft, V)
+    expected = [np.minimum(P(text), Q(text)).sum() for text in prefixes()]
+    for _ in range(2):  # both are left idle, so that it can be done again
+        assert overlaps(target, drafter, request(), NEW, SAMPLED) == pytest.approx(expected)
+
+
+def test_a_source():
+    target = TableModel(P, V, encoder_decoder=True)
+    drafter = LMDrafter(TableModel(Q, V), V)  # reads the source as the head of its prompt
+    found = overlaps(target, drafter, request([0], source=[3, 4]), NEW, SAMPLED)
+    texts = prefixes((3, 4, 0))
+    assert found == pytest.approx([np.minimum(P(t), Q(t)).sum() for t in texts])
+
+
+def test_greedy_is_whether_the_argmax_agrees():
+    found = overlaps(
+        TableModel(P, V), LMDrafter(TableModel(Q, V), V), request(), NEW, SamplingParams()
+    )
+    assert found == [float(np.argmax(P(t)) == np.argmax(Q(t))) for t in prefixes()]
+
+
+def test_uniform_guesses():
+    found = overlaps(TableModel(P, V), UniformDrafter(V), request(), NEW, SAMPLED)
+    assert found == pytest.approx([np.minimum(P(t), 1 / V).sum() for t in prefixes()])
+
+
+def test_heads_read_the_states_of_the_very_token():
+    network = tiny.llama(V).double()
+    heads = Heads.fresh(network, 1).double()
+    torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
+    target, (output, words) = CausalModel(network), ends_of(network)
+    new = NEW[: CHUNK + 3]
+    found = overlaps(target, HeadsDrafter(target, heads, output, words), request(), new, SAMPLED)
+    text = torch.tensor([[1, 2, *new]])
+    with torch.no_grad():
+        hidden = network.model(text).last_hidden_state[0]
+        p = output(hidden[2:-1]).softmax(-1)  # from the second new token on
+        q = output(heads(hidden[1:-2], words(text[0, 2:-1]), 0, 1)).softmax(-1)[:, 0]
+    assert found[0] is None
+    assert found[1:] == pytest.approx(torch.minimum(p, q).sum(-1).tolist())
+
+
+def test_copies_overlap_by_p_and_silence_is_told():
+    new = [3, 1, 2, 3]
+    found = overlaps(TableModel(P, V), LookupDrafter(), request(), new, SAMPLED)
+    texts = [(1, 2), (1, 2, 3), (1, 2, 3, 1), (1, 2, 3, 1, 2)]
+    assert found[:2] == [None, None]  # nothing occurred before
+    assert found[2:] == pytest.approx([P(texts[2])[2], P(texts[3])[3]])
+
+
+def test_a_forced_token_has_all_of_p():
+    found = overlaps(TableModel(P, V), UniformDrafter(V), request(forced={1: 4}), NEW[:3], SAMPLED)
+    assert found[1] == pytest.approx(1 / V) and found[0] > 1 / V and found[2] > 1 / V

@@ -1,0 +1,596 @@
+"""Loading: what becomes a Speculator, and the one line that everything else gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+import foretoken
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.ngram import NGramDrafter, fingerprint
+from foretoken.drafters.none import NoDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.loading import load as loading
+from foretoken.loading import memory
+from foretoken.loading.sources import CLASSES, tokenizer
+from foretoken.models.families import build
+from foretoken.storage.disk import remember, remembered
+from foretoken.train.ngram import fit
+from tiny import TEXT, byte_level, folder, llama, metaspace, t5
+
+PADDED = 336  # output rows of the target below, for 320 tokens
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a target and a smaller draft with the same tokenizer."""
+    base = tmp_path_factory.mktemp("pair")
+    draft = llama(320, seed=1, num_hidden_layers=1)
+    return (
+        folder(base / "target", llama(PADDED), byte_level()),
+        folder(base / "draft", draft, byte_level()),
+    )
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without a tokenizer."""
+    return folder(tmp_path_factory.mktemp("bare") / "model", llama(PADDED))
+
+
+def refused(kind: type[ForetokenError], says: str, *args, **options) -> str:
+    with pytest.raises(kind, match=says) as error:
+        foretoken.load(*args, **options)
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 400
+    return message
+
+
+def renamed() -> PreTrainedTokenizerFast:
+    """The same size of vocabulary, one token of another name."""
+    state = json.loads(byte_level().backend_tokenizer.to_str())
+    (old,) = (token for token, i in state["model"]["vocab"].items() if i == 300)
+    state["model"]["vocab"]["zzz"] = state["model"]["vocab"].pop(old)
+    state["model"]["merges"] = [m for m in state["model"]["merges"] if old not in ("".join(m), *m)]
+    backend = Tokenizer.from_str(json.dumps(state))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+
+
+# What works
+
+
+def test_folders(pair):
+    spec = foretoken.load(*pair)
+    assert isinstance(spec.drafter, LMDrafter) and spec.tokenizer is not None
+    assert (spec.target_name, spec.draft_name) == tuple(map(str, pair))
+    assert spec.ends.eos == {0}
+    (done,) = spec.generate("It was", max_new_tokens=8, gamma=2)
+    (plain,) = foretoken.load(str(pair[0]), "none").generate("It was", max_new_tokens=8)
+    assert done.tokens == plain.tokens and done.text == plain.text
+
+
+def test_weights_are_the_folders_own(pair):
+    target = foretoken.load(pair[0]).target
+    for name, weight in llama(PADDED).state_dict().items():
+        assert torch.equal(target.model.state_dict()[name], weight)
+
+
+def test_models_in_memory_are_used_as_they_are():
+    target, draft = llama(64).double(), llama(64, seed=1)
+    spec = foretoken.load(target, draft)
+    assert spec.target.model is target and spec.drafter.model.model is draft
+    assert target.dtype == torch.float64 and spec.tokenizer is None
+    assert spec.target_name == "LlamaForCausalLM"
+    assert len(spec.generate([1, 2], max_new_tokens=5, gamma=2)[0].tokens) == 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_dtype(pair, dtype):
+    spec = foretoken.load(*pair, dtype=dtype)
+    assert spec.target.model.dtype == spec.drafter.model.model.dtype == getattr(torch, dtype)
+
+
+def test_dtype_of_the_draft_and_auto(pair, tmp_path):
+    spec = foretoken.load(*pair, draft_dtype="bfloat16")
+    assert spec.target.model.dtype == torch.float32
+    assert spec.drafter.model.model.dtype == torch.bfloat16
+    half = folder(tmp_path / "half", llama(64).to(torch.bfloat16))
+    assert foretoken.load(half, dtype="auto").target.model.dtype == torch.bfloat16
+
+
+def test_a_tokenizer_from_elsewhere(bare, pair):
+    assert foretoken.load(bare).tokenizer is None
+    assert foretoken.load(bare, tokenizer=pair[0]).tokenizer.get_vocab() == byte_level().get_vocab()
+    assert foretoken.load(llama(PADDED), tokenizer=byte_level()).tokenizer is byte_level()
+    refused(InputError, "holds no tokenizer", pair[0], tokenizer=bare)
+    refused(InputError, "the tokenizer in no-such cannot be read", pair[0], tokenizer="no-such")
+
+
+def test_an_encoder_decoder_folder(tmp_path):
+    target = folder(tmp_path / "t5", t5(330), metaspace())
+    spec = foretoken.load(target, folder(tmp_path / "draft", t5(330, seed=1), metaspace()))
+    assert spec.target.encoder_decoder and spec.ends.decoder_start == 1
+    (done,) = spec.generate("It was", max_new_tokens=9, gamma=3)
+    plain = foretoken.load(target, "none").generate("It was", max_new_tokens=9)[0]
+    assert done.tokens == plain.tokens and done.stats.drafted
+
+
+@pytest.mark.parametrize(
+    ("draft", "near"),
+    [
+        ("look-up", "lookup"),
+        ("Lookup", "lookup"),
+        ("coppy", "copy"),
+        ("non", "none"),
+        ("uniforms", "uniform"),
+        ("n-gram:a/b.safetensors", "ngram:FILE"),
+        ("head:a.safetensors", "heads:FILE"),
+        ("ngram", "ngram:FILE"),
+        ("heads", "heads:FILE"),
+    ],
+)
+def test_a_name_that_was_mistyped_gets_the_nearest(bare, draft, near):
+    refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
+
+
+@pytest.mark.parametrize("draft", ["gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"])
+def test_other_names_are_models(bare, draft):
+    assert "did you mean" not in refused(InputError, ".", bare, draft)
+
+
+def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(Path("look-up"), llama(PADDED))
+    assert isinstance(foretoken.load(bare, "look-up").drafter, LMDrafter)
+
+
+def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch):
+    seen, words_of = [], loading.words_of
+    monkeypatch.setattr(loading, "words_of", lambda *a, **k: seen.append(a) or words_of(*a, **k))
+    foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
+    foretoken.load(bare, "none", revision="old")
+    assert [revision for _, revision, _ in seen] == [None, "old"]
+
+
+# How a model's own generation config would sample
+
+
+@pytest.mark.parametrize(
+    ("settings", "suggested"),
+    [
+        ({}, {}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": False, "temperature": 0.6}, {}),
+        ({"temperature": 0.7, "top_p": 1.0}, {"temperature": 0.7}),
+        ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0, "min_p": 0.1}),
+    ],
+)
+def test_sampling_that_the_model_suggests(settings, suggested):
+    model = llama(64)
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    assert foretoken.load(model, "none").suggested == suggested
+    assert foretoken.load(model, "none", generation_config="ignore").suggested == {}
+
+
+def test_a_suggestion_that_is_not_followed_is_said_once(caplog):
+    model = llama(64, eos_token_id=None)
+    model.generation_config.do_sample, model.generation_config.temperature = True, 0.6
+    spec = foretoken.load(model, "none")
+    list(spec.stream([1, 2], max_new_tokens=2, **spec.suggested))
+    assert not caplog.records
+    list(spec.stream([1, 2], max_new_tokens=2))
+    spec.generate([1, 2], max_new_tokens=2, temperature=1.0)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "suggests temperature=0.6, " in record.getMessage()
+
+
+# Drafts by name
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind"),
+    [
+        (None, LookupDrafter),
+        ("lookup", LookupDrafter),
+        ("none", NoDrafter),
+        ("uniform", UniformDrafter),
+    ],
+)
+def test_drafts_by_name(pair, draft, kind):
+    spec = foretoken.load(pair[0], draft)
+    assert type(spec.drafter) is kind and spec.draft_name == (draft or "lookup")
+    done = spec.generate("It was", max_new_tokens=8, gamma=2, temperature=1.0)[0]
+    assert len(done.tokens) == 8
+
+
+def test_a_drafter_of_ones_own(pair):
+    mine = LookupDrafter(longest=3)
+    spec = foretoken.load(pair[0], mine)
+    assert spec.drafter is mine and spec.draft_name == "LookupDrafter"
+    refused(InputError, "draft is 5; give a folder", pair[0], 5)
+
+
+def test_an_ngram_file(pair, bare, tmp_path):
+    ids = byte_level()(TEXT).input_ids
+    mine, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
+    fit([ids], 320, 3, fingerprint=fingerprint(byte_level().get_vocab())).save(mine)
+    fit([ids], 320, 3, fingerprint=fingerprint(metaspace().get_vocab())).save(other)
+    spec = foretoken.load(pair[0], f"ngram:{mine}")
+    assert isinstance(spec.drafter, NGramDrafter)
+    for temperature in (0.0, 1.0):
+        options = {"gamma": 3, "temperature": temperature, "max_new_tokens": 12}
+        assert spec.generate("It was", **options)[0].stats.drafted
+    refused(InputError, "another tokenizer", pair[0], f"ngram:{other}")
+    refused(InputError, "there is no n-gram file", pair[0], "ngram:missing.safetensors")
+    refused(InputError, "is for 320 tokens, the target has 336", bare, f"ngram:{mine}")
+
+
+# Vocabularies
+
+
+def test_a_draft_with_another_vocabulary_is_refused_with_a_token(pair, tmp_path):
+    """Of the same size; and of another."""
+    other = folder(tmp_path / "other", llama(PADDED, seed=1), renamed())
+    message = refused(
+        RefusedError, "2 of the 321 tokens in either vocabulary differ", pair[0], other
+    )
+    assert re.search("is id (300 there and None|None there and 300) in the target", message)
+    unlike = folder(tmp_path / "unlike", llama(PADDED, seed=1), metaspace())
+    message = refused(RefusedError, "has another tokenizer", pair[0], unlike)
+    assert "give a draft with the same vocabulary, or 'lookup'" in message
+
+
+def test_without_two_tokenizers_sizes_must_agree(pair, bare):
+    assert foretoken.load(pair[0], llama(PADDED, seed=1))
+    assert foretoken.load(bare, llama(PADDED, seed=1))
+    refused(RefusedError, "320 output rows and the target 336", bare, llama(320))
+    refused(RefusedError, "no two tokenizers to compare", pair[0], llama(320))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("swap", [False, True], ids=["target is wider", "draft is wider"])
+def test_padded_rows_are_fine(pair, swap, temperature):
+    """Also where the target says an id that the draft has no row for: it falls silent there."""
+    target, draft = pair[::-1] if swap else pair
+    spec = foretoken.load(target, draft)
+    options = {"max_new_tokens": 60, "temperature": temperature}
+    beyond = 0
+    for seed in range(4):
+        for done in spec.generate(["It was", "The day"], gamma=3, seed=seed, **options):
+            place = next((i for i, token in enumerate(done.tokens) if token >= 320), None)
+            if place is not None and temperature:
+                beyond += 1
+                spoken = 0
+                for step in done.steps:
+                    assert not step.guesses or spoken <= place
+                    spoken += len(step.kept)
+    assert bool(beyond) == bool(temperature and not swap)
+    if not temperature:
+        plain = foretoken.load(target, "none").generate("It was", **options)
+        assert plain[0].tokens == spec.generate("It was", gamma=3, **options)[0].tokens
+
+
+def test_a_prompt_with_ids_that_the_draft_lacks(pair):
+    spec = foretoken.load(*pair)
+    for prompt in ([330], [5, 330], [330, 5]):
+        done = spec.generate([prompt, [5, 6]], gamma=3, max_new_tokens=6, temperature=1.0)
+        assert done[0].stats.drafted == 0 and done[1].stats.drafted
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
+def test_a_source_with_ids_that_the_draft_lacks(kind, tmp_path):
+    target = folder(tmp_path / "target", t5(350), metaspace())
+    network = t5(330, seed=1) if kind == "encoder-decoder" else llama(330)
+    spec = foretoken.load(target, folder(tmp_path / "draft", network, metaspace()))
+    done = spec.generate([[5, 340], [5, 6], [340]], gamma=2, max_new_tokens=4)
+    drafted = [c.stats.drafted for c in done]
+    assert drafted[0] == drafted[2] == 0 and drafted[1]
+    again = spec.generate([5, 6], gamma=2, max_new_tokens=4)
+    assert again[0].tokens == done[1].tokens
+
+
+def test_a_source_longer_than_the_drafts_encoder():
+    draft = transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=64,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=32,
+        )
+    )
+    spec = foretoken.load(t5(64), draft)
+    long, short = spec.generate([[5] * 40, [5] * 4], gamma=2, max_new_tokens=5)
+    assert long.stats.drafted == 0 and short.stats.drafted
+
+
+# Kinds of models
+
+
+def test_an_encoder_decoder_cannot_draft_for_a_causal_target(pair, tmp_path):
+    draft = folder(tmp_path / "t5", t5(PADDED), byte_level())
+    refused(RefusedError, "cannot draft for a causal target", pair[0], draft)
+
+
+def test_a_decoder_only_model_drafts_for_an_encoder_decoder():
+    spec = foretoken.load(t5(64).double(), llama(64).double())
+    plain = foretoken.load(t5(64).double(), "none")
+    prompts = [[5, 6, 7], [8]]
+    fast = spec.generate(prompts, gamma=3, max_new_tokens=12)
+    slow = plain.generate(prompts, max_new_tokens=12)
+    assert [c.tokens for c in fast] == [c.tokens for c in slow]
+    assert all(c.stats.drafted for c in fast)
+
+
+def test_bert_is_refused(tmp_path):
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=64, intermediate_size=32, **shape)
+    path = folder(tmp_path / "bert", transformers.BertForMaskedLM(config))
+    refused(ForetokenError, "bert|Bert", path)
+    refused(RefusedError, "bert", transformers.BertForMaskedLM(config))
+
+
+def test_a_model_that_is_no_language_model_is_refused(tmp_path):
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    path = folder(tmp_path / "vit", transformers.ViTModel(config))
+    refused(RefusedError, "is a vit model, neither causal nor encoder-decoder", path)
+
+
+# What cannot be read
+
+
+def test_unknown_models(tmp_path, pair):
+    refused(InputError, "there is no folder 'no-such/model', and HF_HUB_OFFLINE", "no-such/model")
+    refused(InputError, "is no folder; give a model's folder", tmp_path / "missing")
+    refused(InputError, "'no such thing!' is no folder", "no such thing!")
+    refused(InputError, "'' is no folder", "")
+    refused(InputError, "there is no folder .no-such.", pair[0], "no-such")
+    refused(InputError, "cannot be read as a model", tmp_path)  # empty
+
+
+@pytest.mark.parametrize(
+    "text", ['{"eos_token_id": 5,}', "{bad", "[]", '{"eos_token_id": "x"}', "\xff"]
+)
+def test_a_broken_generation_config_is_not_passed_over(tmp_path, text):
+    path = folder(tmp_path / "model", llama(64))
+    (path / "generation_config.json").write_text(text, encoding="latin-1")
+    refused(InputError, "generation_config.json cannot be read|eos_token_id='x'; give", path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"text"', "{}", '{"model_type": "nothing"}'])
+def test_a_broken_config(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    refused(ForetokenError, str(tmp_path), tmp_path)
+
+
+def test_missing_and_broken_weights(tmp_path, pair):
+    path = folder(tmp_path / "model", llama(64))
+    (weights,) = path.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refused(InputError, "cannot be loaded", path)
+    weights.unlink()
+    refused(InputError, "cannot be loaded: .*no file named", path)
+    llama(64).model.save_pretrained(path)  # all but the output layer
+    message = refused(InputError, "holds no weights for lm_head.weight", path)
+    assert "give a complete LlamaForCausalLM" in message
+
+
+def test_a_broken_tokenizer(tmp_path):
+    path = folder(tmp_path / "model", llama(64))
+    (path / "tokenizer.json").write_text("{")
+    refused(InputError, "the tokenizer in .* cannot be read", path)
+
+
+def test_remote_code_is_not_run(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}'
+    )
+    (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
+    refused(InputError, "cannot be read as a model", tmp_path)
+
+
+def test_a_config_that_no_model_follows_from(tmp_path):
+    path = folder(tmp_path / "model", llama(64))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"hidden_act": "nosuch"}))
+    refused(InputError, "cannot be built from its config: .*nosuch", path)
+
+
+def test_weights_of_another_size_are_told_by_name(tmp_path):
+    path = folder(tmp_path / "model", llama(64))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    message = refused(InputError, "holds model.layers.0.mlp.down_proj.weight as", path)
+    assert "(32, 48), its config says (32, 40)" in message
+
+
+def test_a_tokenizer_that_needs_no_vocabulary_file(tmp_path):
+    path = folder(tmp_path / "model", t5(384), transformers.ByT5Tokenizer())
+    (done,) = foretoken.load(path, "none").generate("It was", max_new_tokens=4)
+    assert isinstance(done.text, str)
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
+def test_a_tokenizer_config_without_its_files_is_no_tokenizer(tmp_path, kind):
+    path = folder(tmp_path / "model", llama(64))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    refused(InputError, "the tokenizer in .* cannot be read: ", path)
+    assert foretoken.load(path, tokenizer=byte_level())
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "says"),
+    [
+        ([5], {}, "target is 5; give a folder, a hub id or a model"),
+        ([torch.nn.Linear(2, 2)], {}, "target is Linear"),
+        (["a" * 5000], {}, "is no folder; give a model's folder"),
+        (["a\0b"], {}, "is no folder; give a model's folder"),
+        ([llama(64), "a" * 5000], {}, "is no folder; give a model's folder"),
+        ([llama(64), foretoken.Drafter], {}, "draft is <class .*Drafter'>; give a folder"),
+        ([llama(64), LookupDrafter], {}, "draft is <class .*LookupDrafter'>; give a folder"),
+        ([llama(64)], {"tokenizer": 5}, "tokenizer is 5; give a folder, a hub id or a tokenizer"),
+        ([llama(64)], {"tokenizer": "a" * 5000}, "the tokenizer in a+ cannot be read"),
+        ([llama(64)], {"device": None}, "device is None; give 'cpu'"),
+        ([llama(64)], {"device": "meta"}, "device 'meta' holds no numbers; give 'cpu'"),
+        ([llama(64)], {"dtype": torch.float32}, "dtype is torch.float32; give one of"),
+    ],
+)
+def test_values_of_another_kind(args, options, says):
+    refused(InputError, says, *args, **options)
+
+
+def test_a_model_in_memory_keeps_its_mode():
+    """And its dropout plays no part."""
+    for target in (llama(64, attention_dropout=0.5), t5(64, dropout_rate=0.5)):
+        target.train()
+        spec = foretoken.load(target, "lookup")
+        assert all(module.training for module in target.modules())
+        first, second = (spec.generate([3, 4, 3, 4], gamma=2, max_new_tokens=20) for _ in range(2))
+        assert first[0].tokens == second[0].tokens
+        assert all(module.training for module in target.modules())
+        plain = foretoken.load(target.eval(), "none").generate([3, 4, 3, 4], max_new_tokens=20)
+        assert plain[0].tokens == first[0].tokens
+
+
+# The generation config
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("num_beams", 4),
+        ("repetition_penalty", 1.2),
+        ("no_repeat_ngram_size", 3),
+        ("bad_words_ids", [[3]]),
+        ("min_length", 5),
+        ("suppress_tokens", [1]),
+        ("forced_decoder_ids", [[1, 2]]),
+        ("typical_p", 0.9),
+    ],
+)
+def test_what_changes_the_law_is_refused_by_name(entry, value):
+    target = llama(64)
+    setattr(target.generation_config, entry, value)
+    message = refused(RefusedError, f"sets {entry}=", target)
+    assert "generation_config='ignore'" in message
+    assert foretoken.load(target, generation_config="ignore").generate([1], max_new_tokens=2)
+
+
+def test_its_temperature_is_not_read():
+    target = llama(64)
+    target.generation_config.update(do_sample=True, temperature=3.0, top_k=2, top_p=0.1)
+    assert foretoken.load(target).generate([1, 2], max_new_tokens=4)
+
+
+def test_generation_config_is_a_word(pair):
+    refused(
+        InputError,
+        "generation_config is 'skip'; give None or 'ignore'",
+        pair[0],
+        generation_config="skip",
+    )
+
+
+# What is not built, and what does not fit
+
+
+def test_a_precision_that_a_model_cannot_run_in(tmp_path):
+    """The self-check runs a copy in float32, which says nothing of float64."""
+    says = "MixtralForCausalLM does not run in float64 on cpu: .*; give dtype='float32'"
+    model = build("Mixtral")
+    model.save_pretrained(tmp_path)
+    refused(RefusedError, says, tmp_path, "none", dtype="float64")
+    refused(RefusedError, says, tmp_path, tmp_path, runtime="transformers", draft_dtype="float64")
+    refused(RefusedError, says, model.double(), "none")
+    assert foretoken.load(model.float(), "none").generate([5, 6], max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"runtime": "openvino"}, "exact_shapes=True runs on torch, .* give runtime="),
+        ({"runtime": "graphs"}, "not shown to be exact on graphs"),
+        ({"dtype": "int8"}, "has no int8; give float32"),
+    ],
+)
+def test_exact_shapes_that_there_are_not(options, says):
+    refused(RefusedError, says, "no-such/model", exact_shapes=True, **options)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_exact_shapes_is_yes_or_no(value):
+    says = f"exact_shapes is {value!r}; give True or False"
+    refused(InputError, says, "no-such/model", exact_shapes=value)
+
+
+def test_exact_shapes(pair):
+    spec = foretoken.load(*pair, exact_shapes=True)
+    (done,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)
+    assert done.stats.runtime == "transformers, exact shapes"
+    assert done.stats.draft_runtime == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "half"}, "dtype is 'half'; give one of float32"),
+        ({"device": "quantum"}, "device 'quantum' cannot be used"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used"),
+    ],
+)
+def test_bad_values(options, says):
+    refused(InputError, says, "no-such/model", **options)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkeypatch, tmp_path):
+    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    config = transformers.LlamaConfig(
+        vocab_size=128256, hidden_size=4096, num_hidden_layers=32, **shape
+    )
+    config.save_pretrained(tmp_path)  # no weights at all
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * 10**9)
+    message = refused(RefusedError, "needs 35.3 GB", tmp_path)
+    assert "32.1 GB of weights" in message and "20.0 GB are free on cpu" in message
+    message = refused(InputError, "cannot be loaded", tmp_path, dtype="bfloat16")  # 16 GB would
+
+
+def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(import_module("foretoken.loading.load"), "files", lambda package: tmp_path)
+    refused(InputError, "the default pair is missing at .*target; install the package again")
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace])
+def test_a_tokenizer_whose_class_is_remembered_is_the_same(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder(tmp_path / "m", llama(400), make())
+    first = tokenizer(tmp_path / "m", None, False)
+    assert remembered(CLASSES)
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *args, **more: 1 / 0)
+        second = tokenizer(tmp_path / "m", None, False)
+    assert type(first) is type(second) and first.get_vocab() == second.get_vocab()
+    assert first.special_tokens_map == second.special_tokens_map
+    text = "It was the first day, naïve as ever."
+    assert first(text).data == second(text).data
+    assert first.decode(first(text).input_ids) == second.decode(second(text).input_ids)
+    for key in remembered(CLASSES):  # only what transformers made is run
+        remember(CLASSES, key, "subprocess:Popen")
+    assert type(tokenizer(tmp_path / "m", None, False)) is type(first)

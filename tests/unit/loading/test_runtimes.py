@@ -1,0 +1,267 @@
+"""Which runtime serves a model, why, and that conversions are made once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from foretoken import RefusedError, load
+from foretoken.errors import InputError
+from foretoken.loading import runtimes
+from foretoken.loading.runtimes import Wish, place
+from foretoken.loading.sources import source
+from foretoken.models.families import build
+from foretoken.models.openvino import conversion, store
+from foretoken.models.stock import selfcheck
+from foretoken.models.stock.selfcheck import stir
+
+pytestmark = pytest.mark.openvino
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache for the module: what a family's check found is remembered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(selfcheck, "FOUND", {})
+        yield
+
+
+@pytest.fixture
+def converting(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "foretoken.models.openvino.conversion")
+    return caplog
+
+
+def saved(folder: Path, seed: int = 0, name: str = "Llama") -> str:
+    torch.manual_seed(seed)
+    model = build(name)
+    stir(model)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def at(path: str, **wish: object) -> runtimes.Placed:
+    return place(source(path, None, trust=False), Wish(**wish))
+
+
+def stock(path: str, prompt: list[int], n: int) -> list[int]:
+    return load(path, "none", runtime="transformers").generate(prompt, max_new_tokens=n)[0].tokens
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_a_conversion_is_made_once_and_generates_the_same(
+    tmp_path: Path, converting: pytest.LogCaptureFixture, name: str
+) -> None:
+    path = saved(tmp_path / "m", name=name)
+    first = load(path, "lookup")
+    assert "converting" in converting.text
+    converting.clear()
+    second = load(path, "lookup")
+    assert "converting" not in converting.text
+    expected = stock(path, [5, 6, 7], 20)
+    for spec in (first, second):
+        (done,) = spec.generate([5, 6, 7], max_new_tokens=20, gamma=3)
+        assert done.tokens == expected
+        assert done.stats.runtime == "openvino"
+
+
+def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m", seed=1)
+    load(path, "none")
+    file = tmp_path / "m" / "model.safetensors"
+    stamp = file.stat()
+    saved(tmp_path / "m", seed=2)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+    assert done == stock(path, [5, 6, 7], 20)
+
+
+@pytest.mark.parametrize("place", ["weights/model.safetensors", "../beside.safetensors"])
+def test_weights_that_an_index_names_are_looked_at_wherever_they_stand(
+    tmp_path: Path, place: str
+) -> None:
+    def moved(seed: int) -> str:
+        path = saved(tmp_path / "m", seed)
+        file = tmp_path / "m" / place
+        file.parent.mkdir(exist_ok=True)
+        (tmp_path / "m" / "model.safetensors").rename(file)
+        names = [name for name, _ in build("Llama").named_parameters()]
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
+        (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+        return path
+
+    load(moved(1), "none")
+    path = moved(2)
+    assert (tmp_path / "m" / place) in (source(path, None, False).files() or [])
+    done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+    assert done == stock(path, [5, 6, 7], 20)
+
+
+@pytest.mark.parametrize("name", ["sub/w.safetensors", "sub/w.safetensors.index.json"])
+def test_weights_that_the_config_names_are_looked_at(tmp_path: Path, name: str) -> None:
+    def moved(seed: int) -> str:
+        path = saved(tmp_path / "m", seed)
+        (tmp_path / "m" / "sub").mkdir(exist_ok=True)
+        (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "sub" / "w.safetensors")
+        names = [key for key, _ in build("Llama").named_parameters()]
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, "w.safetensors")}
+        (tmp_path / "m" / "sub" / "w.safetensors.index.json").write_text(json.dumps(index))
+        config = json.loads((tmp_path / "m" / "config.json").read_text())
+        (tmp_path / "m" / "config.json").write_text(
+            json.dumps(config | {"transformers_weights": name})
+        )
+        return path
+
+    for seed in (1, 2):
+        files = source(moved(seed), None, False).files() or []
+        assert tmp_path / "m" / "sub" / "w.safetensors" in files
+    if name.endswith(".safetensors"):
+        path = moved(1)
+        load(path, "none")
+        moved(2)
+        done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+        assert done == stock(path, [5, 6, 7], 20)
+
+
+def test_an_adapter_is_not_converted(tmp_path: Path) -> None:
+    """Its base's weights stand elsewhere, and may change there."""
+    path = saved(tmp_path / "m")
+    (tmp_path / "m" / "adapter_config.json").write_text("{}")
+    with pytest.raises(RefusedError, match="holds an adapter"):
+        source(path, None, trust=False).files()
+
+
+def test_a_conversion_is_named_by_code_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = conversion.fingerprint("m", "paged", "float32")
+    assert conversion.fingerprint("m", "paged", "float32") == before
+    assert conversion.fingerprint("m", "paged", "float32", "class Llama: ...") != before
+    monkeypatch.setattr(conversion, "lineage", lambda *modules: "other code")
+    assert conversion.fingerprint("m", "paged", "float32") != before
+    monkeypatch.undo()
+    monkeypatch.setattr(conversion, "versions", lambda: {"foretoken": "another"})
+    assert conversion.fingerprint("m", "paged", "float32") != before
+
+
+def test_bfloat16_weights_are_rounded(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m", seed=3)
+    full, half = at(path).model, at(path, dtype="bfloat16").model
+    rounded = type(build("Llama")).from_pretrained(path, dtype=torch.bfloat16).float()
+    for model in (full, half):
+        model.start([[5, 6]])
+    ours = half.score([[7]], [1])[0, 0].clone()
+    with torch.no_grad():
+        theirs = rounded(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    assert torch.allclose(ours, theirs, atol=0.05 * float(theirs.std()))
+    assert not torch.allclose(full.score([[7]], [1])[0, 0], theirs, atol=1e-4)
+
+
+def test_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "m", seed=4)
+    placed = at(path, dtype="float64")
+    assert placed.model.runtime == "transformers" and "no float64" in placed.why
+    assert at(path, runtime="transformers").why.startswith("it was asked for")
+    with pytest.raises(RefusedError, match="no float64"):
+        at(path, dtype="float64", runtime="openvino")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    for module in [
+        name for name in sys.modules if name.startswith("foretoken.models.openvino.conv")
+    ]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("foretoken.models.openvino.conversion")
+    placed = at(path)
+    assert placed.model.runtime == "transformers" and "cannot be used" in placed.why
+    with pytest.raises(RefusedError, match="OpenVINO cannot be used"):
+        at(path, runtime="openvino")
+    with pytest.raises(RefusedError, match="OpenVINO cannot be used"):
+        at(path, dtype="int8")
+
+
+def test_a_family_that_fails_its_check_stays_on_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "m", seed=5)
+
+    def wrong(network: PreTrainedModel) -> object:
+        raise RefusedError("llama is not exact over it")
+
+    broken = [conversion.Way(name, wrong) for name in ("one", "another")]
+    monkeypatch.setattr(conversion, "ways", lambda network: broken)
+    placed = at(path)
+    assert placed.model.runtime == "transformers"
+    assert placed.why.count("llama is not exact over it") == 2
+
+
+def test_a_model_in_memory_is_used_as_it_is_unless_openvino_is_asked_for() -> None:
+    torch.manual_seed(6)
+    model = build("Llama").double()
+    assert place(model, Wish()).model.runtime == "transformers"
+    placed = place(model, Wish(runtime="openvino"))
+    assert placed.model.runtime == "openvino"
+    assert model.dtype == torch.float64  # still
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "m", seed=7)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    spec = load(path, "none")
+    assert spec.target.runtime == "openvino" and store.entries() == []
+    assert spec.generate([5, 6], max_new_tokens=8)[0].tokens == stock(path, [5, 6], 8)
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"runtime": "fast"}, "runtime is 'fast'; give one of auto"),
+        ({"dtype": "half"}, "dtype is 'half'; give one of float32"),
+    ],
+)
+def test_wishes_that_there_are_not(wish: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Wish(**wish)
+
+
+def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> None:
+    """Ends, refusals and suggestions, without a look at the model; other settings are another's."""
+    for name in ("Llama", "T5"):
+        path = saved(tmp_path / name, seed=6, name=name)
+        settings = {"eos_token_id": [7, 9], "forced_eos_token_id": 5, "do_sample": True}
+        settings |= {"temperature": 0.6, "repetition_penalty": 1.2}
+        file = tmp_path / name / "generation_config.json"
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps(known | settings))
+        first = load(path, "uniform", generation_config="ignore")
+        second = load(path, "uniform", generation_config="ignore")
+        wish = Wish()
+        kept = runtimes.Known(source(path, None, False), wish)
+        own = runtimes.Known(type(build(name)).from_pretrained(path), wish)
+        assert kept._facts is not None and own._facts is None
+        assert kept.settings == own.settings and kept.settings.suggested["temperature"] == 0.6
+        assert (kept.V, kept.encoder_decoder) == (own.V, own.encoder_decoder)
+        assert first.ends == second.ends == own.settings.ends and first.ends.eos == {7, 9}
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="repetition_penalty=1.2"):
+                load(path, "uniform")
+        file.write_text(json.dumps(known | settings | {"repetition_penalty": 1.0}))
+        assert load(path, "uniform").suggested == {"temperature": 0.6}
+
+
+def test_a_kept_conversion_that_is_damaged_is_made_again(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m", seed=7)
+    expected = load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens
+    home = store.folder()
+    assert home is not None
+    (entry,) = [one for one in store.entries() if one.name == path]
+    (entry.folder / "decoder.bin").write_bytes(b"broken")
+    assert load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens == expected

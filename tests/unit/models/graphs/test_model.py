@@ -1,0 +1,219 @@
+"""Passes of fixed shapes: exact for ragged rows, few, and of a work that no number changes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pairs
+from foretoken.errors import RefusedError
+from foretoken.loading.runtimes import Wish, forms, place
+from foretoken.models.families import FAMILIES, build
+from foretoken.models.graphs.fixed import FixedCache, bucket, power, wide
+from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, Pass, rehearsed
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.selfcheck import Form, Rows, check, deviation
+from pairs import PROMPTS
+
+CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_ragged_equals_alone(name: str) -> None:
+    """Joins, rollbacks, growth, repeated rows and leaves; float32 casts within families allowed."""
+    model = pairs.random(name, 0)
+    assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_self_check_passes(name: str) -> None:
+    assert check(build(name), ON_GRAPHS).delta < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3"])
+def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
+    """Against lists on the ragged cache: what stands behind need[b] counts for nothing."""
+    model = pairs.target(name)
+    fixed, ragged = GraphModel(model), CausalModel(model)
+    dice = torch.Generator().manual_seed(5)
+    for runner in (fixed, ragged):
+        runner.start(PROMPTS)
+    for need in ([1, 1, 1], [3, 0, 5], [4, 4, 4], [1, 1, 1], [1, 2, 1]):
+        ids = torch.randint(pairs.V, (3, max(need) + 1), generator=dice).to(pairs.DEVICE)
+        blocks = [row[:n] for row, n in zip(ids.tolist(), need, strict=True)]
+        ours, theirs = fixed.score(ids, need), ragged.score(blocks, need)
+        for b, n in enumerate(need):
+            assert torch.allclose(ours[b, :n], theirs[b, :n], atol=1e-6)
+        kept = [max(0, length - 2) for length in ragged.cache.lengths]
+        for runner in (fixed, ragged):
+            runner.set_lengths(kept)
+
+
+def test_a_tensor_on_the_ragged_cache() -> None:
+    """As the same model takes it on a device without graphs."""
+    model = pairs.target("Llama")
+    one, other = CausalModel(model), CausalModel(model)
+    for runner in (one, other):
+        runner.start(PROMPTS)
+    ids = torch.tensor([[5, 6], [7, 60], [8, 9]], device=pairs.DEVICE)
+    ours = one.score(ids, [2, 1, 2])
+    theirs = other.score([[5, 6], [7], [8, 9]], [2, 1, 2])
+    assert torch.allclose(
+        ours[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]], theirs[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]]
+    )
+    assert one.cache.lengths == other.cache.lengths
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, wrong: Any) -> None:
+    monkeypatch.setattr(kind, name, wrong)
+    with pytest.raises(RefusedError, match="not exact over fixed shapes"):
+        check(build("Llama"), Form("fixed shapes", GraphModel))
+
+
+def test_lengths_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_the_host_only(self: GraphModel, lengths: list[int]) -> None:
+        self.cache.lengths = list(lengths)
+
+    planted(monkeypatch, GraphModel, "set_lengths", on_the_host_only)
+
+
+def test_slots_that_are_not_hidden_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, FixedCache, "get_query_offset", lambda self, layer_idx=0: self.offset + 3)
+
+
+def test_rows_that_stay_where_others_were_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: FixedCache, rows: list[int]) -> None:
+        self.hold(len(rows), 0)
+        self.lengths = [self.lengths[b] for b in rows]
+
+    planted(monkeypatch, FixedCache, "select", forgets)
+
+
+class Work(TorchDispatchMode):
+    """What is done, and to which shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, found)) if isinstance(x, torch.Tensor)]
+        self.done.append((str(func), [(*x.shape, *x.stride()) for x in tensors]))
+        return found
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])
+def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recording holds must be all there is to do at any lengths and for any ids."""
+    seen: dict[tuple[int, ...], list[Any]] = {}
+    run = Pass.__call__
+
+    def watched(self: Pass, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        if self.guard is not None:  # under the guard, and buffers are made
+            return run(self, ids, lengths)
+        self.ids[: ids.shape[0], : ids.shape[1]] = ids
+        self.lengths[: len(lengths)] = lengths
+        with Work() as work:
+            logits = self.forward(self.ids, self.lengths)
+        seen.setdefault((*self.ids.shape, id(self)), []).append(work.done)
+        return logits
+
+    monkeypatch.setattr(Pass, "__call__", watched)
+    model = pairs.target(name)
+    rows = Rows(model, random.Random(2), GraphModel(model))
+    rows.start([4, 21, 9])
+    for width in (3, 1, 5, 5, 1, 4, 3, 1, 5, 1):
+        rows.score(width)
+    assert max(map(len, seen.values())) > 1
+    for works in seen.values():
+        assert all(work == works[0] for work in works)
+    assert rows.worst < 1e-5 * rows.spread
+
+
+def test_few_passes_serve_all() -> None:
+    """Rows leave, texts end and new ones begin: nothing that was made is made again."""
+    model = pairs.target("Llama")
+    pair = pairs.speculator(model, pairs.relative(model), runtime="graphs")
+    pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
+    made = dict(pair.target.passes)
+    assert 0 < len(made) <= 3 * 4  # rows of 4, 2 and 1, widths of 1, 2, 3 and 5
+    pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
+    assert all(pair.target.passes[key] is one for key, one in made.items())
+    assert {width for _, width, _ in pair.target.passes} <= {1, 2, 3, 5}
+
+
+def test_growth_makes_all_anew() -> None:
+    """Recorded passes write to where the cache was."""
+    model = GraphModel(pairs.target("Llama"))
+    model.start([[5, 6]])
+    model.score([[7]], [1])
+    (before,) = model.passes.values()
+    model.start([[5] * 70])
+    model.score([[7], [8]], [1, 1])
+    assert before not in model.passes.values()
+    assert set(model.passes) == {(2, 1, 128)}
+
+
+def test_what_a_broken_text_left_harms_no_later_one() -> None:
+    """NaN survives a mask: hidden slots are multiplied by zero."""
+    network = pairs.target("Llama")
+    model, fresh = GraphModel(network), GraphModel(network)
+    model.start([[5, 6, 7]])
+    with torch.inference_mode():
+        for layer in model.cache.kept():
+            layer.keys.fill_(torch.nan)
+            layer.values.fill_(torch.nan)
+    model.leave([0])
+    for one in (model, fresh):
+        one.start([[9, 8]])
+    assert torch.equal(model.score([[3]], [1]), fresh.score([[3]], [1]))
+
+
+def test_buckets() -> None:
+    assert [power(n) for n in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
+    assert [bucket(n) for n in (0, 1, 64, 65, 129)] == [0, 64, 64, 128, 256]
+    assert [wide(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [1, 2, 3, 5, 5, 9, 9, 17, 17]
+
+
+def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
+    """Dynamic frequencies ask for the longest position, and the host waits for the answer."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 128}
+    model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, **shape))
+    with pytest.raises(RefusedError, match="LlamaForCausalLM cannot be run in fixed shapes"):
+        place(model, Wish(runtime="graphs"))
+    assert place(model, Wish()).model.runtime == "transformers"
+
+
+def test_encoder_decoders_and_int8_are_refused() -> None:
+    with pytest.raises(RefusedError, match="decoder-only models; give runtime='transformers'"):
+        place(build("T5"), Wish(runtime="graphs"))
+    with pytest.raises(RefusedError, match="graphs have no int8"):
+        place(build("Llama"), Wish(runtime="graphs", dtype="int8"))
+
+
+def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Pass, ids: Any, lengths: Any) -> Any:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    model = rehearsed(GraphModel(build("Llama")))
+    assert model.cache.lengths == []
+    monkeypatch.setattr(Pass, "__call__", fails)
+    with pytest.raises(RefusedError, match="cannot be recorded as a graph: operation not") as error:
+        rehearsed(GraphModel(build("Llama")))
+    assert "\n" not in str(error.value)
+
+
+def test_where_it_is_chosen() -> None:
+    placed = place(build("Llama"), Wish(runtime="graphs"))
+    assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
+    names = [name for name, _ in forms(build("Llama"))]
+    assert names[0] == ("graphs" if torch.cuda.is_available() else "transformers")

@@ -1,0 +1,214 @@
+"""The explicit cache on OpenVINO gives transformers' own logits, row by row, whatever rows did."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import cache
+from typing import Any
+
+import openvino as ov
+import pytest
+import torch
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+
+from foretoken import Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.ends import Ends
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.families import FAMILIES, T5, build
+from foretoken.models.openvino.explicit import BUCKET, ExplicitModel
+from foretoken.models.openvino.export_explicit import export_explicit
+from foretoken.models.stock.selfcheck import Rows, deviation, stir
+from foretoken.models.stock.seq2seq import Seq2SeqModel
+from pairs import PROMPTS, BrokenOff, assert_greedy, relative, target
+
+pytestmark = pytest.mark.cpu_only
+
+HEARING = [name for name, (_, kind, _) in FAMILIES.items() if kind.startswith(("T5", "MT5"))]
+HEARING += ["BART", "Marian"]
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+
+
+def compiled(model: PreTrainedModel) -> tuple[Any, ...]:
+    made, core = export_explicit(model), ov.Core()
+    graphs = {name: core.compile_model(graph, "CPU", EXACT) for name, graph in made.graphs.items()}
+    return graphs.get("encoder"), graphs["decoder"], made.facts
+
+
+@cache
+def family(name: str) -> tuple[PreTrainedModel, tuple[Any, ...]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = copy.deepcopy(target(name)).float() if name == "T5" else build(name)
+        if name != "T5":
+            stir(model)
+    return model, compiled(model)
+
+
+def conversation(name: str, seed: int) -> Rows:
+    model, graphs = family(name)
+    return Rows(model, random.Random(seed), ExplicitModel(*graphs))
+
+
+@pytest.fixture
+def t5() -> ExplicitModel:
+    return ExplicitModel(*family("T5")[1])
+
+
+@pytest.mark.parametrize("name", [*HEARING, "Gemma 2"])
+def test_ragged_rows_are_each_row_alone(name: str) -> None:
+    """Joins, blocks of different lengths, rollbacks, permutation and leaving, past a bucket."""
+    model, graphs = family(name)
+    assert deviation(model, ExplicitModel(*graphs)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_repeated_rows_go_their_own_ways(name: str) -> None:
+    rows = conversation(name, 3)
+    rows.start([4, 0, 9])
+    rows.score(6)
+    rows.permute([2, 2, 0, 2, 1])
+    for width in (5, 1, 4):
+        rows.score(width)
+    rows.leave([0, 4])
+    rows.score(3)
+    assert len(rows.texts) == 3 and rows.worst / rows.spread < 1e-5
+
+
+def test_sources_longer_and_shorter_than_those_present() -> None:
+    rows = conversation("T5", 5)
+    for sources in ([40, 3], [1], [90, 7]):
+        texts, read = [rows.draw(5) for _ in sources], [rows.draw(n) for n in sources]
+        rows.runner.start(texts, read)
+        rows.texts, rows.sources = rows.texts + texts, rows.sources + read
+        rows.score(4)
+    rows.leave([0, 3])
+    rows.score(4)
+    assert list(map(len, rows.sources)) == [3, 1, 7] and rows.worst / rows.spread < 1e-5
+    runner: Any = rows.runner
+    assert runner.rows.cross.capacity == 7  # the slots of a long source go with it
+
+
+def test_a_row_grows_past_many_buckets() -> None:
+    """T5's distances end in one bucket for all that is far; a long row needs them right."""
+    rows = conversation("mT5", 6)
+    rows.start([3 * BUCKET, 2])
+    for _ in range(20):
+        rows.score(12)
+    assert max(map(len, rows.texts)) > 3 * BUCKET and rows.worst / rows.spread < 1e-5
+
+
+def test_rows_that_all_left_leave_nothing_behind(t5: ExplicitModel) -> None:
+    t5.start([[1, 2], [3]], [[4], [5, 6]])
+    t5.leave([0, 1])
+    assert t5.lengths == [] and t5.score([], []).shape == (0, 0, 64)
+    t5.start([[1, 2]], [[4]])
+    fresh = ExplicitModel(*family("T5")[1])
+    fresh.start([[1, 2]], [[4]])
+    assert torch.equal(t5.score([[3]], [1]), fresh.score([[3]], [1]))
+
+
+def test_logits_outlive_the_next_pass(t5: ExplicitModel) -> None:
+    t5.start([[1, 2]], [[4]])
+    first = t5.score([[3]], [1])
+    kept = first.clone()
+    t5.score([[9]], [1])
+    assert torch.equal(first, kept)
+
+
+def test_a_block_that_nobody_needs_counts_as_one_that_somebody_does(t5: ExplicitModel) -> None:
+    other = ExplicitModel(*family("T5")[1])
+    for runner in (t5, other):
+        runner.start([[1], [2, 5]], [[4], [8, 8]])
+    assert t5.score([[3, 7], []], [0, 0]).shape == (2, 0, 64)
+    other.score([[3, 7], []], [2, 0])
+    assert t5.lengths == other.lengths == [3, 2]
+    assert torch.allclose(t5.score([[6], [6]], [1, 1]), other.score([[6], [6]], [1, 1]))
+
+
+def test_a_pass_reads_the_cache_where_it_stands(t5: ExplicitModel) -> None:
+    """Nothing is handed over again unless it grew."""
+    t5.start([[1]], [[4]])
+    t5.score([[2]], [1])
+    bound = dict(t5.decoder.bound)
+    t5.score([[3]], [1])
+    t5.set_lengths([1])
+    t5.score([[3, 5]], [2])
+    assert all(t5.decoder.bound[name] is pair for name, pair in bound.items())
+    t5.score([[3] * BUCKET], [1])
+    assert t5.decoder.bound[""] is bound[""]  # written and grown behind the pass, read by the next
+    t5.score([[3]], [1])
+    assert t5.decoder.bound[""] is not bound[""]
+    assert t5.decoder.bound["cross_"] is bound["cross_"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
+    t5: ExplicitModel, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while inputs change; the pass is then made again."""
+    t5.start([[1, 2], [3]], [[4], [5, 6]])
+    expected = t5.score([[3, 7, 8], [9]], [2, 1])
+    for n in range(1, 11):
+        t5.leave([0, 1])
+        t5.start([[1, 2], [3]], [[4], [5, 6]])
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(t5.decoder, "request", BrokenOff(t5.decoder.request, n, late=late))
+            t5.permute([1, 0])
+            t5.score([[9], [9, 9, 9]], [1, 2])
+        t5.permute([1, 0])
+        assert torch.equal(t5.score([[3, 7, 8], [9]], [2, 1]), expected)
+
+
+def test_the_models_errors_are_one_line_each(t5: ExplicitModel) -> None:
+    with pytest.raises(InputError, match="one non-empty source"):
+        t5.start([[1]])
+    with pytest.raises(InputError, match="one non-empty source"):
+        t5.start([[1]], [[]])
+    t5.start([[1, 2]], [[4]])
+    with pytest.raises(InputError, match="can only go back"):
+        t5.set_lengths([3])
+    with pytest.raises(InputError, match="2 blocks for 1 rows"):
+        t5.score([[1], [2]], [1, 1])
+    bart = ExplicitModel(*family("BART")[1])
+    with pytest.raises(InputError, match="the encoder takes 128"):
+        bart.start([[1]], [[4] * 129])
+    bart.start([[2] * 126], [[4]])
+    with pytest.raises(InputError, match="would hold 129 tokens, the model 128"):
+        bart.score([[1, 2, 3]], [1])
+    assert bart.lengths == [126] and bart.score([[1, 2]], [2]).isfinite().all()
+
+
+def test_the_exported_model_stays_as_it_was() -> None:
+    """Here a decoder that is not as deep as its encoder."""
+    model = T5ForConditionalGeneration(T5Config(**T5 | {"num_decoder_layers": 1})).train()
+    stock = model.config._attn_implementation
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    graphs = compiled(model)
+    assert all(module.training for module in model.modules())
+    assert model.config._attn_implementation == stock
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert deviation(model, ExplicitModel(*graphs)) < 1e-5
+
+
+def test_what_cannot_go_back_row_by_row_is_refused() -> None:
+    model = build("Llama")
+    model._is_stateful = True
+    with pytest.raises(RefusedError, match="recurrent state"):
+        export_explicit(model)
+
+
+def test_greedy_text_is_transformers_own() -> None:
+    """Under the whole loop, several rows at once, with a draft that is right at times."""
+    stock, runner = target("T5"), ExplicitModel(*family("T5")[1])
+    draft = LMDrafter(Seq2SeqModel(relative(stock)), 64)
+    for gamma, drafter in ((0, NoDrafter()), (4, draft)):
+        spec = Speculator(runner, drafter, ends=Ends(decoder_start=0))
+        done = spec.generate(PROMPTS, gamma=gamma, max_new_tokens=24)
+        for found, prompt in zip(done, PROMPTS, strict=True):
+            assert_greedy(found, stock, prompt, 24)
+    assert 0 < found.stats.accepted < found.stats.drafted
+    assert found.stats.runtime == "openvino"

@@ -1,0 +1,206 @@
+"""Decoders over paged attention: what the torch path computes, from blocks that rows share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.families import build
+from foretoken.models.openvino import conversion
+from foretoken.models.openvino.export_paged import export_paged
+from foretoken.models.openvino.paged import CHUNK, PagedModel
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.selfcheck import small_copy, stir
+from interrupts import interrupted
+from pairs import BrokenOff
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture(scope="module")
+def network() -> PreTrainedModel:
+    torch.manual_seed(0)
+    made = build("Mistral")  # with a window of 8
+    stir(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(network: PreTrainedModel) -> PagedModel:
+    made = conversion.PAGED.run(network)
+    assert isinstance(made, PagedModel)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def emptied(model: PagedModel) -> None:
+    model.leave(list(range(len(model.lengths))))
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_ragged_blocks_score_as_on_torch(model: PagedModel, network: PreTrainedModel) -> None:
+    stock = CausalModel(network)
+    prompts = [[5, 6, 7], [], list(range(2, 42))]
+    for runner in (model, stock):
+        runner.start(prompts)
+    for blocks, need, back in (
+        ([[9], [3, 4], [8, 8, 8]], [1, 2, 1], [4, 1, 43]),
+        ([[1, 2, 3], [], [7]], [3, 0, 1], [5, 1, 44]),
+        ([[], [11] * 40, []], [0, 4, 0], [5, 3, 40]),
+    ):
+        ours, theirs = model.score(blocks, need), stock.score(blocks, need)
+        assert ours.shape == theirs.shape
+        for b, n in enumerate(need):
+            assert same(ours[b, :n], theirs[b, :n])
+        for runner in (model, stock):
+            runner.set_lengths(back)
+
+
+def test_copies_share_blocks_until_one_of_them_writes(
+    model: PagedModel, network: PreTrainedModel
+) -> None:
+    stock = CausalModel(network)
+    text = list(range(2, 50))
+    for runner in (model, stock):
+        runner.start([text, [3]])
+        runner.permute([0, 0, 1, 0])
+    assert model.blocks[0] == model.blocks[1] == model.blocks[3]
+    blocks = [[5], [6], [7], [8]]
+    assert same(model.score(blocks, [1] * 4), stock.score(blocks, [1] * 4))
+    assert model.blocks[0][0] == model.blocks[1][0]  # the full first block is still one
+    assert len({row[1] for row in (model.blocks[i] for i in (0, 1, 3))}) == 3
+    assert same(model.score(blocks, [1] * 4), stock.score(blocks, [1] * 4))
+
+
+def test_blocks_come_back(model: PagedModel) -> None:
+    free = len(model.pool.free)
+    model.start([[1] * 70, [2] * 40])
+    model.permute([1, 0, 1])
+    model.score([[3], [4], [5]], [1, 1, 1])
+    model.leave([0, 1, 2])
+    assert model.pool.size - len(model.pool.free) == 0 or len(model.pool.free) >= free
+    assert len(model.pool.free) == model.pool.size
+    assert not any(model.pool.holders)
+
+
+def test_a_long_prompt_goes_in_by_parts(network: PreTrainedModel) -> None:
+    config = build("Llama").config
+    config.max_position_embeddings = 2 * CHUNK
+    torch.manual_seed(1)
+    long = type(build("Llama"))(config).eval()
+    stir(long)
+    text = torch.randint(2, 64, (CHUNK + 70,)).tolist()
+    scores = []
+    for runner in (conversion.PAGED.run(long), CausalModel(long)):
+        runner.start([text])
+        scores.append(runner.score([[5, 6]], [2]))
+    assert same(*scores)
+
+
+def test_what_does_not_fit_is_said(model: PagedModel) -> None:
+    assert model.context == 128
+    with pytest.raises(InputError, match="row 0 would hold 129 tokens, the model 128"):
+        model.start([[1] * 129])
+    model.start([[1] * 5])
+    with pytest.raises(InputError):
+        model.set_lengths([6])
+    with pytest.raises(InputError, match="2 blocks for 1 rows"):
+        model.score([[1], [2]], [1, 1])
+
+
+def test_soft_caps_have_no_paged_form() -> None:
+    with pytest.raises(RefusedError, match="softcap"):
+        export_paged(small_copy(build("Gemma 2")))
+
+
+def test_an_export_leaves_the_model_as_it_was(network: PreTrainedModel) -> None:
+    ids = torch.arange(2, 12)[None]
+    with torch.no_grad():
+        before = network(ids).logits
+    implementation = network.config._attn_implementation
+    exported = export_paged(network)
+    assert network.config._attn_implementation == implementation
+    with torch.no_grad():
+        assert torch.equal(network(ids).logits, before)
+    assert exported.facts["windows"] == [8, 8]
+
+
+def test_hidden_states_are_there_beside_the_logits(
+    model: PagedModel, network: PreTrainedModel
+) -> None:
+    model.start([[4, 5]])
+    logits = model.score([[6, 7, 8]], [2])
+    hidden = torch.from_numpy(model.request.get_tensor("hidden").data.copy())
+    with torch.no_grad():
+        assert same(network.lm_head(hidden)[0, :2], logits[0])
+
+
+def broken_off(model: PagedModel, prompts: list[list[int]], part: Any, n: int, late: bool) -> None:
+    """Ctrl-C at the n-th new input of a start, as `part` of the model sets them; all rows leave."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(part, "request", BrokenOff(model.request, n, late=late))
+        model.start(prompts)
+    model.leave(list(range(len(model.lengths))))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
+    model: PagedModel, network: PreTrainedModel, late: bool
+) -> None:
+    stock = CausalModel(network)
+    stock.start([[5, 6, 7], [8]])
+    expected = stock.score([[9, 1], [3, 4]], [2, 2])
+    for part, n in [*((model, n) for n in range(1, 4)), *((model.pool, n) for n in range(1, 5))]:
+        model.start([[5, 6, 7], [8]])
+        model.score([[9, 1], [3, 4]], [2, 2])
+        model.leave([0, 1])
+        more_than_fit = [[2] * 9] * (model.pool.size + 1)  # the first changes the inputs' sizes
+        broken_off(model, more_than_fit, part, n, late)
+        model.start([[5, 6, 7], [8]])
+        assert same(model.score([[9, 1], [3, 4]], [2, 2]), expected)
+        model.leave([0, 1])
+
+
+def test_a_ctrl_c_anywhere_gives_no_block_away(model: PagedModel) -> None:
+    """Wherever it comes, a block that a row holds is not free, and one that two rows hold is known
+    to be shared; once all rows have left, all blocks are free."""
+    pool = model.pool
+
+    def use() -> None:
+        model.start([[2] * 40, [3] * 5])
+        model.permute([0, 0, 1])  # the first row twice, over the same blocks
+        model.score([[4], [5, 6], [7] * 30], [1, 1, 1])
+        model.leave([1])
+
+    use()
+    model.permute([])
+    nth = 1
+    while interrupted(use, nth, ("openvino/paged.py",)):
+        held = Counter(block for blocks in model.blocks for block in blocks)
+        assert not set(held) & set(pool.free), f"line {nth}"
+        assert all(pool.holders[block] >= count for block, count in held.items()), f"line {nth}"
+        model.leave(list(range(len(model.lengths))))
+        assert sorted(pool.free) == list(range(pool.size)) and not any(pool.holders), f"line {nth}"
+        nth += 3
+    assert nth > 50
+
+
+def test_a_ctrl_c_while_the_pool_grows_makes_no_block_twice(
+    model: PagedModel, network: PreTrainedModel
+) -> None:
+    compiled, facts, nth = model.request.get_compiled_model(), export_paged(network).facts, 1
+    while nth:
+        fresh = PagedModel(compiled, facts)
+        came = interrupted(fresh.pool.grow, nth, ("openvino/paged.py",))
+        fresh.start([[2] * 40, [3] * 40])
+        blocks = [block for row in fresh.blocks for block in row]
+        assert len(set(blocks)) == 4 and sorted(blocks + fresh.pool.free) == [*range(16)]
+        nth = nth + 1 if came else 0

@@ -1,0 +1,169 @@
+"""Converted models on disk: whole or not at all, found by content, made again when damaged."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from foretoken.models.openvino import store
+from foretoken.models.openvino.exported import Exported
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def exported(value: float = 1.0) -> Exported:
+    x = ops.parameter([2], np.float32, name="x")
+    graph = ov.Model([ops.add(x, np.full(2, value, np.float32))], [x], "g")
+    return Exported({"decoder": graph}, {"form": "paged", "context": None})
+
+
+def runs(found: Exported) -> float:
+    compiled = ov.Core().compile_model(found.graphs["decoder"], "CPU")
+    return float(compiled(np.zeros(2, np.float32))[0][0])
+
+
+def test_what_was_kept_is_found() -> None:
+    assert store.find("k") is None
+    assert store.keep("k", exported(3.0), "a model", "float32")
+    found = store.find("k")
+    assert found is not None and runs(found) == 3.0
+    assert found.facts["form"] == "paged" and found.facts["context"] is None
+    (entry,) = store.entries()
+    assert (entry.name, entry.dtype) == ("a model", "float32") and entry.bytes > 0
+
+
+def test_a_new_conversion_of_a_model_takes_the_place_of_the_old() -> None:
+    store.keep("a", exported(1.0), "m", "float32")
+    store.keep("b", exported(2.0), "m", "bfloat16")
+    store.keep("c", exported(3.0), "m", "float32")
+    assert {entry.folder.name for entry in store.entries()} == {"b", "c"}
+
+
+@pytest.mark.parametrize("damage", ["facts.json", "decoder.xml", "decoder.bin"])
+def test_a_damaged_one_is_as_none(damage: str) -> None:
+    store.keep("k", exported(), "m", "float32")
+    (store.folder() / "k" / damage).unlink()
+    assert store.find("k") is None
+    assert store.keep("k", exported(4.0), "m", "float32")
+    found = store.find("k")
+    assert found is not None and runs(found) == 4.0
+
+
+def test_several_writers_at_once() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        kept = list(pool.map(lambda _: store.keep("k", exported(2.0), "m", "float32"), range(6)))
+    assert all(kept)
+    found = store.find("k")
+    assert found is not None and runs(found) == 2.0
+    assert [place.name for place in store.folder().iterdir()] == ["k"]
+
+
+def test_what_a_dead_process_left_is_swept() -> None:
+    left = store.folder() / f"{store.MAKING}old"
+    fresh = store.folder() / f"{store.MAKING}new"
+    left.mkdir(parents=True)
+    fresh.mkdir()
+    long_ago = time.time() - 2 * store.STALE
+    os.utime(left, (long_ago, long_ago))
+    store.keep("k", exported(), "m", "float32")
+    assert not left.exists() and fresh.exists()
+
+
+def test_a_disk_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
+    assert not store.keep("k", exported(), "m", "float32")
+    assert store.find("k") is None and store.entries() == [] and store.clear() == 0
+
+
+def test_clear() -> None:
+    store.keep("a", exported(), "m", "float32")
+    store.keep("b", exported(), "n", "float32")
+    assert store.clear() == 2
+    assert store.entries() == []
+
+
+def test_a_digest_is_of_names_and_contents(folder: Path) -> None:
+    one, two = folder / "one", folder / "two"
+    one.write_bytes(b"weights")
+    two.write_bytes(b"more")
+    first = store.digest([one, two])
+    assert store.digest([two, one]) == first
+    stamp = one.stat()
+    one.write_bytes(b"weightz")  # as large, and with the old times
+    os.utime(one, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert store.digest([one, two]) != first
+    one.write_bytes(b"weights")
+    assert store.digest([one, two]) == first
+    two.rename(folder / "three")
+    assert store.digest([one, folder / "three"]) != first
+
+
+def test_bytes_that_changed_are_seen(folder: Path) -> None:
+    """Also where the file is as long as before."""
+    store.keep("k", exported(2.0), "m", "float32")
+    weights = store.folder() / "k" / "decoder.bin"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert store.find("k") is None
+
+
+def test_facts_that_changed_are_seen() -> None:
+    store.keep("k", exported(2.0), "m", "float32")
+    facts = store.folder() / "k" / store.FACTS
+    facts.write_text(facts.read_text().replace('"form": "paged"', '"form": "other"'))
+    assert store.entries() == [] and store.find("k") is None
+
+
+@pytest.mark.parametrize("error", [OSError(24, "too many open files"), RuntimeError("no memory")])
+def test_a_passing_failure_does_not_cost_the_conversion(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: object) -> None:
+        raise error
+
+    store.keep("k", exported(3.0), "m", "float32")
+    with monkeypatch.context() as patch:
+        busy = {"digest": failing} if isinstance(error, OSError) else {}
+        busy = busy or {"ov": SimpleNamespace(Core=failing)}
+        for name, value in busy.items():
+            patch.setattr(store, name, value)
+        assert store.find("k") is None
+    found = store.find("k")
+    assert found is not None and runs(found) == 3.0
+
+
+def test_without_a_safe_folder_nothing_is_kept(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store.keep("k", exported(), "m", "float32")
+    (folder / "foretoken").chmod(0o777)
+    assert store.folder() is None and store.find("k") is None and store.entries() == []
+    assert not store.keep("j", exported(), "m", "float32") and store.clear() == 0
+    assert "others may write to it" in caplog.text
+    (folder / "foretoken").chmod(0o700)
+    assert store.find("k") is not None
+
+
+@pytest.mark.parametrize("planted", ["", "k", "k/decoder.bin", "k/facts.json"])
+def test_what_somebody_else_put_there_is_not_run(planted: str) -> None:
+    store.keep("k", exported(3.0), "m", "float32")
+    home = store.folder()
+    assert home is not None
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(home / planted, 12345, -1)
+    assert store.facts("k") is None and store.find("k") is None

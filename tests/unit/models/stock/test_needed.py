@@ -1,0 +1,42 @@
+"""Which positions of a padded batch are needed, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.models.stock.needed import Needed
+
+CPU = torch.device("cpu")
+X = torch.arange(8).reshape(2, 4, 1)  # two blocks of width 4
+
+
+def places(blocks: list[int], need: list[int]) -> list[list[int]]:
+    return Needed(blocks, need, CPU).of(X)[..., 0].tolist()
+
+
+def test_each_row_keeps_its_last() -> None:
+    assert places([4, 4], [2, 2]) == [[2, 3], [6, 7]]
+    assert places([4, 3], [2, 1]) == [[2, 3], [6, 7]]  # even starts: a slice
+    ragged = places([4, 2], [1, 2])
+    assert [ragged[0][:1], ragged[1]] == [[3], [4, 5]]
+    assert places([4, 0], [4, 0])[0] == [0, 1, 2, 3]
+    assert places([4, 2], [0, 0]) == [[], []]
+
+
+def test_a_row_that_needs_nothing_does_not_unsettle_the_others() -> None:
+    needed = Needed([4, 1], [2, 0], CPU)
+    assert needed.even
+    assert needed.of(X).shape == (2, 2, 1)
+
+
+def test_logits_are_cut_once() -> None:
+    needed, layer = Needed([4, 4], [1, 1], CPU), torch.nn.Identity()
+    assert needed.logits(X).shape == (2, 1, 1)  # a head that is no layer
+    layer.register_forward_pre_hook(needed.enter)
+    assert needed.logits(layer(X)).tolist() == [[[3]], [[7]]]
+
+
+def test_more_than_a_block_has_is_our_own_bug() -> None:
+    with pytest.raises(AssertionError, match="more than a block has"):
+        Needed([1, 2], [2, 2], CPU)

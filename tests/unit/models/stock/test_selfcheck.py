@@ -1,0 +1,319 @@
+"""The self-check catches what it is for, and remembers what passed."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    PreTrainedModel,
+)
+
+from foretoken.errors import RefusedError
+from foretoken.models.base import Model
+from foretoken.models.families import build
+from foretoken.models.stock import attention, selfcheck
+from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.selfcheck import check, on_torch, self_check, structure
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(selfcheck, "FOUND", {})
+    return tmp_path
+
+
+def keeps_stale_lengths(self, lengths):
+    self.cache.lengths = [max(n, old - 1) for n, old in zip(lengths, self.cache.lengths)]  # noqa: B905
+
+
+def forgets_to_permute(self, rows):
+    self.lengths = [self.lengths[b] for b in rows]
+    for layer in self.kept():
+        layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+
+
+def grows_empty(self, row, k, v):
+    pass
+
+
+def sees_garbage(mask):
+    def everything(batch_size, q_length, kv_length, **kwargs):
+        return mask(batch_size, q_length, kv_length, **kwargs) | True
+
+    return everything
+
+
+def no_window(self, query_length, layer_idx):
+    raise NotImplementedError("no mask sizes")
+
+
+PLANTED = {
+    "a rollback that keeps stale lengths": (
+        "Llama", CausalModel, "set_lengths", keeps_stale_lengths,
+    ),
+    "masks of the longest row": (
+        "Llama", RaggedCache, "get_query_offset", lambda self, layer_idx=0: self.longest,
+    ),
+    "rows that change places by length only": ("Llama", RaggedCache, "select", forgets_to_permute),
+    "content lost in growth": ("Llama", RaggedLayer, "place", grows_empty),
+    "an attention that fails": ("Llama", RaggedCache, "get_mask_sizes", no_window),
+    "shared keys in the wrong order": (
+        "Llama", attention, "shared",
+        lambda cache, q, k, v, mask, scale: torch.nn.functional.scaled_dot_product_attention(
+            q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), mask, scale=scale
+        ).transpose(1, 2),
+    ),
+    "a relative bias of the longest row": (
+        "T5", attention, "shifted", lambda cache, bias: bias,
+    ),
+    "positions of the longest row": (
+        "BART", attention.OwnPositions, "forward",
+        lambda self, *args, **kwargs: self.table(*args, **kwargs),
+    ),
+    "sources without a mask": ("Marian", CrossCache, "mask", lambda self: None),
+    "additive masks that hide nothing": (
+        "Gemma 2", attention, "additive", lambda mask, bias: bias.expand(mask.shape),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, place, name, planted = PLANTED[bug]
+    model = build(family)
+    assert check(model).delta < selfcheck.TOLERANCE
+    monkeypatch.setattr(place, name, planted)
+    with pytest.raises(RefusedError, match=model.config.model_type):
+        check(model)
+
+
+def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the window the small copy's rows would see past it: they are longer than it."""
+    config = build("Mistral").config
+    config.sliding_window = 4096
+    model = type(build("Mistral"))(config)
+    small = selfcheck.small_copy(model)
+    assert small.config.sliding_window == selfcheck.WINDOW
+    assert check(model).delta < selfcheck.TOLERANCE
+    plain = attention.ragged_mask
+
+    def causal_only(*args, **kwargs):
+        kwargs["mask_function"] = lambda b, h, q, kv: (kv <= q).expand(b.shape[0], -1, -1, -1)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setitem(
+        attention.AttentionMaskInterface._global_mapping, "ragged_sdpa", causal_only
+    )
+    with pytest.raises(RefusedError, match="mistral"):
+        check(model)
+
+
+def test_passed_is_remembered(folder: Path) -> None:
+    model = build("Llama")
+    first, second = self_check(model), self_check(model)
+    assert not first.remembered and second.remembered and second.delta == first.delta
+    selfcheck.FOUND.clear()
+    assert self_check(model).remembered  # from the file
+    selfcheck.FOUND.clear()
+    (folder / "foretoken" / "selfcheck.json").write_text("{broken")
+    assert not self_check(model).remembered
+
+
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), torch.OutOfMemoryError("no room"), OSError("disk"), KeyError("x")]
+)
+def test_a_passing_failure_is_no_refusal_for_ever(
+    failure: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(model: PreTrainedModel) -> Model:
+        raise failure
+
+    model, form = build("Llama"), selfcheck.Form("a ragged cache", failing)
+    with pytest.raises(RefusedError, match="does not run over a ragged cache"):
+        self_check(model, form)
+    assert not selfcheck.FOUND and not (folder / "foretoken" / "selfcheck.json").exists()
+    with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
+        patch.setattr(selfcheck, "shrunk", lambda config, narrow: failing(model))
+        selfcheck.check(model)
+    assert not self_check(model).remembered
+
+
+def test_a_known_refusal_and_a_measured_deviation_are_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(model: PreTrainedModel) -> Model:
+        raise RefusedError("it has softcap")
+
+    def deviating(model: PreTrainedModel) -> Model:
+        return on_torch(type(model)(model.config))
+
+    model, known = build("Llama"), selfcheck.Form("a form", refusing)
+    wrong = selfcheck.Form("another", deviating)
+    for form, says in ((known, "it has softcap"), (wrong, "is not exact over another")):
+        with pytest.raises(RefusedError, match=says):
+            self_check(model, form)
+    selfcheck.FOUND.clear()
+    monkeypatch.setattr(selfcheck, "check", lambda model, form: 1 / 0)
+    for form, says in ((known, "it has softcap"), (wrong, "is not exact over another")):
+        with pytest.raises(RefusedError, match=says):  # from the file
+            self_check(model, form)
+
+
+def module(path: Path, body: str) -> ModuleType:
+    """A file of the user's with a class that is named like one of transformers'."""
+    path.write_text(
+        "import transformers\n\n"
+        "class LlamaForCausalLM(transformers.LlamaForCausalLM):\n"
+        "    def forward(self, input_ids=None, position_ids=None, past_key_values=None, **more):\n"
+        f"        {body}\n"
+        "        return super().forward(input_ids=input_ids, position_ids=position_ids,\n"
+        "                               past_key_values=past_key_values, **more)\n"
+    )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+BREAKS = "position_ids = None if position_ids is None else position_ids * 0"
+
+
+def test_a_class_of_the_same_name_is_checked_itself(tmp_path: Path) -> None:
+    """Also after an edit of its file."""
+    stock = build("Llama")
+    self_check(stock)
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(module(tmp_path / "mine_a.py", BREAKS).LlamaForCausalLM(stock.config))
+    good = module(tmp_path / "mine_b.py", "pass").LlamaForCausalLM(stock.config)
+    assert not self_check(good).remembered and self_check(good).remembered
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(module(tmp_path / "mine_b.py", BREAKS).LlamaForCausalLM(stock.config))
+
+
+def test_what_a_class_is_made_of_is_looked_at_too(tmp_path: Path, monkeypatch) -> None:
+    """A layer, or a function, in a file beside the model's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    good, bad = "return x", "return x * (1 + x.shape[1])"
+    (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {bad}\n")
+    (tmp_path / "mine_layers.py").write_text(
+        "import mine_helper\nfrom torch import nn\n\n"
+        "class Words(nn.Embedding):\n"
+        "    def forward(self, ids):\n        return mine_helper.turned(super().forward(ids))\n"
+    )
+    (tmp_path / "mine_model.py").write_text(
+        "import transformers\nfrom mine_layers import Words\n\n"
+        "class Mine(transformers.LlamaForCausalLM):\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.model.embed_tokens = Words(config.vocab_size, config.hidden_size)\n"
+    )
+    mine = importlib.import_module("mine_model")
+    model = mine.Mine(build("Llama").config)
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(model)
+    (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {good}\n")
+    sys.modules["mine_helper"].turned = lambda x: x
+    assert not self_check(model).remembered and self_check(model).remembered
+    (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {bad}\n")
+    sys.modules["mine_helper"].turned = lambda x: x * (1 + x.shape[1])
+    with pytest.raises(RefusedError, match="is not exact"):
+        self_check(model)
+
+
+def test_a_class_whose_source_cannot_be_read_is_checked_every_time(tmp_path: Path) -> None:
+    stock = build("Llama")
+    self_check(stock)
+    gone = module(tmp_path / "mine_c.py", "pass").LlamaForCausalLM(stock.config)
+    (tmp_path / "mine_c.py").unlink()
+    assert structure(gone) is None
+    assert not any(self_check(gone).remembered for _ in range(2))
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not self_check(build("Llama")).remembered
+
+
+def test_structure_is_what_matters() -> None:
+    plain = build("Llama")
+    config = build("Llama").config
+    config.hidden_size, config.num_hidden_layers, config.vocab_size = 64, 5, 100
+    wider = type(plain)(config)
+    assert structure(wider) == structure(plain)
+    assert len({structure(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")}) == 4
+    assert structure(build("T5")) != structure(build("T5 v1.1"))
+
+
+def test_a_large_model_is_checked_small() -> None:
+    large = {"d_model": 1024, "decoder_layers": 12, "encoder_layers": 12, "vocab_size": 50000}
+    with torch.device("meta"):
+        model = BartForConditionalGeneration(BartConfig(**large))
+    small = selfcheck.small_copy(model)
+    assert sum(weight.numel() for weight in small.parameters()) < 200_000
+    assert len(small.get_decoder().layers) == len(small.get_encoder().layers) == 2
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "BART"])
+def test_a_short_context_is_no_obstacle(name: str) -> None:
+    config = build(name).config
+    config.max_position_embeddings = 16
+    assert check(type(build(name))(config)).delta < selfcheck.TOLERANCE
+
+
+def test_every_kind_of_layer_is_kept() -> None:
+    config = build("Gemma 3").config
+    config.layer_types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]
+    config.num_hidden_layers = 7
+    small = selfcheck.shrunk(config, narrow=True)
+    assert set(small.layer_types) == {"sliding_attention", "full_attention"}
+    assert small.num_hidden_layers == len(small.layer_types) == 3
+
+
+def test_the_callers_randomness_is_left_alone() -> None:
+    model = build("T5")
+    before = torch.get_rng_state(), random.getstate()
+    check(model)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+def test_the_small_copy_is_far_from_flat() -> None:
+    for name in ("Llama", "GPT-2", "T5", "Gemma 2"):
+        small = selfcheck.small_copy(build(name))
+        rows = selfcheck.Rows(small, random.Random(0))
+        rows.start([5])
+        rows.score(3)
+        assert rows.spread > 0.3
+
+
+@pytest.mark.parametrize("form", ["torch", "openvino"])
+def test_what_changes_with_length_is_met(form: str) -> None:
+    """Llama 4 scales queries beyond `floor_scale` tokens, by the longest row of a batch."""
+    from foretoken.models.openvino import conversion
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": 64}
+    config = Llama4TextConfig(
+        num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], **sizes, **heads, **experts
+    )
+    assert config.floor_scale > 1000
+    model = Llama4ForCausalLM(config)
+    forms = [selfcheck.ON_TORCH] if form == "torch" else [conversion.EXPLICIT.form]
+    for one in forms:
+        with pytest.raises(RefusedError, match="llama4"):
+            check(model, one)

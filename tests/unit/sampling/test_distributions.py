@@ -1,0 +1,316 @@
+"""Logits to law to token: against transformers' own warpers, and against a naive inverse CDF."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from foretoken.errors import NumericsError
+from foretoken.sampling.distributions import (
+    SamplingParams,
+    check,
+    law,
+    likeliest,
+    locate,
+    one_hot,
+    possible,
+    sample,
+)
+from oracle import inverse_cdf, standardize
+
+COMBINATIONS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=2.5),
+    SamplingParams(temperature=1.0, top_k=1),
+    SamplingParams(temperature=0.8, top_k=7),
+    SamplingParams(temperature=1.0, top_k=1000),  # more than there are
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.4, top_p=1e-6),  # the likeliest stays
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=1.0, min_p=1.0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.95, min_p=0.02),
+    SamplingParams(temperature=1.7, top_p=0.95, min_p=0.1),
+]
+
+
+def transformers_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits).softmax(-1)
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_law_is_that_of_transformers(params, dtype):
+    logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=dtype) * 3
+    p = law(logits, params)
+    assert p.dtype == dtype
+    assert torch.equal(p, transformers_law(logits, params))
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+def test_law_is_the_oracles(params):
+    logits = torch.randn(3, 4, 50, generator=torch.manual_seed(2), dtype=torch.float64) * 3
+    p = law(logits, params).flatten(0, 1)
+    for row, own in zip(logits.flatten(0, 1), p, strict=True):
+        naive = standardize(
+            row.numpy(), params.temperature, params.top_k, params.top_p, params.min_p
+        )
+        np.testing.assert_allclose(own, naive, atol=1e-14)
+
+
+def sorted_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """transformers' own way, but for a sort in which equals keep their order."""
+    ordered, order = scores.sort(dim=-1, stable=True)
+    drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[..., -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+def test_law_with_ties_is_that_of_transformers(params):
+    """Ties at the edge of top-k are all kept; the law of a position does not depend on the rest.
+
+    At the edge of top-p transformers keeps as many, but whichever an unstable sort puts last.
+    """
+    logits = torch.randint(0, 4, (40, 50), generator=torch.manual_seed(3)).float()
+    p, theirs = law(logits, params), transformers_law(logits, params)
+    if params.top_p == 1:
+        assert torch.equal(p, theirs)
+    torch.testing.assert_close(p.sort(-1).values, theirs.sort(-1).values, atol=1e-7, rtol=0)
+    assert torch.equal(p, law(logits.reshape(8, 5, 50), params).reshape(40, 50))
+    assert torch.equal(p[7:8], law(logits[7:8], params))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_p_keeps_what_a_sort_of_all_ids_keeps(top_p, dtype):
+    """With distinct logits, with some ties, and with little else than ties."""
+    generator = torch.manual_seed(11)
+    for step in 1e-9, 0.25, 2.0:
+        logits = torch.randn(3, 8, 700, generator=generator, dtype=dtype) * 3
+        logits = (logits / step).round() * step
+        logits[torch.rand(3, 8, 700, generator=generator) < 0.1] = -math.inf
+        p = law(logits, SamplingParams(temperature=1.0, top_p=top_p))
+        assert torch.equal(p, sorted_top_p(logits, top_p).softmax(-1))
+
+
+def test_mass_that_is_top_p_exactly_suffices():
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    p = law(torch.zeros(1, 4), params)
+    assert int((p > 0).sum()) == 2
+    assert torch.equal(p, transformers_law(torch.zeros(1, 4), params))
+
+
+def test_law_of_impossible_ids():
+    logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
+    for params in COMBINATIONS:
+        p = law(logits, params)
+        assert p[0, 1] == p[0, 3] == 0
+        assert abs(float(p.sum()) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 9e-6])
+def test_greedy_is_one_hot_on_the_first_of_the_likeliest(temperature):
+    params = SamplingParams(temperature, top_k=3, top_p=0.5, min_p=0.9)  # none of them matters
+    assert params.greedy
+    p = law(torch.tensor([[1.0, 5.0, 5.0, 0.0], [2.0, 2.0, 2.0, 2.0]]), params)
+    assert p.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_one_threshold_of_greed():
+    assert not SamplingParams(temperature=1e-5).greedy
+    p = law(torch.tensor([[0.0, 1e-5]]), SamplingParams(temperature=1e-5))
+    assert p[0].tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_half_precision_logits_give_float32_laws(dtype, temperature):
+    logits = torch.randn(5, 9, generator=torch.manual_seed(4)).to(dtype)
+    params = SamplingParams(temperature)
+    p = law(logits, params)
+    assert p.dtype == torch.float32
+    assert torch.equal(p, law(logits.float(), params))  # not one operation in half precision
+
+
+def test_law_leaves_the_logits_alone():
+    logits = torch.randn(5, 9, generator=torch.manual_seed(5))
+    before = logits.clone()
+    for params in COMBINATIONS:
+        law(logits, params)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_likeliest_is_the_first_of_equals(dtype):
+    logits = torch.randint(0, 4, (5, 6, 300), generator=torch.manual_seed(12)).to(dtype)
+    best = likeliest(logits)
+    assert best.dtype == torch.int64
+    for row, i in zip(logits.flatten(0, 1).tolist(), best.flatten().tolist(), strict=True):
+        assert i == row.index(max(row))
+    assert likeliest(logits[0, 0]).item() == best[0, 0]
+
+
+def test_one_hot():
+    assert one_hot(torch.tensor([[2, 0]]), 3).tolist() == [[[0, 0, 1], [1, 0, 0]]]
+
+
+UNIFORMS = [0.0, 5e-324, 1e-17, 0.1, 0.25, 0.5, 0.75, 1 - 2**-24, 1 - 2**-53]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("u", UNIFORMS)
+def test_sample_is_the_inverse_cdf(u, dtype):
+    generator = torch.manual_seed(6)
+    laws = torch.rand(200, 13, generator=generator, dtype=torch.float64) ** 3
+    laws[torch.rand(200, 13, generator=generator) < 0.4] = 0.0
+    laws[:, 5] += 1e-3
+    laws = (laws / laws.sum(-1, keepdim=True)).to(dtype)
+    ids = sample(laws, torch.full((200,), u, dtype=torch.float64))
+    assert bool((laws.gather(1, ids[:, None]) > 0).all())  # no id of zero mass
+    naive = [inverse_cdf(row, u) for row in laws.double().numpy()]
+    assert ids.tolist() == naive
+
+
+def test_sample_reaches_every_id_in_proportion():
+    p = torch.tensor([[0.0, 0.5, 0.0, 0.125, 0.375, 0.0]]).expand(800, -1)
+    ids = sample(p, (torch.arange(800, dtype=torch.float64) + 0.5) / 800)
+    assert torch.bincount(ids, minlength=6).tolist() == [0, 400, 0, 100, 300, 0]
+
+
+def test_sample_of_a_certain_law():
+    p = one_hot(torch.tensor([0, 3, 7]), 8)
+    for u in UNIFORMS:
+        assert sample(p, torch.full((3,), u, dtype=torch.float64)).tolist() == [0, 3, 7]
+
+
+def test_check_passes_logits():
+    check(torch.tensor([[[0.0, -math.inf]]]), "target", [0], [1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "nothing but -inf")]
+)
+def test_check_names_row_and_position(bad, what):
+    logits = torch.zeros(2, 3, 4)
+    logits[1, 2] = bad
+    message = f"the target's logits hold {what} at position 12 of row 1; try dtype='float32'"
+    with pytest.raises(NumericsError, match=message):
+        check(logits, "target", [5, 10], [1, 3])
+
+
+def test_check_sees_a_single_bad_entry():
+    logits = torch.zeros(1, 1, 4)
+    logits[0, 0, 3] = math.nan
+    with pytest.raises(NumericsError, match="NaN"):
+        check(logits, "draft", [0], [1])
+
+
+def test_check_looks_at_no_padding():
+    logits = torch.zeros(2, 3, 4)
+    logits[0, 1:] = math.nan
+    check(logits, "target", [5, 10], [1, 3])
+
+
+@pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_what_is_no_law_is_not_drawn_from(row):
+    """A NaN row must raise, not turn into some token (vLLM #41834)."""
+    laws = torch.tensor([[0.5, 0.5], row])
+    with pytest.raises(NumericsError, match="no mass or holds NaN"):
+        sample(laws, torch.tensor([0.3, 0.3], dtype=torch.float64))
+
+
+class Elsewhere(TorchFunctionMode):
+    """No tensor is on a CPU, as far as the code can tell."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.is_cpu.__get__:
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+def test_a_law_is_the_same_on_a_device(params):
+    """Where the host may look at nothing; ties at every cut."""
+    logits = torch.randint(12, (4, 3, 60), generator=torch.manual_seed(2)).double() / 3
+    here = law(logits, params)
+    with Elsewhere():
+        there = law(logits, params)
+    assert torch.equal(here, there)
+
+
+def scattered(seed: int, B: int = 64, V: int = 500) -> torch.Tensor:
+    """Laws with most ids of no mass, some at both ends."""
+    dice = torch.Generator().manual_seed(seed)
+    laws = torch.rand(B, V, generator=dice, dtype=torch.float64)
+    laws *= torch.rand(B, V, generator=dice) < 0.1
+    laws[:, :5] = laws[:, -5:] = 0
+    return laws / laws.sum(-1, keepdim=True)
+
+
+def reordered(laws: torch.Tensor, seed: int) -> torch.Tensor:
+    """A running sum that was added up in another order at every place, as a parallel scan may."""
+    dice = torch.Generator().manual_seed(seed)
+    sums = laws.cumsum(-1)
+    return sums + 4e-16 * (torch.rand(sums.shape, generator=dice, dtype=torch.float64) - 0.5)
+
+
+def test_no_id_without_mass_whatever_the_order_of_the_sum():
+    """A zero's sum may differ from its neighbour's by rounding; the numbers lie on the edges."""
+    careless = 0
+    for seed in range(20):
+        laws = scattered(seed)
+        cdf = reordered(laws, seed)
+        edge = torch.randint(laws.shape[1], (len(laws), 1), generator=torch.manual_seed(seed))
+        u = (cdf.gather(1, edge) / cdf[:, -1:]).squeeze(1).clamp(0, 1 - 2**-53)
+        with Elsewhere():
+            ids, _ = locate(laws, u, cdf)
+        assert (laws.gather(1, ids[:, None]) > 0).all()
+        found = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
+        careless += int((laws.gather(1, found) == 0).sum())
+    assert careless > 100  # the plain search does return such ids
+
+
+def test_a_device_draws_what_the_cpu_draws():
+    laws = scattered(7)
+    u = torch.rand(len(laws), generator=torch.manual_seed(3), dtype=torch.float64)
+    with Elsewhere():
+        ids, masses = locate(laws, u)
+    assert torch.equal(ids, sample(laws, u))
+    assert torch.allclose(masses, torch.ones(len(laws)).double())
+
+
+def test_the_nearest_possible_id():
+    laws = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    found = [int(possible(laws, torch.tensor([[j]]))) for j in range(6)]
+    assert found == [1, 1, 1, 3, 3, 3]
+    assert 0 <= int(possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
+
+
+def test_a_row_that_is_no_law_gives_some_id():
+    """It is found out later, from its mass."""
+    laws = torch.tensor([[math.nan, 1.0], [0.0, 0.0], [0.25, 0.75]])
+    for place in (Elsewhere(), torch.inference_mode()):
+        with place:
+            ids, masses = locate(laws, torch.full((3,), 0.5).double())
+        assert ((ids >= 0) & (ids < 2)).all()
+        assert [0 < mass < math.inf for mass in masses.tolist()] == [False, False, True]

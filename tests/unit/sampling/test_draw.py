@@ -1,0 +1,118 @@
+"""Draw: which number is used for what, and on which rows it depends."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from foretoken.sampling.distributions import SamplingParams, running_sum, sample
+from foretoken.sampling.draw import Draw, SharedDraw
+from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform
+from foretoken.sampling.verify import speculative
+
+PARAMS = SamplingParams(temperature=1.0)
+KEYS = [RowKey(1, 0), RowKey(1, 1), RowKey(9, 0)]
+LENGTHS = [4, 7, 4]
+LAWS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.float64)
+
+
+def numbers(offset: int, purpose: Purpose) -> torch.Tensor:
+    named = [uniform(key, n, offset, purpose) for key, n in zip(KEYS, LENGTHS, strict=True)]
+    return torch.tensor(named, dtype=torch.float64)
+
+
+def test_a_guess_is_drawn_by_the_number_of_its_offset():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    for i in range(3):
+        assert torch.equal(draw(LAWS, i), sample(LAWS, numbers(i, Purpose.DRAFT)))
+
+
+def test_a_running_sum_at_hand_changes_no_guess():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    for i in range(3):
+        assert torch.equal(draw(LAWS, i, running_sum(LAWS)), draw(LAWS, i))
+
+
+def test_the_next_token_has_a_number_of_its_own():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    assert torch.equal(draw.next_token(LAWS), sample(LAWS, numbers(0, Purpose.NEXT)))
+    assert not torch.equal(draw.next_token(LAWS), draw(LAWS, 0))
+
+
+def test_how_many_are_kept_has_a_number_of_its_own():
+    G = 40
+    p = torch.full((3, G + 1, 2), 0.5, dtype=torch.float64)
+    q = torch.tensor([0.55, 0.45]).double().expand(3, G, 2)
+    x = torch.zeros(3, G, dtype=torch.long)
+    outcome = speculative(p, q, x, torch.full((3,), G))
+    n = Draw(KEYS, LENGTHS, PARAMS).kept(outcome)
+    assert torch.equal(n, outcome.n(numbers(0, Purpose.ACCEPT)))
+
+
+def test_a_row_draws_the_same_alone():
+    together = Draw(KEYS, LENGTHS, PARAMS)
+    for b in range(3):
+        alone = Draw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
+        assert alone(LAWS[b : b + 1], 1).item() == together(LAWS, 1)[b]
+        assert alone.next_token(LAWS[b : b + 1]).item() == together.next_token(LAWS)[b]
+
+
+def test_a_longer_text_draws_anew():
+    shorter, longer = Draw(KEYS, [4, 4, 4], PARAMS), Draw(KEYS, [5, 5, 5], PARAMS)
+    assert not torch.equal(shorter(LAWS, 1), longer(LAWS, 0))
+    assert not torch.equal(shorter(LAWS, 0), longer(LAWS, 0))
+
+
+def test_shared_draws_are_won_by_the_least_noise_over_mass():
+    draw = SharedDraw(KEYS, LENGTHS, PARAMS)
+    for i in range(3):
+        for b, (key, n) in enumerate(zip(KEYS, LENGTHS, strict=True)):
+            expected = np.argmin(exponentials(key, n + i, 1000) / LAWS[b].numpy())
+            assert draw(LAWS, i)[b] == expected
+    assert len(draw.masses) == 9
+
+
+def test_a_guess_and_the_targets_own_token_meet_the_same_noise():
+    draw = SharedDraw(KEYS, LENGTHS, PARAMS)
+    laws = torch.stack([LAWS, LAWS.flip(1), LAWS.roll(7, 1)], 1)
+    guesses = torch.stack([draw(laws[:, i], i) for i in range(3)], 1)
+    assert torch.equal(guesses, draw.winners(laws))
+    later = SharedDraw(KEYS, [n + 2 for n in LENGTHS], PARAMS)
+    assert torch.equal(later.winners(laws[:, 2:]), guesses[:, 2:])
+
+
+def test_shared_draws_never_choose_what_has_no_mass():
+    laws = torch.zeros(3, 1, 1000)
+    laws[:, 0, 500:503] = 1e-38
+    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).winners(laws).flatten().tolist()) <= {
+        500,
+        501,
+        502,
+    }
+
+
+def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
+    together = SharedDraw(KEYS, LENGTHS, PARAMS).winners(LAWS[:, None])
+    for b in range(3):
+        alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
+        wide = torch.nn.functional.pad(LAWS[b : b + 1, None], (0, 24))
+        assert alone.winners(wide).item() == together[b]
+
+
+def test_behind_other_guesses_numbers_go_on():
+    draw = Draw(KEYS, LENGTHS, PARAMS)
+    draw.ahead(2, torch.device("cpu"))
+    later = draw.behind([1, 1, 1]).behind([1, 0, 2])
+    found = later(LAWS, 1)
+    plain = Draw(KEYS, LENGTHS, PARAMS)
+    expected = [plain(LAWS, i)[b] for b, i in enumerate([3, 2, 4])]
+    assert found.tolist() == [int(token) for token in expected]
+    assert len(draw.masses) == 1  # all are looked at
+    assert not set(later.within()) & set(draw.within())
+
+
+def test_behind_other_guesses_the_noise_of_coupled_mode_is_that_of_the_position():
+    later = SharedDraw(KEYS, LENGTHS, PARAMS).behind([2, 0, 1])
+    there = SharedDraw(KEYS, [n + g for n, g in zip(LENGTHS, [2, 0, 1], strict=True)], PARAMS)
+    assert torch.equal(later(LAWS, 1), there(LAWS, 1))
+    assert later.within() == KEYS

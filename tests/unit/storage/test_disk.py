@@ -1,0 +1,128 @@
+"""What outlives a process, and what a broken or locked folder does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from foretoken.storage.disk import cache_folder, remember, remembered
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_remembered_is_there_for_the_next_one() -> None:
+    remember("a.json", "x", 1.5)
+    remember("a.json", "y", [1, 2])
+    assert remembered("a.json") == {"x": 1.5, "y": [1, 2]}
+    assert remembered("b.json") == {}
+
+
+def test_a_broken_file_is_an_empty_one(folder: Path) -> None:
+    home = cache_folder()
+    assert home is not None
+    for text in ("{broken", "[1]", ""):
+        (home / "a.json").write_text(text)
+        assert remembered("a.json") == {}
+    remember("a.json", "x", 1)
+    assert remembered("a.json") == {"x": 1}
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
+    remember("a.json", "x", 1)
+    assert remembered("a.json") == {}
+
+
+def test_no_reader_sees_half_a_file(folder: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: remember("a.json", str(i), "x" * 1000), range(40)))
+    home = cache_folder()
+    assert home is not None
+    found = json.loads((home / "a.json").read_text())
+    assert set(found.values()) == {"x" * 1000}
+    assert [f.name for f in home.iterdir()] == ["a.json"]
+
+
+def homeless(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+
+
+def test_without_a_home_it_is_a_folder_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homeless(monkeypatch, tmp_path)
+    (tmp_path / "foretoken").mkdir()  # anybody's
+    found = cache_folder()
+    assert found == tmp_path / f"foretoken-{os.geteuid()}"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    remember("a.json", "x", 1)
+    assert remembered("a.json") == {"x": 1}
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_what_others_may_have_written_is_not_read(
+    home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not home:
+        homeless(monkeypatch, tmp_path)
+    remember("a.json", "x", 1)
+    folder = cache_folder()
+    assert folder is not None
+    for mode in (0o770, 0o707):
+        folder.chmod(mode)
+        assert cache_folder() is None and remembered("a.json") == {}
+        remember("a.json", "x", 2)
+        assert "others may write to it; remove it, and it is made anew" in caplog.text
+    folder.chmod(0o755)
+    assert remembered("a.json") == {"x": 1}
+
+
+def test_another_users_folder_or_link_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remember("a.json", "x", 1)
+    other = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: other)
+    assert cache_folder() is None and remembered("a.json") == {}
+    assert f"it belongs to user {os.stat(tmp_path).st_uid}" in caplog.text
+
+
+def test_a_link_of_ones_own_may_lead_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "large disk").mkdir(mode=0o700)
+    (tmp_path / "foretoken").symlink_to(tmp_path / "large disk")
+    remember("a.json", "x", 1)
+    assert remembered("a.json") == {"x": 1} and (tmp_path / "large disk" / "a.json").exists()
+
+
+def test_deeply_nested_json_is_an_empty_file() -> None:
+    folder = cache_folder()
+    assert folder is not None
+    (folder / "a.json").write_text("[" * 100_000)
+    assert remembered("a.json") == {}
+
+
+def test_what_somebody_else_left_in_the_folder_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He could, before its owner closed it."""
+    remember("a.json", "x", 1)
+    folder = cache_folder()
+    assert folder is not None and stat.S_IMODE((folder / "a.json").stat().st_mode) == 0o600
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(folder / "a.json", 12345, -1)
+    assert remembered("a.json") == {}
+    remember("a.json", "y", 2)
+    assert remembered("a.json") == {"y": 2}
