@@ -1,6 +1,6 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. Sees protocols only: any model, any drafter, any judge.
+Plain decoding is this step with gamma 0. Knows protocols only: any model, any drafter, any judge.
 """
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -8,98 +8,95 @@ Plain decoding is this step with gamma 0. Sees protocols only: any model, any dr
 from __future__ import annotations
 
 import math
-from itertools import chain
+from itertools import chain, pairwise
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import RefusedError
-from foretoken.models.base import Blocks, Model
+from foretoken.models.base import Blocks, Scorer
 from foretoken.request import Row, StepRecord
-from foretoken.sampling.distributions import SamplingParams, require_finite, require_mass
-from foretoken.sampling.judge import Judge
+from foretoken.sampling.distributions import require_finite, require_mass
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.judge import Block, Judge, Verdict
+from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
+
+
+class _Scored(NamedTuple):
+    """Guesses that the target has scored."""
+
+    block: Block
+    ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
+    tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
+
+
+class _Verified(NamedTuple):
+    """The verdict on a row's guesses, on the host."""
+
+    x: list[int]  # the guesses
+    n: int
+    t: int
+    beta: list[float]
+    bias: list[float]  # [] where exact
 
 
 @torch.inference_mode()
 def step(
     rows: list[Row],
-    target: Model,
+    target: Scorer,
     drafter: Drafter,
     judge: Judge,
     params: SamplingParams,
     gamma: list[int],
-) -> None:
+) -> Verdict:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1), or as near to it as the judge says.
 
-    Each row gets a StepRecord. On a device the host waits once, for n and what comes with it; its
-    times then say when work was handed over. Raises NumericsError where logits are none, and
-    RefusedError for a draft that is none; the rows are then as they were.
+    Each row gets a StepRecord. On a device the host waits once, for the verdict; the times then say
+    when work was handed over. Raises NumericsError for invalid logits and RefusedError for an
+    invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
-    lengths = [len(row.tokens) for row in rows]
-    draw = judge.draws([row.request.key for row in rows], lengths, params)
+    draw = judge.draws([row.request.key for row in rows], [len(row.tokens) for row in rows], params)
     if target.takes_tensors and not params.greedy:
         draw.ahead(max(gamma), target.device)
 
     # Sample gamma guesses x_1, .., x_gamma from M_q autoregressively
     draft = drafter.propose(list(gamma), draw)
     counts = _counts(draft, gamma, target.vocab_size)
-    said, x = _guesses(draft, counts, target)
     times.append(perf_counter())
 
     # Run M_p in parallel: the last token, not yet in the cache, and the guesses behind it
-    need = [1 + count for count in counts]
-    logits = target.score(_blocks(rows, x, counts, target), need)
-    tops = logits.amax(-1)
-    _force(logits, rows)
+    scored = _score(rows, target, draft, counts)
     times.append(perf_counter())
 
     # Determine the number n of accepted guesses, and the token t that follows them
-    here = sent(torch.tensor(counts), logits.device)
-    q = None if draft.q is None else sent(draft.q[:, : x.shape[1]], logits.device)
-    n, t, beta, bias = judge(logits, x, here, q, params, draw)
-    nothing = beta[:, :0]  # what is not there has no columns
-    bias = nothing if bias is None else bias
-    doubts = nothing if draft.tops is None else draft.tops
-    n, t, beta, bias, said, *numbers = read(n, t, beta, bias, said, tops, doubts, *draw.masses)
-    _require_laws(numbers, lengths, counts)
-    guesses, beta = _judged(said, beta, counts, target.vocab_size)
+    verdict = judge(scored.block, draw)
+    verified = _read(verdict, scored, draft, counts, draw)
 
     # Return prefix + [x_1, .., x_n, t]
-    kept = [row.commit([*guesses[b][: n[b]], t[b]]) for b, row in enumerate(rows)]
+    kept = [row.commit([*v.x[: v.n], v.t]) for row, v in zip(rows, verified, strict=True)]
     target.set_lengths([len(row.tokens) - 1 for row in rows])
     drafter.commit([list(tokens) for tokens in kept])
     times.append(perf_counter())
 
+    seconds = [after - before for before, after in pairwise(times)]
     for b, row in enumerate(rows):
-        judged = min(n[b] + 1, len(guesses[b]), len(kept[b]))
-        record = StepRecord(
-            gamma=gamma[b],
-            guesses=tuple(guesses[b]),
-            accepted=min(n[b], len(kept[b])),
-            kept=tuple(kept[b]),
-            overlaps=tuple(beta[b][:judged]),
-            draft_calls=min(draft.calls, len(guesses[b])),  # those this row took part in
-            draft_seconds=times[1] - times[0],
-            score_seconds=times[2] - times[1],
-            verify_seconds=times[3] - times[2],
-            rows=len(rows),
-            biases=tuple(bias[b][:judged]),
-        )
-        row.records.append(record)
+        calls = min(draft.calls, counts[b])  # those this row took part in
+        row.records.append(_record(gamma[b], verified[b], kept[b], calls, seconds, len(rows)))
+    return verdict
 
 
 def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
-    """How many guesses each row has, after a look at the shapes that a drafter could get wrong."""
+    """How many guesses each row has; RefusedError for a draft of invalid types or shapes."""
     for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
-        kind = getattr(value, "dtype", None)  # a drafter is anybody's code
-        if kind not in (torch.int64, torch.int32) or value.ndim != axes:
+        dtype = getattr(value, "dtype", None)  # a drafter may be anybody's code
+        if dtype not in (torch.int64, torch.int32) or value.ndim != axes:
             raise RefusedError(f"the drafter's {name} must be an integer tensor with {axes} axes")
     G = draft.tokens.shape[1]
     counts: list[int] = _list(draft.lengths)
@@ -115,45 +112,25 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
     return counts
 
 
-def _guesses(draft: Draft, counts: list[int], target: Model) -> tuple[Tensor, Tensor]:
-    """The guesses `[B, max(counts)]`, as the drafter gave them and as ids that the target has: on
-    its device, and without what the drafter padded with."""
-    most = max(counts)
-    said = sent(draft.tokens[:, :most], target.device).long()
-    if min(counts) < most:
-        said = torch.where(live(said, sent(draft.lengths, target.device)), said, 0)
-    return said, said.clamp(0, target.vocab_size - 1)
+def _score(rows: list[Row], target: Scorer, draft: Draft, counts: list[int]) -> _Scored:
+    G = max(counts)
+    ids = sent(draft.tokens[:, :G], target.device).long()
+    if min(counts) < G:  # a drafter's padding may be anything
+        ids = torch.where(live(ids, sent(draft.lengths, target.device)), ids, 0)
+    x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
+    logits = target.score(_blocks(rows, x, counts, target), [1 + count for count in counts])
+    tops = logits.amax(-1)  # before forced tokens hide what is invalid
+    _force(logits, rows)
+    q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
+    return _Scored(Block(logits, x, sent(torch.tensor(counts), logits.device), q), ids, tops)
 
 
-def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Model) -> Blocks:
+def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Scorer) -> Blocks:
     last = [row.tokens[-1] for row in rows]
     if target.takes_tensors:
         return torch.cat([sent(torch.tensor(last), target.device)[:, None], x], 1)
     ids: list[list[int]] = _list(x)
     return [[token, *row[:n]] for token, row, n in zip(last, ids, counts, strict=True)]
-
-
-def _require_laws(numbers: list[list[Any]], lengths: list[int], counts: list[int]) -> None:
-    tops, doubts, *masses = numbers
-    require_finite(tops, "target", lengths, [1 + count for count in counts])
-    require_finite(doubts, "draft", lengths, counts)
-    require_mass(list(chain.from_iterable(masses)))
-
-
-def _judged(
-    said: list[list[int]], beta: list[list[float]], counts: list[int], V: int
-) -> tuple[list[list[int]], list[list[float]]]:
-    """The guesses and their betas, after a look at the numbers that a drafter could get wrong."""
-    guesses = [x[:count] for x, count in zip(said, counts, strict=True)]
-    for b, x in enumerate(guesses):
-        if x and not 0 <= min(x) <= max(x) < V:
-            raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
-    betas = [row[:count] for row, count in zip(beta, counts, strict=True)]
-    if any(map(math.isnan, chain.from_iterable(betas))):
-        raise RefusedError(
-            "the drafter's q holds NaN; it must be the law its guesses were drawn from"
-        )
-    return guesses, betas
 
 
 def _force(logits: Tensor, rows: list[Row]) -> None:
@@ -164,6 +141,58 @@ def _force(logits: Tensor, rows: list[Row]) -> None:
             if 0 <= place - done < logits.shape[1]:
                 logits[b, place - done] = -torch.inf
                 logits[b, place - done, token] = 0.0
+
+
+def _read(
+    verdict: Verdict, scored: _Scored, draft: Draft, counts: list[int], draw: Draw
+) -> list[_Verified]:
+    """The step's one read from the device; raises as `step` does."""
+    empty = verdict.beta[:, :0]
+    n, t, betas, biases, ids, tops, draft_tops, *masses = read(
+        verdict.n,
+        verdict.t,
+        verdict.beta,
+        empty if verdict.bias is None else verdict.bias,
+        scored.ids,
+        scored.tops,
+        empty if draft.tops is None else draft.tops,
+        *draw.masses,
+    )
+    require_finite(tops, "target", draw.lengths, [1 + count for count in counts])
+    require_finite(draft_tops, "draft", draw.lengths, counts)
+    require_mass(list(chain.from_iterable(masses)))
+    x = [row[:count] for row, count in zip(ids, counts, strict=True)]
+    V = scored.block.logits.shape[-1]
+    for b, guesses in enumerate(x):
+        if guesses and not 0 <= min(guesses) <= max(guesses) < V:
+            raise RefusedError(
+                f"the drafter guessed {guesses} for row {b}; ids must be in 0..{V - 1}"
+            )
+    beta = [row[:count] for row, count in zip(betas, counts, strict=True)]
+    if any(map(math.isnan, chain.from_iterable(beta))):
+        raise RefusedError(
+            "the drafter's q holds NaN; it must be the law its guesses were drawn from"
+        )
+    return [_Verified(*row) for row in zip(x, n, t, beta, biases, strict=True)]
+
+
+def _record(
+    gamma: int, verified: _Verified, kept: list[int], calls: int, seconds: list[float], rows: int
+) -> StepRecord:
+    judged = min(verified.n + 1, len(verified.x), len(kept))
+    return StepRecord(
+        gamma=gamma,
+        guesses=tuple(verified.x),
+        accepted=min(verified.n, len(kept)),
+        kept=tuple(kept),
+        overlaps=tuple(verified.beta[:judged]),
+        draft_calls=calls,
+        draft_seconds=seconds[0],
+        score_seconds=seconds[1],
+        verify_seconds=seconds[2],
+        rows=rows,
+        biases=tuple(verified.bias[:judged]),
+    )
 
 
 def _list(tensor: Tensor) -> list[Any]:

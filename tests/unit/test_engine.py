@@ -120,7 +120,7 @@ def test_a_stream_closed_anywhere_leaves_nothing_behind(steps):
     for _ in range(1 + steps):
         next(stream, None)
     stream.close()
-    assert e.target._texts == e.drafter._texts == e.drafter.model._texts == []
+    assert e.target._texts == e.drafter._reader.texts == e.drafter.model._texts == []
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])

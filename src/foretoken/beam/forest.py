@@ -1,9 +1,8 @@
 """Many continuations of each prompt in one model's cache, by either of two forms.
 
-`Shared` keeps a prompt's tree in one row and scores it under a mask: what texts share is there
-once. `Copied` keeps a row for every leaf, for models that know no trees: as exact, but dearer.
-A `Forest` over either is told nodes and remembers their logits. It does not know why a text is
-wanted.
+`Shared` keeps a prompt's tree in one row and scores it under a mask: what texts share is cached
+once. `Copied` keeps a row for every leaf, for models that cannot score trees: as exact, but slower.
+A `Forest` over either scores nodes and remembers their logits. It knows no beams.
 """
 
 from __future__ import annotations
@@ -183,15 +182,15 @@ class Copied:
         idle = [row for row in self.rows if row not in grown]
         self._become(idle + [(b, path[0].parent) for b, path in paths])
         self.rows = idle + [(b, path[-1]) for b, path in paths]
-        found: list[dict[Node, Tensor]] = [{} for _ in nodes]
+        trees: list[dict[Node, Tensor]] = [{} for _ in nodes]
         blocks = [[] for _ in idle] + [[node.token for node in path] for _, path in paths]
         logits = self.model.score(blocks, [len(block) for block in blocks])
         for (b, path), scored in zip(paths, logits[len(idle) :], strict=True):
-            found[b].update(zip(path, scored, strict=False))
-        none = logits.new_zeros(0, self.model.vocab_size)
+            trees[b].update(zip(path, scored, strict=False))
+        empty = logits.new_zeros(0, self.model.vocab_size)
         return [
-            torch.stack([scored[node] for node in new]) if new else none
-            for new, scored in zip(nodes, found, strict=True)
+            torch.stack([scored[node] for node in new]) if new else empty
+            for new, scored in zip(nodes, trees, strict=True)
         ]
 
     def keep(self, nodes: list[list[Node]]) -> None:

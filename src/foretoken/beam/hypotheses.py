@@ -91,9 +91,9 @@ def continuations(
     edge = scores.topk(min(k, len(scores))).values[-1]
     at = ((scores >= edge) & (scores > -torch.inf)).nonzero()[:, 0]
     at = at[scores[at].argsort(descending=True, stable=True)[:k]]
-    found = zip(cast(list[int], at.tolist()), cast(list[float], scores[at].tolist()), strict=True)
+    best = zip(cast(list[int], at.tolist()), cast(list[float], scores[at].tolist()), strict=True)
     V = logits.shape[-1]
-    return [Hypothesis(beams[i // V].node.child(i % V), score) for i, score in found]
+    return [Hypothesis(beams[i // V].node.child(i % V), score) for i, score in best]
 
 
 @dataclass(slots=True)
@@ -119,16 +119,16 @@ class Search:
         `[len(running), V]`."""
         if bool(logits.amax(-1).isfinite().logical_not().any()):
             raise NumericsError(
-                f"the target's logits hold no law after {self.depth} new tokens of a beam; "
+                f"the target's logits are invalid after {self.depth} new tokens of a beam; "
                 "try dtype='float32', and look for overflow in the model"
             )
         w, eos, length = self.params.num_beams, self.request.eos, self.depth + 1
         forced = self.request.forced.get(length - 1)
         # every beam has at most len(eos) texts that end, so w of these go on
-        found = continuations(self.running, logits, w * (1 + len(eos)), forced)
+        longer = continuations(self.running, logits, w * (1 + len(eos)), forced)
         last = length == self.request.limit
-        open_ = [beam for beam in found if not last and beam.node.token not in eos]
-        ended = [beam for beam in found[:w] if last or beam.node.token in eos]
+        open_ = [beam for beam in longer if not last and beam.node.token not in eos]
+        ended = [beam for beam in longer[:w] if last or beam.node.token in eos]
         self._finish(ended, length)
         self.running = open_[:w] or self.running
         self.done = not open_ or (len(self.finished) == w and self._settled(length))

@@ -14,7 +14,8 @@ from typing import Any
 from foretoken.beam.forest import Forest
 from foretoken.beam.hypotheses import BeamParams, Hypothesis, Search, continuations
 from foretoken.beam.tree import Node
-from foretoken.models.base import Model, hears
+from foretoken.models.base import Model
+from foretoken.models.reader import Reader
 from foretoken.request import FinishReason, Request, brief
 
 
@@ -47,8 +48,8 @@ class Beam:
 
     def __repr__(self) -> str:
         """In a line; `stats` has the rest."""
-        said = brief(self.text, self.tokens)
-        return f"Beam({said}, score={self.score:.4f}, finish_reason={self.finish_reason!r})"
+        beginning = brief(self.text, self.tokens)
+        return f"Beam({beginning}, score={self.score:.4f}, finish_reason={self.finish_reason!r})"
 
 
 @dataclass(slots=True)
@@ -79,31 +80,18 @@ def beam_stats(task: Task, runtime: str, draft_runtime: str) -> BeamStats:
 class BeamDraft:
     """Beam searches of a draft model, from beams of the target.
 
-    It falls silent for a prompt whose text has outgrown its context or holds an id that it does
-    not know.
+    For prompts that the model cannot read, as `models.reader` says, it drafts nothing.
     """
 
     def __init__(self, model: Model, vocab_size: int, width: int) -> None:
         self.model, self.vocab_size, self.width = model, vocab_size, width
         self.forest = _forest(model)
-        self._heads: list[int] = []
-        self._silent: list[bool] = []
+        self._reader = Reader(model)
 
     def start(self, requests: list[Request]) -> None:
-        """Prompts join. A decoder-only model reads a source as the head of its prompt."""
-        heard = self.model.encoder_decoder
-        texts = [[*([] if heard else r.source or []), *r.prompt[:-1]] for r in requests]
-        sources = [r.source or [] for r in requests] if heard else [[] for _ in requests]
-        self._silent = [
-            max(text, default=0) >= self.model.vocab_size
-            or (heard and not hears(self.model, source))
-            or not self._room(len(text))
-            for text, source in zip(texts, sources, strict=True)
-        ]
-        texts = [[] if no else text for text, no in zip(texts, self._silent, strict=True)]
-        self._heads = [len(text) for text in texts]
-        read = [[0] if no else s for s, no in zip(sources, self._silent, strict=True)]
-        self.forest.start(texts, read if heard else None)
+        """Prompts join."""
+        sources = [r.source for r in requests if r.source is not None]
+        self.forest.start(*self._reader.join([r.prompt for r in requests], sources or None))
 
     def propose(self, tasks: list[Task], gamma: int) -> list[list[Node]]:
         """For each search what `width` beams of the draft's own come to in up to gamma steps.
@@ -115,12 +103,12 @@ class BeamDraft:
         beams = [task.search.running for task in tasks]
         while True:
             beams = [
-                some if some and some[0].node.depth < end else []
-                for some, end in zip(beams, ends, strict=True)
+                row if row and row[0].node.depth < end else []
+                for row, end in zip(beams, ends, strict=True)
             ]
             if not any(beams):
                 return drafted
-            took_part = self.forest.score([[beam.node for beam in some] for some in beams])
+            took_part = self.forest.score([[beam.node for beam in row] for row in beams])
             for b, task in enumerate(tasks):
                 task.draft_calls += took_part[b]
                 if beams[b]:
@@ -134,28 +122,24 @@ class BeamDraft:
     def leave(self, gone: list[int]) -> None:
         """These searches are done; those behind move up."""
         self.forest.leave(gone)
-        self._heads = [head for b, head in enumerate(self._heads) if b not in gone]
-        self._silent = [no for b, no in enumerate(self._silent) if b not in gone]
+        self._reader.leave(gone)
 
     def _grown(self, b: int, beams: list[Hypothesis], search: Search) -> list[Hypothesis]:
         """The best continuations that do not end."""
         logits = self.forest.gathered(b, [beam.node for beam in beams])[:, : self.vocab_size]
         eos, forced = search.request.eos, search.request.forced.get(beams[0].node.depth)
-        found = continuations(beams, logits, self.width + len(eos) * len(beams), forced)
-        return [beam for beam in found if beam.node.token not in eos][: self.width]
+        longer = continuations(beams, logits, self.width + len(eos) * len(beams), forced)
+        return [beam for beam in longer if beam.node.token not in eos][: self.width]
 
     def _end(self, b: int, search: Search, gamma: int) -> int:
         """How deep this search is drafted."""
-        most = self.model.vocab_size
-        self._silent[b] |= any(beam.node.token >= most for beam in search.running)
-        if self._silent[b]:
+        V = self.model.vocab_size
+        if V < self.vocab_size and any(
+            node.token >= V for beam in search.running for node in beam.node.upwards()
+        ):
             return 0
         deepest = min(search.depth + gamma, search.request.limit - 1)
-        return min(deepest, search.depth + self._room(self._heads[b] + search.depth))
-
-    def _room(self, length: int) -> int:
-        """Steps that can be drafted behind a text whose last token makes it length + 1."""
-        return 10**9 if self.model.context is None else max(0, self.model.context - length)
+        return min(deepest, search.depth + self._reader.room(b, search.depth))
 
 
 def beam_search(
@@ -168,8 +152,8 @@ def beam_search(
     """The searches of `requests` to their ends, as plain beam search does them (paper, A.4).
 
     Each round takes one target pass over at most num_beams + gamma * draft.width nodes for each
-    prompt. Without a draft, or with gamma 0, it is plain beam search. Raises NumericsError where
-    the target's logits are none. The models' rows are their own again afterwards.
+    prompt. Without a draft, or with gamma 0, it is plain beam search. Raises NumericsError for
+    invalid logits of the target. It leaves no rows in the models.
     """
     began, trees = perf_counter(), _forest(target)
     tasks = [Task(Search(request, params)) for request in requests]

@@ -41,9 +41,9 @@ class Node:
 
 
 def closure(nodes: Iterable[Node], known: Iterable[Node] = ()) -> list[Node]:
-    """Nodes and all their ancestors, but none that is `known` nor what is above it; a parent
-    stands before its children."""
-    seen, found = set(known), list[Node]()
+    """Nodes and all their ancestors, without those that are `known` and what is above them; a
+    parent stands before its children."""
+    seen, closed = set(known), list[Node]()
     for node in nodes:
         fresh: list[Node] = []
         for above in node.upwards():
@@ -51,5 +51,5 @@ def closure(nodes: Iterable[Node], known: Iterable[Node] = ()) -> list[Node]:
                 break
             fresh.append(above)
         seen.update(fresh)
-        found += fresh[::-1]
-    return found
+        closed += fresh[::-1]
+    return closed

@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from foretoken.drafters.base import Draft, pack
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, hears, require_model
+from foretoken.models.base import Blocks, Model, require_model
+from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams, law, likeliest
 from foretoken.sampling.draw import Draw
 
@@ -19,9 +20,8 @@ class LMDrafter:
 
     vocab_size: V of the target, None where it is the model's.
 
-    A decoder-only model may draft for an encoder-decoder target: it reads the source as the head
-    of its prompt. Where a row has outgrown the model's context, or holds an id that the model does
-    not know, in its text or source, it falls silent.
+    A decoder-only model may draft for an encoder-decoder target. In rows that the model cannot
+    read, as `models.reader` says, it makes no guesses.
     """
 
     def __init__(
@@ -34,37 +34,18 @@ class LMDrafter:
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
         self.singular = params is not None  # its speed does not follow from its model alone
-        self._texts: list[list[int]] = []  # committed tokens, as the model reads them
-        self._cached: list[int] = []  # how many of them are in its cache
-        self._readable: list[int] = []  # how many of them it can read, from the left
+        self._reader = Reader(model)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        assert rows == list(range(len(self._texts), len(self._texts) + len(rows)))
-        heard = self.model.encoder_decoder  # else the source is the head of the prompt
-        texts = [
-            [*(sources[b] if sources and not heard else []), *p] for b, p in enumerate(prompts)
-        ]
-        deaf = [heard and not hears(self.model, source) for source in sources or prompts]
-        readable = [0 if no else self._known(text) for no, text in zip(deaf, texts, strict=True)]
-        heads = [
-            text[:-1] if self._room(text, known) > 0 else []
-            for text, known in zip(texts, readable, strict=True)
-        ]
-        if heard and sources:
-            sources = [[0] if no else s for s, no in zip(sources, deaf, strict=True)]
-        self.model.start(heads, sources if heard else None)
-        self._texts += texts
-        self._cached += [len(h) for h in heads]
-        self._readable += readable
+        self.model.start(*self._reader.join(prompts, sources))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        rooms = [self._room(t, n) for t, n in zip(self._texts, self._readable, strict=True)]
-        budget = [max(0, min(g, room)) for g, room in zip(gamma, rooms, strict=True)]
+        texts, cached = self._reader.texts, self._reader.cached
+        budget = self._reader.budget(gamma)
         feed: Blocks = [
-            text[cached:] if g else []
-            for text, cached, g in zip(self._texts, self._cached, budget, strict=True)
+            text[n:] if g else [] for text, n, g in zip(texts, cached, budget, strict=True)
         ]
         ids: list[Tensor] = []
         laws: list[Tensor] = []
@@ -76,7 +57,7 @@ class LMDrafter:
             ids.append(self._guess(logits, draw, i, laws))
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
         for b, g in enumerate(budget):
-            self._cached[b] = len(self._texts[b]) + g - 1 if g else self._cached[b]
+            cached[b] = len(texts[b]) + g - 1 if g else cached[b]
         return self._drafted(ids, laws, tops, budget)
 
     def _guess(self, logits: Tensor, draw: Draw, i: int, laws: list[Tensor]) -> Tensor:
@@ -112,38 +93,15 @@ class LMDrafter:
         )
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for b, kept in enumerate(tokens):
-            # the last token kept is the target's own or was never fed: it cannot be in the cache
-            self._cached[b] = min(self._cached[b], len(self._texts[b]) + len(kept) - 1)
-            if self._readable[b] == len(self._texts[b]):
-                self._readable[b] += self._known(kept)
-            self._texts[b] += kept
-        self.model.set_lengths(self._cached)
+        self._move([0] * len(tokens), tokens)
 
     def rewind(self, counts: list[int]) -> None:
-        for b, (text, count) in enumerate(zip(self._texts, counts, strict=True)):
-            del text[len(text) - count :]
-            self._cached[b] = min(self._cached[b], len(text) - 1)
-            self._readable[b] = min(self._readable[b], len(text))
-        self.model.set_lengths(self._cached)
+        self._move(counts, [[] for _ in counts])
+
+    def _move(self, back: list[int], tokens: list[list[int]]) -> None:
+        self._reader.move(back, tokens)
+        self.model.set_lengths(self._reader.cached)
 
     def leave(self, rows: list[int]) -> None:
-        stay = [b for b in range(len(self._texts)) if b not in rows]
-        self._texts = [self._texts[b] for b in stay]
-        self._cached = [self._cached[b] for b in stay]
-        self._readable = [self._readable[b] for b in stay]
+        self._reader.leave(rows)
         self.model.leave(rows)
-
-    def _known(self, tokens: list[int]) -> int:
-        """How many of them, from the left, are ids of the model."""
-        V = self.model.vocab_size
-        if max(tokens, default=0) < V:
-            return len(tokens)
-        return next(i for i, token in enumerate(tokens) if token >= V)
-
-    def _room(self, text: list[int], readable: int) -> int:
-        """How many guesses fit in the model's context behind `text`."""
-        if readable < len(text):
-            return 0
-        context = self.model.context
-        return 10**9 if context is None else context - len(text) + 1

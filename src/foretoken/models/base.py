@@ -23,25 +23,12 @@ def counts_of(blocks: Blocks, need: list[int]) -> list[int]:
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
 
 
-class Model(Protocol):
-    """The same for a target and for a draft."""
+class Scorer(Protocol):
+    """What a step needs of its target, whose rows are there already."""
 
     vocab_size: int  # rows of the output layer, padding included
-    context: int | None  # tokens a row can hold; None: no limit
-    encoder_decoder: bool
-    source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
-    source_vocab_size: int | None  # ids the encoder knows; None: no encoder
-    runtime: str  # what it runs on, for reports
     device: torch.device
     takes_tensors: bool  # blocks may come as a tensor: the host need not know their tokens
-
-    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is
-        allowed).
-
-        `sources`: what the encoder reads, once, where there is one.
-        """
-        ...
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         """Append block b to row b, for all rows, in one run; a block may be empty.
@@ -59,6 +46,24 @@ class Model(Protocol):
         """Keep this many tokens of each row: commit and rollback in one. No length may grow."""
         ...
 
+
+class Model(Scorer, Protocol):
+    """The same for a target and for a draft."""
+
+    context: int | None  # tokens a row can hold; None: no limit
+    encoder_decoder: bool
+    source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
+    source_vocab_size: int | None  # ids the encoder knows; None: no encoder
+    runtime: str  # what it runs on, for reports
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is
+        allowed).
+
+        `sources`: what the encoder reads, once, where there is one.
+        """
+        ...
+
     def permute(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was; rows may be repeated or left out."""
         ...
@@ -66,13 +71,6 @@ class Model(Protocol):
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
         ...
-
-
-def hears(model: Model, source: list[int]) -> bool:
-    """Whether a model's encoder can read a source: no longer than it may be, of ids it knows."""
-    limit, V = model.source_context, model.source_vocab_size
-    fits = limit is None or len(source) <= limit
-    return fits and V is not None and max(source, default=0) < V
 
 
 def require_model(value: object) -> None:

@@ -1,7 +1,7 @@
 """Which guesses are kept, and the token after them: from the target's logits to the verdict.
 
-A judge is chosen once per call, from the temperature and the rule, and handed to the step. It runs
-no model, and knows no rows and no texts. Nothing here waits for a device.
+A judge is chosen once per call, by temperature and rule, and handed to the step. It runs no model
+and knows no rows and no texts. Nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ from foretoken.sampling.verify import RULES, Rule, greedy, leading, overlap, ove
 NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Guesses for every row and the target's logits at them. What lies past a row's length has no
+    influence."""
+
+    logits: Tensor  # [B, G+1, V]
+    x: Tensor  # [B, G], the guesses
+    lengths: Tensor  # [B], how many each row has
+    q: Tensor | None  # [B, G, V], the laws they were drawn from; None: proposed for certain
+
+
 class Verdict(NamedTuple):
-    """What a judge says of every row; tensors on the logits' device."""
+    """A judge's decision for every row; tensors on the logits' device."""
 
     n: Tensor  # [B]: guesses kept
     t: Tensor  # [B]: the token after them
     beta: Tensor  # [B, G], float64: sum min(p, q) at every guess, p being the law judged by
     bias: Tensor | None = None  # [B, G], float64: that law's total variation from the target's
+    p: Tensor | None = None  # [B, G+1, V], the target's laws; None where only the argmax counts
 
 
 class Judge(Protocol):
@@ -35,17 +47,8 @@ class Judge(Protocol):
 
     draws: ClassVar[type[Draw]]  # how drafters and the judge itself draw
 
-    def __call__(
-        self,
-        logits: Tensor,
-        x: Tensor,
-        lengths: Tensor,
-        q: Tensor | None,
-        params: SamplingParams,
-        draw: Draw,
-    ) -> Verdict:
-        """logits [B, G+1, V] of the target, x [B, G] guesses, lengths [B] of them, q [B, G, V] or
-        None (guesses proposed for certain). What lies past a row's length has no influence."""
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
+        """The verdict under `draw.params`; each number it needs is drawn by `draw`."""
         ...
 
 
@@ -56,18 +59,10 @@ class Greedy:
 
     draws: ClassVar[type[Draw]] = Draw
 
-    def __call__(
-        self,
-        logits: Tensor,
-        x: Tensor,
-        lengths: Tensor,
-        q: Tensor | None,
-        params: SamplingParams,
-        draw: Draw,
-    ) -> Verdict:
-        best = likeliest(logits)  # [B, G+1]
-        n = greedy(best, x, lengths)
-        return Verdict(n, best.gather(1, n[:, None]).squeeze(1), overlap_greedy(best, q, x))
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
+        best = likeliest(block.logits)  # [B, G+1]
+        n = greedy(best, block.x, block.lengths)
+        return Verdict(n, _after(best, n), overlap_greedy(best, block.q, block.x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +73,16 @@ class Sampled:
     draws: ClassVar[type[Draw]] = Draw
     rule: Rule
 
-    def __call__(
-        self,
-        logits: Tensor,
-        x: Tensor,
-        lengths: Tensor,
-        q: Tensor | None,
-        params: SamplingParams,
-        draw: Draw,
-    ) -> Verdict:
-        p = law(logits, params)  # [B, G+1, V]
-        outcome = self.rule(p, q, x, lengths)
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
+        q, x = block.q, block.x
+        p = law(block.logits, draw.params)
+        outcome = self.rule(p, q, x, block.lengths)
         n = draw.kept(outcome)
         t, beta = draw.next_token(outcome.next_law(n)), overlap(outcome.p, q, x)
         if outcome.p is p:
-            return Verdict(n, t, beta)
-        away = (outcome.p - p)[:, : x.shape[1]].abs().sum(-1).double() / 2
-        return Verdict(n, t, beta, away)
+            return Verdict(n, t, beta, p=p)
+        bias = (outcome.p - p)[:, : x.shape[1]].abs().sum(-1).double() / 2
+        return Verdict(n, t, beta, bias, p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +94,14 @@ class LenientGreedy:
     draws: ClassVar[type[Draw]] = Draw
     lenience: float
 
-    def __call__(
-        self,
-        logits: Tensor,
-        x: Tensor,
-        lengths: Tensor,
-        q: Tensor | None,
-        params: SamplingParams,
-        draw: Draw,
-    ) -> Verdict:
-        best = likeliest(logits)  # [B, G+1]
-        near = near_best(logits[:, : x.shape[1]], self.lenience)  # [B, G, V]
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
+        x, q, G = block.x, block.q, block.x.shape[1]
+        best = likeliest(block.logits)  # [B, G+1]
+        near = near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
         kept = near.gather(2, x[..., None]).squeeze(2)
-        n = leading(kept, lengths)
-        t = best.gather(1, n[:, None]).squeeze(1)
+        n = leading(kept, block.lengths)
         beta = kept.double() if q is None else (q * near).sum(-1).double()
-        return Verdict(n, t, beta, (kept & (x != best[:, : x.shape[1]])).double())
+        return Verdict(n, _after(best, n), beta, (kept & (x != best[:, :G])).double())
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,21 +114,13 @@ class Coupled:
 
     draws: ClassVar[type[Draw]] = SharedDraw
 
-    def __call__(
-        self,
-        logits: Tensor,
-        x: Tensor,
-        lengths: Tensor,
-        q: Tensor | None,
-        params: SamplingParams,
-        draw: Draw,
-    ) -> Verdict:
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
         assert isinstance(draw, SharedDraw)
-        p = law(logits, params)  # [B, G+1, V]
+        p = law(block.logits, draw.params)
         own = draw.winners(p)  # [B, G+1]
-        n = greedy(own, x, lengths)
-        draw.masses.append(p.sum(-1, dtype=torch.float64).gather(1, n[:, None]).squeeze(1))
-        return Verdict(n, own.gather(1, n[:, None]).squeeze(1), overlap(p, q, x))
+        n = greedy(own, block.x, block.lengths)
+        draw.masses.append(_after(p.sum(-1, dtype=torch.float64), n))
+        return Verdict(n, _after(own, n), overlap(p, block.q, block.x), p=p)
 
 
 def choose(rule: Rule, params: SamplingParams, lenience: float = 1.0) -> Judge:
@@ -156,3 +128,8 @@ def choose(rule: Rule, params: SamplingParams, lenience: float = 1.0) -> Judge:
     if lenience == 1:
         return Greedy() if params.greedy else Sampled(rule)
     return LenientGreedy(lenience) if params.greedy else Sampled(lenient(rule, lenience))
+
+
+def _after(values: Tensor, n: Tensor) -> Tensor:
+    """Of `values [B, G+1]` those behind the n guesses that each row keeps, `[B]`."""
+    return values.gather(1, n[:, None]).squeeze(1)

@@ -86,9 +86,9 @@ def test_when_it_stops(stopping, penalty: float, done: bool) -> None:
     assert one.done == done
 
 
-def test_numbers_that_are_no_logits_are_refused() -> None:
+def test_invalid_logits_are_refused() -> None:
     one = search()
-    with pytest.raises(NumericsError, match="no law after 0 new tokens"):
+    with pytest.raises(NumericsError, match="invalid after 0 new tokens"):
         one.step(torch.full((1, 4), float("nan")))
 
 

@@ -106,7 +106,7 @@ def test_an_error_leaves_the_models_free() -> None:
         TableModel(lambda text: [0.5 if len(text) == 1 else nan] * 2, 2),
         LMDrafter(TableModel.markov([[0.5] * 2] * 2), 2),
     )
-    with pytest.raises(NumericsError, match="no law after 1 new tokens"):
+    with pytest.raises(NumericsError, match="invalid after 1 new tokens"):
         spec.beam_search([0], max_new_tokens=4)
     assert spec.beam_search([0], max_new_tokens=1)[0][0].tokens == [0]
 

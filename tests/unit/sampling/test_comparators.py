@@ -11,16 +11,10 @@ import torch
 
 from foretoken import theory
 from foretoken.errors import InputError, RefusedError
-from foretoken.sampling.comparators import (
-    COMPARATORS,
-    blockwise_near,
-    blockwise_top_k,
-    match,
-    rejection,
-    rejection_sample,
-)
+from foretoken.sampling.comparators import COMPARATORS, match, rejection
 from foretoken.sampling.distributions import likeliest
 from foretoken.sampling.verify import greedy
+from related import blockwise_near, blockwise_top_k, rejection_sample
 
 V = 5
 FORMULAS = {"match": theory.match_beta, "rejection": theory.rejection_beta}

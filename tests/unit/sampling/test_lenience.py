@@ -11,7 +11,7 @@ from foretoken.errors import InputError
 from foretoken.options import check
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Greedy, LenientGreedy, Sampled, choose
+from foretoken.sampling.judge import Block, Greedy, LenientGreedy, Sampled, choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.lenience import lenient, lenient_law, near_best
 from foretoken.sampling.verify import RULES, block, speculative
@@ -113,8 +113,8 @@ def test_what_the_judge_reports():
     x, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for params in SAMPLED, SamplingParams():
         draw = Draw([RowKey(0, 0)], [1], params)
-        judge = choose(block, params, lenience)
-        verdict = judge(logits, x, lengths, tensor(q).expand(1, 2, V), params, draw)
+        guessed = Block(logits, x, lengths, tensor(q).expand(1, 2, V))
+        verdict = choose(block, params, lenience)(guessed, draw)
         if params.greedy:
             beta = theory.greedy_lenient_beta(p, q, lenience)
             kept = [p[i] >= lenience * p.max() for i in (1, 2)]

@@ -1,0 +1,98 @@
+"""How a draft model reads the target's rows: drafters of every kind share it.
+
+A decoder-only model has an encoder-decoder's source at the head of its prompt. In a row that it
+cannot read, where the text has outgrown its context or source or text hold an id that it lacks, a
+model is silent.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from foretoken.errors import RefusedError
+from foretoken.models.base import Model
+from foretoken.models.rows import staying
+
+UNLIMITED = 10**9  # guesses behind a text, for a model without a context
+
+
+class Reader:
+    """The rows of `model`: their texts as it reads them, and how much of each it has cached. Runs
+    nothing."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.texts: list[list[int]] = []  # committed tokens
+        self.cached: list[int] = []  # how many are in the model's cache
+        self._known: list[int] = []  # how many are ids of the model, from the left; -1: no source
+
+    def join(
+        self, prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """Rows join behind those present; the prompts and sources to start the model with: all but
+        the last token, and nothing where it is silent. RefusedError for an encoder without
+        sources."""
+        if self.model.encoder_decoder and sources is None:
+            raise RefusedError("an encoder-decoder cannot draft for a causal target")
+        first = len(self.texts)
+        if self.model.encoder_decoder or sources is None:
+            self.texts += [list(prompt) for prompt in prompts]
+        else:
+            self.texts += [[*s, *p] for s, p in zip(sources, prompts, strict=True)]
+            sources = None
+        self._known += map(self._readable, self.texts[first:])
+        for b, source in enumerate(sources or [], first):
+            if not self._hears(source):
+                self._known[b] = -1
+        rows = range(first, len(self.texts))
+        heads = [self.texts[b][:-1] if self.room(b) else [] for b in rows]
+        self.cached += map(len, heads)
+        if sources is not None:  # an encoder reads something in every row
+            sources = [s if self._known[b] >= 0 else [0] for b, s in enumerate(sources, first)]
+        return heads, sources
+
+    def room(self, b: int, more: int = 0) -> int:
+        """How many guesses fit in the context behind a row's text and so many `more` tokens; 0
+        where the model is silent."""
+        length = len(self.texts[b]) + more
+        if self._known[b] < len(self.texts[b]):
+            return 0
+        context = self.model.context
+        return UNLIMITED if context is None else max(0, context - length + 1)
+
+    def budget(self, gamma: list[int]) -> list[int]:
+        """How many guesses to make in every row where `gamma` are asked for."""
+        return [min(g, self.room(b)) for b, g in enumerate(gamma)]
+
+    def move(self, back: list[int], tokens: list[list[int]]) -> None:
+        """Every text goes back by so many tokens and on by others; `cached` says what remains."""
+        for b, (text, count, new) in enumerate(zip(self.texts, back, tokens, strict=True)):
+            if count:
+                del text[len(text) - count :]
+                self.cached[b] = min(self.cached[b], len(text))
+                self._known[b] = min(self._known[b], len(text))
+            if self._known[b] == len(text):
+                self._known[b] += self._readable(new)
+            text += new
+            # the last token is the target's own or was never fed: it cannot be in the cache
+            self.cached[b] = min(self.cached[b], len(text) - 1)
+
+    def leave(self, rows: list[int]) -> None:
+        """These rows are finished; those behind move up."""
+        stay = staying(len(self.texts), rows)
+        self.texts = [self.texts[b] for b in stay]
+        self.cached = [self.cached[b] for b in stay]
+        self._known = [self._known[b] for b in stay]
+
+    def _readable(self, tokens: list[int]) -> int:
+        """How many of them, from the left, are ids of the model."""
+        V = self.model.vocab_size
+        if max(tokens, default=0) < V:
+            return len(tokens)
+        return sum(1 for _ in takewhile(lambda token: token < V, tokens))
+
+    def _hears(self, source: list[int]) -> bool:
+        """Whether the encoder can read a source: no longer than it may be, of ids it knows."""
+        limit, V = self.model.source_context, self.model.source_vocab_size
+        fits = limit is None or len(source) <= limit
+        return fits and V is not None and max(source, default=0) < V
