@@ -143,9 +143,9 @@ class InnerClaim(CascadeDrafter):
         if draft.q is None:
             return draft
         q = draft.q.clone()
-        for b, (text, x) in enumerate(zip(self._texts, self._guesses, strict=True)):
+        for b, (text, x) in enumerate(zip(self._reader.texts, self._guesses, strict=True)):
             for i in range(len(x)):
-                q[b, i] = torch.from_numpy(law(Q, V)(tuple(text[: len(text) - len(x) + i])))
+                q[b, i] = torch.from_numpy(law(Q, V)((*text, *x[:i])))
         return Draft(draft.tokens, draft.lengths, q)
 
 
