@@ -1,7 +1,7 @@
-"""One run at a time: who may put rows into a model or a drafter, whoever else holds it.
+"""One run at a time: who may put rows into a model or a drafter that several objects share.
 
-A run that Ctrl-C breaks off anywhere, even while it cleans up, is over as soon as its `Claim` is;
-the rows that it left are removed when somebody claims the same parts again.
+A run that Ctrl-C breaks off anywhere, even while it cleans up, ends with its `Claim`; rows it left
+behind are removed by the next claim of the same parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foretoken.models.base import Model
 
 
 class Tenancy:
-    """A target and a drafter in use: what the next claim must know if this one ends untidily."""
+    """A target and a drafter in use: all that the next claim needs to clean up after this one."""
 
     def __init__(self, claim: Claim, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
@@ -26,14 +26,14 @@ class Tenancy:
         self.rows = 0  # in the target and the drafter, at most
         self.thread: Thread = current_thread()
         self.over = False
-        self._claim = ref(claim)  # it is gone with the run, however that ended
+        self._claim = ref(claim)  # dead once the run is gone, however it ended
 
     @property
     def ended(self) -> bool:
         return self.over or self._claim() is None
 
     def clear(self) -> None:
-        """Remove all rows, also where that was broken off before."""
+        """Remove all rows, also after a removal that was broken off."""
         if self.drafter is not None and self.rows:
             self.drafter.leave(list(range(self.rows)))
         for part in self.parts:
@@ -95,12 +95,12 @@ def claimed(target: Model, drafter: Drafter | None = None) -> Iterator[Claim]:
 
 
 def _evict(tenancy: Tenancy) -> None:
-    """Free what it has of its parts. One that a Ctrl-C kept from clearing stays, for the next."""
+    """Free the parts that it still has. If Ctrl-C breaks this off, the next claim does it."""
     own = [id(part) for part in tenancy.parts if TENANTS.get(id(part)) is tenancy]
     try:
-        if len(own) == len(tenancy.parts):  # else nothing was begun
+        if len(own) == len(tenancy.parts):  # else `take` was broken off, before any row joined
             tenancy.clear()
-    except Exception:  # a stranger's drafter: it is told once
+    except Exception:  # of a user's drafter: raised once, not at every later claim
         for part in own:
             del TENANTS[part]
         raise

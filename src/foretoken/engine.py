@@ -46,10 +46,10 @@ class Engine:
             yield
             active = list(rows)
             while active:
-                wanted = gamma.ask(active)
-                asked = [min(g, row.room - 1) for g, row in zip(wanted, active, strict=True)]
+                asked = zip(gamma.ask(active), active, strict=True)
+                trimmed = [min(g, row.room - 1) for g, row in asked]
                 with threads(self.target):
-                    step(active, self.target, drafter, judge, params, asked)
+                    step(active, self.target, drafter, judge, params, trimmed)
                 for row in active:
                     row.seconds = perf_counter() - began
                 claim.leave([b for b, row in enumerate(active) if row.finish_reason])
@@ -62,15 +62,15 @@ class Engine:
             [row.request.source or [] for row in rows] if self.target.encoder_decoder else None
         )
         self.target.start([prompt[:-1] for prompt in prompts], sources)
-        # Copies: a drafter may keep what it is given and add to it
-        heard = sources and [list(source) for source in sources]
-        drafter.start(list(range(len(rows))), [list(prompt) for prompt in prompts], heard)
+        # copies, which a drafter may keep and add to
+        sources = sources and [list(source) for source in sources]
+        drafter.start(list(range(len(rows))), [list(prompt) for prompt in prompts], sources)
 
 
 @contextmanager
 def threads(target: Model) -> Iterator[None]:
-    """Torch on one thread where the target runs elsewhere: its threads wait by spinning, and would
-    take the cores from the target's. In between torch is the caller's."""
+    """Torch on one thread while the target runs in OpenVINO: torch's idle threads spin, and would
+    take the cores from it. Outside the `with` torch has the caller's setting."""
     count = torch.get_num_threads()
     if target.runtime != "openvino" or count == 1:
         yield

@@ -17,13 +17,13 @@ from foretoken.request import Row, StepRecord
 MAX_GAMMA = 16
 MEMORY = 256  # steps that a lone guess looks back at
 FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
-LEAST = 0.04  # of the prior is left: what has faded is expected anew
-DEPTH_WEIGHT = 10.0  # a place in the draft is like the one before it until it has shown otherwise
+LEAST = 0.04  # share of the prior's weight that never fades
+DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
 
 
 class Gamma(Protocol):
-    """Asked before each step; what rows have been through stands in their records."""
+    """Asked before each step; the rows' records say what happened so far."""
 
     def ask(self, rows: list[Row]) -> list[int]:
         """Guesses for every row, 0 or more. The engine trims them near a row's end."""
@@ -44,8 +44,8 @@ class Fixed:
 class Adaptive:
     """The best number by frozen costs and the row's own past; 0 where no guess pays.
 
-    Where it has come to 0 it still guesses now and then, for at most a hundredth of the time, so
-    that text which becomes predictable again is found.
+    At 0 it still guesses now and then, for at most a hundredth of the time, to notice text that
+    becomes predictable again.
     """
 
     costs: Costs
@@ -70,18 +70,18 @@ class Adaptive:
 class Past:
     """What a row's steps have shown of its draft, older ones less and less.
 
-    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept; what
-    lies behind a rejection was not judged and does not count. `prior`: so many guesses before the
-    first, and their mean beta.
+    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept;
+    guesses behind a rejection were not judged and do not count. `prior`: a number of guesses to
+    begin with, and their mean beta.
     """
 
-    __slots__ = ("steps", "_hits", "_seen", "_asked", "_spoken", "_prior", "_worth", "_least")
+    __slots__ = ("steps", "_hits", "_seen", "_asked", "_guessed", "_prior", "_worth", "_least")
 
     def __init__(self, prior: tuple[float, float]) -> None:
         self.steps = 0
         self._hits: list[float] = []  # by place in the draft
         self._seen: list[float] = []
-        self._asked = self._spoken = 0.0  # steps that asked for guesses, and got some
+        self._asked = self._guessed = 0.0  # steps that asked for guesses, and got some
         self._worth, self._prior = prior
         self._least = LEAST * self._worth
 
@@ -92,7 +92,7 @@ class Past:
         self._seen = [count * fade for count in self._seen]
         self._worth = max(self._worth * fade, self._least)
         self._asked = self._asked * fade + (step.gamma > 0)
-        self._spoken = self._spoken * fade + (step.drafted > 0)
+        self._guessed = self._guessed * fade + (step.drafted > 0)
         for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
             if i == len(self._seen):
                 self._hits.append(0.0)
@@ -106,37 +106,38 @@ class Past:
         """P(the first i guesses are all kept), i = 1..MAX_GAMMA."""
         weight = sum(self._seen) + self._worth
         beta = (sum(self._hits) + self._worth * self._prior) / weight
-        kept, found = 1.0, list[float]()
+        kept, survival = 1.0, list[float]()
         for hit, count in zip(self._hits, self._seen, strict=True):
             beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)
             kept *= beta
-            found.append(kept)
-        for _ in range(len(found), MAX_GAMMA):
+            survival.append(kept)
+        for _ in range(len(survival), MAX_GAMMA):
             kept *= beta
-            found.append(kept)
-        return found
+            survival.append(kept)
+        return survival
 
     @property
-    def spoken(self) -> float:
-        """P(the draft guesses at all), which it is given the benefit of the doubt on."""
-        return (1 + self._spoken) / (1 + self._asked)
+    def answers(self) -> float:
+        """P(the draft guesses at all); 1 until it has shown otherwise."""
+        return (1 + self._guessed) / (1 + self._asked)
 
 
 def best(past: Past, most: int, seconds: list[float]) -> int:
     """The gamma in 0..most that gains most; seconds[g]: a step with g guesses."""
-    survival, spoken = past.survival, past.spoken
+    survival, answers = past.survival, past.answers
     gamma, rate, kept = 0, 1 / seconds[0], 0.0
     for g in range(1, min(most, len(seconds) - 1) + 1):
         kept += survival[g - 1]
         # a draft that stays silent gains nothing and costs what plain decoding does
-        found = (1 + spoken * kept) / (seconds[0] + spoken * (seconds[g] - seconds[0]))
-        if found > rate:
-            gamma, rate = g, found
+        tokens = 1 + answers * kept
+        per_second = tokens / (seconds[0] + answers * (seconds[g] - seconds[0]))
+        if per_second > rate:
+            gamma, rate = g, per_second
     return gamma
 
 
 def _try(records: list[StepRecord], most: int, seconds: list[float]) -> int:
-    """Where plain decoding seems best: a guess all the same, if little was lost on such lately."""
+    """Guesses where plain decoding seems best, if little was lost on such lately; else 0."""
     if most < 1:
         return 0
     plain = seconds[0]

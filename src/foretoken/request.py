@@ -1,4 +1,4 @@
-"""What is asked for, what a row has become, and what each step did to it. Plain data; knows no
+"""What is asked for, how far a row is, and what each step did to it. Plain data; knows no
 models."""
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ class StepRecord:
     gamma: int  # guesses asked for
     guesses: tuple[int, ...]
     accepted: int  # of the guesses, kept
-    kept: tuple[
-        int, ...
-    ]  # tokens gained: the accepted guesses, then the target's own, cut at an end
-    overlaps: tuple[
-        float, ...
-    ]  # sum min(p, q) at every guess judged, the first rejected one included; p as judged by
+    kept: tuple[int, ...]  # tokens gained: accepted guesses, the target's own, cut at an end
+    overlaps: tuple[float, ...]  # sum min(p, q) at every guess judged, the first rejected included
     draft_calls: int
-    draft_seconds: float  # these three are shared by the rows of the batch
+    draft_seconds: float  # all three are those of the whole batch
     score_seconds: float
     verify_seconds: float
     rows: int  # how many rows shared the step
@@ -75,9 +71,13 @@ class Row:
         """New tokens still allowed."""
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
+    @property
+    def visible(self) -> list[int]:
+        """New tokens without the end-of-sequence token that stopped the row."""
+        return self.new_tokens[:-1] if self.finish_reason == "stop" else self.new_tokens
+
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append what is kept of `tokens`: up to an end-of-sequence token or the limit; returns
-        it."""
+        """Append `tokens` up to an end-of-sequence token or the limit; returns the appended."""
         kept = tokens[: self.room]
         for i, token in enumerate(kept):
             if token in self.request.eos:
@@ -116,8 +116,8 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came out for one prompt. `tokens` are the new ones only, a final end-of-sequence
-    token included."""
+    """The result for one prompt. `tokens` are the new ones only, a final end-of-sequence token
+    included."""
 
     text: str | None  # what `tokens` add to the prompt's text; None without a tokenizer
     tokens: list[int]
@@ -147,8 +147,8 @@ class Piece:
 
 def brief(text: str | None, tokens: list[int]) -> str:
     """The beginning of a text, or of its ids, and its length."""
-    said = f"tokens={shown(tokens)}" if text is None else f"text={shown(text)}"
-    return f"{said}, {len(tokens)} tokens"
+    beginning = f"tokens={shown(tokens)}" if text is None else f"text={shown(text)}"
+    return f"{beginning}, {len(tokens)} tokens"
 
 
 def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:

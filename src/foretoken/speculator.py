@@ -106,7 +106,7 @@ class Speculator:
             for i in range(0, len(rows), BATCH):
                 for _ in self._engine.run(rows[i : i + BATCH], params, judge, policy):
                     pass
-        except KeyboardInterrupt:  # what is there is returned, marked "interrupted"
+        except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
         return [self._completion(row) for row in rows]
 
@@ -170,15 +170,15 @@ class Speculator:
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter):
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
-        found: list[list[Beam]] = []
+        beams: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
             with claimed(self.target, self.drafter if draft else None), threads(self.target):
                 tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, int(gamma))
-            found += [self._beams(task, draft) for task in tasks]
-        return found
+            beams += [self._beams(task, draft) for task in tasks]
+        return beams
 
     def _tell_suggested(self, params: SamplingParams) -> None:
-        """Once, where a text is made otherwise than the model's own generation config says."""
+        """Warn once, where a call differs from what the model's own generation config suggests."""
         unlike = {n: v for n, v in self.suggested.items() if getattr(params, n) != v}
         if unlike and not self._told:
             self._told = True
@@ -194,11 +194,11 @@ class Speculator:
     def _beams(self, task: Task, draft: BeamDraft | None) -> list[Beam]:
         stats = beam_stats(task, self.target.runtime, runtime(self.drafter) if draft else "none")
         beams: list[Beam] = []
-        for found in task.search.finished[: task.search.params.num_return_sequences]:
-            tokens = found.node.new_tokens
-            spoken = tokens[:-1] if found.reason == "stop" else tokens
-            said = self._said(task.search.request, spoken)
-            beams.append(Beam(said, tokens, found.score, found.reason, stats))
+        for end in task.search.finished[: task.search.params.num_return_sequences]:
+            tokens = end.node.new_tokens
+            visible = tokens[:-1] if end.reason == "stop" else tokens
+            added = self._text(task.search.request, visible)
+            beams.append(Beam(added, tokens, end.score, end.reason, stats))
         return beams
 
     def _gamma(self, params: SamplingParams, gamma: int | None, rows: int) -> Gamma:
@@ -223,12 +223,12 @@ class Speculator:
         kind = costs.kind(params)
         if (kind, rows) not in self._costs:
             name = costs.key(self.target, self.drafter, kind, rows)
-            found = costs.recall(name) if name else None
-            if found is None:
-                found, steady = self._probed(params, rows)
-                if name and steady:  # what a busy machine says is for this process only
-                    costs.keep(name, found)
-            self._costs[kind, rows] = found
+            measured = costs.recall(name) if name else None
+            if measured is None:
+                measured, steady = self._probed(params, rows)
+                if name and steady:  # a busy machine's are for this process only
+                    costs.keep(name, measured)
+            self._costs[kind, rows] = measured
         return self._costs[kind, rows]
 
     def _probed(self, params: SamplingParams, rows: int) -> Probed:
@@ -314,27 +314,24 @@ class Speculator:
         stream = text.Stream(self.tokenizer, request.prompt) if self.tokenizer else None
         row, sent = Row.of(request), 0
         for _ in self._engine.run([row], params, judge, gamma):
-            tokens = row.new_tokens[sent:]
+            tokens, visible = row.new_tokens[sent:], row.visible[sent:]
             sent += len(tokens)
             if tokens:
                 last = row.finish_reason is not None
-                spoken = tokens[:-1] if row.finish_reason == "stop" else tokens
-                yield Piece(stream.add(spoken, last=last) if stream else None, tokens)
+                yield Piece(stream.add(visible, last=last) if stream else None, tokens)
         return self._completion(row)
 
     def _completion(self, row: Row) -> Completion:
-        tokens = row.new_tokens
-        spoken = tokens[:-1] if row.finish_reason == "stop" else tokens
         return Completion(
-            text=self._said(row.request, spoken),
-            tokens=tokens,
+            text=self._text(row.request, row.visible),
+            tokens=row.new_tokens,
             finish_reason=row.finish_reason or "interrupted",
             seed=(row.request.key.seed, row.request.key.row),
             stats=stats(row, self.target.runtime, runtime(self.drafter)),
             steps=row.records,
         )
 
-    def _said(self, request: Request, tokens: list[int]) -> str | None:
+    def _text(self, request: Request, tokens: list[int]) -> str | None:
         """The text that new tokens add to the prompt's."""
         return text.continued(self.tokenizer, request.prompt, tokens) if self.tokenizer else None
 

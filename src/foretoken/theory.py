@@ -2,8 +2,8 @@
 
 alpha is how likely a guess is kept, gamma how many guesses are made per run of the target, c the
 time of one run of the drafter over one run of the target. Factors are against plain decoding.
-Guesses are taken as kept independently of one another, as in the paper. Knows no models, no clocks
-and no tensors.
+Guesses are assumed to be kept independently of one another, as in the paper. Knows no models, no
+clocks and no tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, .
     """Probability that a guess drawn from q is kept with lenience l: the five forms that appendix
     A.5 prints, in its order. They are equal; the last is sum min(p/l, q)."""
     p, q = checked.laws(p, q)
-    p, q = p[q > 0], q[q > 0]  # what q never guesses adds nothing
+    p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
     lenience = checked.lenience(lenience)
     scaled = lenience * q
     return (
@@ -137,7 +137,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def expected_runs(alpha: float, gamma: int, tokens: int) -> float:
-    """Runs of the target until `tokens` tokens are there; what the last gives beyond is lost."""
+    """Runs of the target that generate `tokens` tokens; a surplus of the last run is dropped."""
     return _expected_cost(alpha, gamma, 0.0, None, tokens)
 
 
@@ -153,8 +153,8 @@ def walltime_factor(
 
     v: what a block costs the target; None is the paper's assumption, as much as one token.
     tokens: how many are generated; None is the paper's assumption, very many. Otherwise exact, with
-    gamma cut near the end to what is still wanted less one, as in generation. Never above `tokens`
-    where a block costs at least as much as one token.
+    gamma cut near the end to the tokens still missing less one, as in generation. Never above
+    `tokens` where a block costs at least as much as one token.
     """
     if tokens is not None:
         return checked.count("tokens", tokens, least=1) / _expected_cost(alpha, gamma, c, v, tokens)
@@ -189,7 +189,7 @@ def optimal_gamma(
 
 
 def oracle_factor(alpha: float, c: float) -> float:
-    """Walltime factor if no guess were made that is not kept (section 3.5).
+    """Walltime factor of an oracle that makes only guesses that are kept (section 3.5).
 
     1 / ((1 - alpha) + c alpha), from 1 / (1 - alpha) tokens and alpha / (1 - alpha) guesses per
     run; inf at alpha 1, c 0. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
@@ -218,9 +218,9 @@ def factor_bound(alpha: float) -> float:
 def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """Expected time of `execute.speculate`: q + beta max(f, g) + (1 - beta)(f + g) (Discussion).
 
-    f, g, q: how long each takes, in one unit. beta: how likely a guess is right, of one sum min(p,
-    q). Holds where all that runs side by side has a core of its own. What a wrong guess started is
-    taken to have ended by then: it is called off, and as long as the right g takes it has anyway.
+    f, g, q: how long each takes, in one unit. beta: how likely a guess is right; for one guess sum
+    min(p, q). Holds where all that runs side by side has a core of its own, and the g of a wrong
+    guess, which is called off, ends no later than the right one.
     """
     beta, f, g = checked.probability("beta", beta), checked.cost("f", f), checked.cost("g", g)
     return checked.cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
@@ -244,7 +244,7 @@ def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
     """Time to generate `tokens` tokens: cost[n] = that of a run + E cost[n - the tokens it gives].
 
-    Cutting gamma to n - 1 leaves the number of runs as it is: what is cut would be thrown away.
+    Cutting gamma to n - 1 does not change the number of runs: the rest would be dropped.
     """
     tokens = checked.count("tokens", tokens, least=1)
     most = min(checked.count("gamma", gamma), tokens - 1)

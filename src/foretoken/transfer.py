@@ -1,7 +1,7 @@
 """Between the host and a device: numbers go there without a wait, and come back in one read.
 
-A host that reads from a device waits for all that was handed to it, so a step reads once. On a
-CPU nothing here costs more than what it replaces. Knows no models and no laws.
+A host that reads from a device waits for all work handed to it, so a step reads once. On a CPU
+nothing here costs more than the plain call. Knows no models and no laws.
 """
 # torch leaves the types of to() and tolist() open
 # pyright: reportUnknownMemberType=false
@@ -32,11 +32,11 @@ def read(*parts: Tensor) -> list[list[Any]]:
     columns = [part if part.ndim == 2 else part[:, None] for part in parts]
     whole = torch.cat([sent(column, device).double() for column in columns], 1)
     rows = cast(list[list[float]], whole.tolist())
-    found: list[list[Any]] = []
+    lists: list[list[Any]] = []
     at = 0
     for part, column in zip(parts, columns, strict=True):
         kind = float if part.is_floating_point() else int
         cut = [list(map(kind, row[at : at + column.shape[1]])) for row in rows]
-        found.append(cut if part.ndim == 2 else [number for (number,) in cut])
+        lists.append(cut if part.ndim == 2 else [number for (number,) in cut])
         at += column.shape[1]
-    return found
+    return lists

@@ -116,7 +116,7 @@ def test_places_in_a_draft_are_told_apart():
 
 def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
     silent = [record(8, drafted=0)] * 60
-    assert past(silent).spoken < 0.1
+    assert past(silent).answers < 0.1
     assert Adaptive(SMALL).ask([row(silent)])[0] > 0
 
 

@@ -1,66 +1,133 @@
-"""The layout tells the architecture: imports go one way."""
+"""The layout tells the architecture: imports go one way, folders stay small, every module is tested
+by a file of its name or by one that its folder names."""
 
 import ast
+import re
 from pathlib import Path
+
+import pytest
 
 import foretoken
 
-SOURCE = Path(foretoken.__file__).parent
+SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 
-# A module may import from its own line and the lines above it.
+# Folders and modules at the root; each imports from lines above its own only, so no two folders
+# need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
-    ["errors", "transfer", "storage", "checked"],
-    ["sampling", "theory", "text", "ends"],
-    ["execute", "options", "request", "models"],
-    ["drafters.base", "costs", "models.stock"],
-    ["models.openvino", "models.graphs", "gamma", "step", "claim", "beam"],
-    ["drafters"],
+    ["errors", "transfer"],
+    ["checked", "ends", "models", "storage", "text"],
+    ["models.stock", "sampling", "theory"],
+    ["drafters.base", "execute", "models.graphs", "models.openvino", "options", "request"],
+    ["beam", "claim", "costs", "step"],
+    ["drafters", "gamma"],
     ["engine"],
     ["probe"],
     ["speculator"],
-    ["loading"],
-    ["lab"],
-    ["lab.measurement", "lab.bench", "lab.certificate", "train"],
-    ["cli", "__main__", ""],
+    ["lab.certificate", "loading"],
+    ["", "lab"],
+    ["lab.bench", "lab.measurement", "train"],
+    ["cli"],
+    ["__main__"],
 ]
+ROOT_MODULES, FOLDER_MODULES = 17, 12  # at most
+UNBOUNDED = {"cli"}  # a file for each command
 
 
-def layer(module: str) -> int:
-    """The line of LAYERS that a module, named from the package on, belongs to; longest first."""
+def name(path: Path) -> str:
+    """A file's module, named from the package on; "" for the package itself."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts).removesuffix("__init__").strip(".")
+
+
+MODULES = {name(path): path for path in SOURCE.rglob("*.py")}
+
+
+def unit(module: str) -> str:
+    """The entry of LAYERS that a module belongs to: the longest that its name begins with."""
     parts = module.split(".")
-    for name in (".".join(parts[:cut]) for cut in range(len(parts), -1, -1)):
-        for depth, names in enumerate(LAYERS):
-            if name in names:
-                return depth
+    units = {entry for line in LAYERS for entry in line}
+    for start in (".".join(parts[:cut]) for cut in range(len(parts), 0, -1)):
+        if start in units:
+            return start
     raise AssertionError(f"{module} is in no layer: add it to LAYERS")
 
 
-def imports(path: Path) -> set[str]:
-    """Modules of the package that a file imports, also within functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def layer(module: str) -> int:
+    return next(i for i, line in enumerate(LAYERS) if unit(module) in line)
+
+
+def imports(source: str) -> set[str]:
+    """Modules of the package that a source imports, also within functions."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = SOURCE / Path(*node.module.split(".")[1:]) / f"{alias.name}.py"
-                package = (SOURCE / Path(*node.module.split(".")[1:]) / alias.name).is_dir()
-                whole = f"{node.module}.{alias.name}"
-                found.add(whole if inner.exists() or package else node.module)
-    return {
-        name.removeprefix("foretoken").strip(".") for name in found if name.startswith("foretoken")
-    }
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {x for x in inside if x.removeprefix("foretoken.") in MODULES}
+            imported |= modules if modules == inside else modules | {node.module}
+    ours = {x for x in imported if x.split(".")[0] == "foretoken"}
+    return {x.removeprefix("foretoken").strip(".") for x in ours}
+
+
+def backward(module: str, source: str) -> list[str]:
+    """The imports of a module that are not from its own unit or a line above it."""
+    return [
+        f"{module or 'foretoken'} imports {other}"
+        for other in sorted(imports(source))
+        if unit(other) != unit(module) and layer(other) >= layer(module)
+    ]
 
 
 def test_imports_go_one_way() -> None:
-    backward = []
-    for path in SOURCE.rglob("*.py"):
-        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix("__init__")
-        module = module.strip(".")
-        for imported in imports(path):
-            if layer(imported) > layer(module):
-                backward.append(f"{module or 'foretoken'} imports {imported}")
-    assert not backward
+    assert not [x for module, path in MODULES.items() for x in backward(module, path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sampling.verify", "from foretoken.step import step"),
+        ("models.openvino.paged", "from foretoken.models.graphs import model"),
+        ("models.rows", "def late():\n    import foretoken.models.stock.causal"),
+        ("drafters.base", "from foretoken.drafters.lm import LMDrafter"),
+        ("step", "from foretoken import errors, load"),
+    ],
+)
+def test_an_import_of_what_lies_below_or_beside_is_seen(module: str, source: str) -> None:
+    assert backward(module, source)
+
+
+def test_no_entry_is_left_over() -> None:
+    assert {unit(module) for module in MODULES} == {entry for line in LAYERS for entry in line}
+
+
+def test_folders_are_small() -> None:
+    counts: dict[str, int] = {}
+    for path in MODULES.values():
+        if path.stem not in ("__init__", "__main__"):
+            folder = name(path.parent / "__init__.py")
+            counts[folder] = counts.get(folder, 0) + 1
+    assert counts.pop("") <= ROOT_MODULES
+    assert {f: n for f, n in counts.items() if n > FOLDER_MODULES and f not in UNBOUNDED} == {}
+
+
+def named_tests(folder: Path) -> dict[str, str]:
+    """What a folder's docstring says of its modules: "`module`, `module`: `tests/..`"."""
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    sayings = re.findall(r"((?:`\w+`,?\s+)*`\w+`):\s+`(tests/[\w/.]+)`", text)
+    return {module: file for modules, file in sayings for module in re.findall(r"\w+", modules)}
+
+
+def test_every_module_has_a_test_file() -> None:
+    untested = []
+    for module, path in MODULES.items():
+        if path.stem in ("__init__", "__main__"):
+            continue
+        own = TESTS / path.relative_to(SOURCE).with_name(f"test_{path.name}")
+        other = named_tests(path.parent).get(path.stem, "none")
+        if not own.is_file() and not (TESTS.parents[1] / other).is_file():
+            untested.append(module)
+    assert not untested
 
 
 def test_public_names_are_there_and_sorted() -> None:

@@ -1,6 +1,6 @@
 """Which form of a forest is exact for a model: its family's trees are self-checked before use.
 
-The self-check tells texts, not trees: `Detours` takes them through trees, with a wrong turn beside
+The self-check scores texts, not trees: `Detours` scores them by trees, with a wrong turn beside
 every right one.
 """
 
@@ -36,8 +36,8 @@ def _grows_trees(network: PreTrainedModel) -> bool:
 
 
 class Detours:
-    """The Model protocol by trees: every block is a path, and beside each of its tokens stands
-    another that leads nowhere."""
+    """The Model protocol by trees: every block is a path, and each of its tokens has a sibling that
+    leads nowhere."""
 
     takes_tensors = False
 
@@ -62,8 +62,8 @@ class Detours:
         scored = self.shared.add(crowds)
         logits = scored[0].new_zeros(len(blocks), max(need), self.vocab_size)
         for b, (path, crowd) in enumerate(zip(paths, crowds, strict=True)):
-            wanted = [crowd.index(node) for node in path[len(path) - need[b] :]]
-            logits[b, : need[b]] = scored[b][wanted]
+            places = [crowd.index(node) for node in path[len(path) - need[b] :]]
+            logits[b, : need[b]] = scored[b][places]
             self.tips[b] = path[-1] if path else self.tips[b]
         self._prune()
         return logits

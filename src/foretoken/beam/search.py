@@ -94,9 +94,8 @@ class BeamDraft:
         self.forest.start(*self._reader.join([r.prompt for r in requests], sources or None))
 
     def propose(self, tasks: list[Task], gamma: int) -> list[list[Node]]:
-        """For each search what `width` beams of the draft's own come to in up to gamma steps.
-
-        They begin with the target's scores and end where the search may no longer go on.
+        """For each search the nodes that `width` beams of the draft's own reach in up to gamma
+        steps. They begin with the target's scores and end where the search must.
         """
         drafted: list[list[Node]] = [[] for _ in tasks]
         ends = [self._end(b, task.search, gamma) for b, task in enumerate(tasks)]

@@ -1,5 +1,5 @@
-"""What a drafter is: anything that guesses the next tokens of a batch of rows and says how it
-guessed.
+"""What a drafter is: anything that guesses the next tokens of a batch of rows, and gives the laws
+it drew them from.
 
 Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
 """
@@ -31,7 +31,7 @@ class Draft:
     lengths: Tensor  # [B], at most the gamma asked for; the host knows them
     q: Tensor | None = None  # [B, G, V], V the target's
     calls: int = 0  # runs of an approximation model that it took
-    tops: Tensor | None = None  # [B, G], the largest logit at each guess: no law where not finite
+    tops: Tensor | None = None  # [B, G], the largest logit at each guess; not finite: invalid
 
 
 class Drafter(Protocol):
@@ -63,11 +63,10 @@ class Drafter(Protocol):
 
 
 class Rewinding(Drafter, Protocol):
-    """A drafter that can go back: what cascades and mixtures are made of."""
+    """A drafter that can go back, as the parts of cascades and mixtures must."""
 
     def rewind(self, counts: list[int]) -> None:
-        """Forget the last counts[b] tokens that row b committed, and what was guessed behind them:
-        what follows is as if they had never come."""
+        """Forget the last counts[b] tokens that row b committed, and all guesses behind them."""
         ...
 
 
@@ -78,7 +77,7 @@ class ReadsTarget(Drafter, Protocol):
     target: Model
 
     def reading(self, target: Model) -> Drafter:
-        """The same upon another target, without rows."""
+        """The same drafter for another target, without rows."""
         ...
 
 
@@ -93,20 +92,20 @@ def rewinding(drafter: Drafter, whole: str) -> Rewinding:
 
 
 def reading(drafter: Drafter, target: Model) -> Drafter:
-    """What drafts for `target` in `drafter`'s place: itself, or where it reads the states of the
-    target that it was made for, the same upon these. RefusedError where it cannot be given them."""
+    """`drafter`, or where it reads the states of the target that it was made for, the same drafter
+    for `target`. RefusedError where it cannot be given another target."""
     if not getattr(drafter, "reads_target", False):
         return drafter
     if not hasattr(drafter, "reading"):
         raise RefusedError(
-            f"{type(drafter).__name__} reads the states of one target and can be given no other's; "
+            f"{type(drafter).__name__} reads the states of one target and cannot take another's; "
             "give it a method reading(target)"
         )
     return cast(ReadsTarget, drafter).reading(target)
 
 
 def vocabulary(drafter: Drafter) -> int | None:
-    """V of the laws that a drafter makes; None where it makes none, or does not say."""
+    """V of a drafter's laws; None where it makes none or does not say."""
     return getattr(drafter, "vocab_size", None)
 
 
@@ -139,7 +138,7 @@ def require_apart(target: Model, drafter: Drafter) -> None:
 
 
 def held(part: object) -> Iterator[object]:
-    """A model or drafter, and the models and drafters within it: what it `holds`."""
+    """A model or drafter, and all models and drafters within it."""
     yield part
     for inner in getattr(part, "holds", ()):
         yield from held(inner)

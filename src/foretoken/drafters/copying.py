@@ -1,9 +1,9 @@
 """Copy of the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
 
 For tasks that give most of their input back, such as corrections: guess that the output goes on
-copying. After a difference it waits until the output's end is found again in the input, in one
-place only. Guesses are certain (no q). Knows no model and no tokenizer; the target's own text is
-not searched, as `LookupDrafter` does.
+copying. After a difference it waits until the output's end occurs in the input again, in one place
+only. Guesses are certain (no q). Knows no model and no tokenizer. Unlike `LookupDrafter` it does
+not search the output.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.models.rows import staying
 
 
 class CopyDrafter:
@@ -38,8 +39,7 @@ class CopyDrafter:
             copy.unread(count)
 
     def leave(self, rows: list[int]) -> None:
-        gone = set(rows)
-        self.copies = [copy for b, copy in enumerate(self.copies) if b not in gone]
+        self.copies = [self.copies[b] for b in staying(len(self.copies), rows)]
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Copy:
             self.place = self.before.pop()
 
     def _find(self) -> int | None:
-        """Behind the output's shortest end that the input holds in one place; None if none is."""
+        """Behind the output's shortest end that the input holds in exactly one place, if any."""
         places = list(range(1, len(self.ids) + 1))
         for n, token in enumerate(reversed(self.output)):
             places = [i for i in places if i > n and self.ids[i - 1 - n] == token]

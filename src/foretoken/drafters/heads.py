@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, pack
 from foretoken.models.base import OpenModel
+from foretoken.models.rows import staying
 from foretoken.models.stock.blockwise import Heads
 from foretoken.sampling.distributions import law, likeliest
 from foretoken.sampling.draw import Draw
@@ -20,24 +21,24 @@ from foretoken.transfer import sent
 class HeadsDrafter:
     """Guesses with `heads` between `target`'s hidden states and `output`, its output layer.
 
-    `words` embeds tokens. A row proposes nothing before its first step, from which its first state
-    comes, and never more than there are heads. Laws are standardized as the target's are.
+    A row proposes nothing before its first step, from which its first state comes, and at most one
+    guess per head. Laws are standardized as the target's are.
     """
 
     runtime = "torch"
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
 
     def __init__(
-        self, target: OpenModel, heads: Heads, output: nn.Module, words: nn.Module
+        self, target: OpenModel, heads: Heads, output: nn.Module, embedding: nn.Module
     ) -> None:
-        self.target, self.heads, self.output, self.words = target, heads, output, words
+        self.target, self.heads, self.output, self.embedding = target, heads, output, embedding
         self.identity = f"heads {tuple(heads.inner.shape)} {heads.inner.dtype}"
-        self.states: list[Tensor | None] = []  # [H] of every row: what chose its last token
-        self.last: list[int] = []  # and that token
+        self.states: list[Tensor | None] = []  # [H] of every row: the one its last token came from
+        self.last: list[int] = []  # that token
 
     def reading(self, target: OpenModel) -> HeadsDrafter:
         """The same heads on the states of another target, without rows."""
-        return HeadsDrafter(target, self.heads, self.output, self.words)
+        return HeadsDrafter(target, self.heads, self.output, self.embedding)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -62,17 +63,17 @@ class HeadsDrafter:
         return Draft(tokens, lengths, q, 1, tops)
 
     def _logits(self, guesses: int) -> Tensor:
-        """`[B, guesses, V]`; a row without a state has some, too."""
+        """`[B, guesses, V]`; a row without a state has meaningless ones."""
         dtype, device = self.heads.inner.dtype, self.heads.inner.device
         known = next(state for state in self.states if state is not None)
         empty = torch.zeros_like(known)
         hidden = torch.stack([empty if state is None else state for state in self.states])
-        words = self.words(sent(torch.tensor(self.last), device))
-        return self.output(self.heads(hidden.to(dtype), words.to(dtype), 0, guesses))
+        embedded = self.embedding(sent(torch.tensor(self.last), device))
+        return self.output(self.heads(hidden.to(dtype), embedded.to(dtype), 0, guesses))
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """The target's last pass read the token before and the guesses: what chose the last of
-        `tokens` stands as many places from its start as there are tokens before that one."""
+        """The target's last pass read the token before and the guesses, so the state that the last
+        of n `tokens` came from is at place n - 1."""
         hidden = self.target.hidden
         at = sent(torch.tensor([len(kept) - 1 for kept in tokens]), hidden.device)
         rows = torch.arange(len(tokens), device=hidden.device)
@@ -80,6 +81,6 @@ class HeadsDrafter:
         self.last = [kept[-1] for kept in tokens]
 
     def leave(self, rows: list[int]) -> None:
-        stay = [b for b in range(len(self.states)) if b not in rows]
+        stay = staying(len(self.states), rows)
         self.states = [self.states[b] for b in stay]
         self.last = [self.last[b] for b in stay]

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
+from foretoken.models.rows import staying
 
-BARRIER = -1  # parts source and text; never an id, so no match crosses it
+BARRIER = -1  # between source and text; never an id, so no match crosses it
 
 
 class LookupDrafter:
@@ -46,8 +47,7 @@ class LookupDrafter:
             text.unread(count)
 
     def leave(self, rows: list[int]) -> None:
-        gone = set(rows)
-        self.texts = [text for b, text in enumerate(self.texts) if b not in gone]
+        self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
 
 
 class _Text:
@@ -82,7 +82,7 @@ class _Text:
         return [] if token == BARRIER else list(self._keys(min(self.longest, len(self.ids))))
 
     def copy(self, count: int) -> list[int]:
-        """At most `count` tokens from where the match goes on, past the end its own guesses."""
+        """At most `count` tokens from where the match goes on; past the text's end, these again."""
         place = self._match() if count else None
         if place is None:
             return []
@@ -93,14 +93,14 @@ class _Text:
 
     def _match(self) -> int | None:
         """The place after the longest earlier match of the text's end."""
-        found = None
+        match = None
         end = len(self.ids)
         for n, key in enumerate(self._keys(min(self.longest, end)), 1):
             place = self.follows.get(key)
             if place is None or self.ids[place - n : place] != self.ids[end - n :]:
-                break  # what did not occur does not occur in anything longer
-            found = place
-        return found
+                break  # nor can anything longer occur
+            match = place
+        return match
 
     def _keys(self, longest: int) -> Iterator[int]:
         """Hashes of the last 1, 2, .. `longest` tokens; tuples would take twice the memory."""

@@ -25,9 +25,9 @@ from foretoken.sampling.draw import Draw
 class MixtureDrafter:
     """`parts`: drafters, each with the most guesses it makes in a step; None: all that are left.
 
-    Where a part makes fewer, the next takes over there, so lookup before a model guesses whenever
-    it finds something. Every guess comes with the law of the part that made it. Raises InputError
-    for parts of different vocabularies, RefusedError for one that cannot go back.
+    Where a part makes fewer, the next takes over there, so with lookup before a model the model
+    guesses only where lookup has nothing. Every guess comes with the law of the part that made it.
+    Raises InputError for parts of different vocabularies, RefusedError for one that cannot go back.
     """
 
     singular = True  # its speed does not follow from its type
@@ -56,8 +56,8 @@ class MixtureDrafter:
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         for drafter, _ in self.parts:
-            heard = sources and [list(source) for source in sources]
-            drafter.start(rows, [list(prompt) for prompt in prompts], heard)
+            own = sources and [list(source) for source in sources]
+            drafter.start(rows, [list(prompt) for prompt in prompts], own)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         guesses: list[list[int]] = [[] for _ in gamma]
@@ -88,7 +88,7 @@ def _is_pair(part: object) -> bool:
 
 
 def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw) -> Draft:
-    """What `drafter` guesses behind the guesses of others, of which it then knows nothing."""
+    """What `drafter` guesses behind the guesses of others; it has forgotten these afterwards."""
     if not any(guesses):
         return drafter.propose(asked, draw)
     counts = [len(x) for x in guesses]

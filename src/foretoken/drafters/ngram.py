@@ -24,6 +24,7 @@ from torch import Tensor
 
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
+from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, law, running_sum
 from foretoken.storage import documents, files
 
@@ -68,14 +69,14 @@ class NGram:
         for k, level in enumerate(self.levels[: len(context)], 1):
             row = self._find(context[len(context) - k :])
             if row is None:
-                break  # what did not occur does not occur in anything longer
+                break  # nor can anything longer occur
             here = slice(int(level.starts[row]), int(level.starts[row + 1]))
             q *= level.backoff[row]
             q[level.tokens[here]] += level.weights[here]
         return q
 
     def _find(self, gram: Sequence[int]) -> int | None:
-        """The number of a k-gram, found token by token; None where it never occurred."""
+        """The number of a k-gram, searched token by token; None where it never occurred."""
         node = gram[0]
         if node >= len(self.levels[0].backoff):  # an id that the table's own vocabulary lacks
             return None
@@ -87,7 +88,7 @@ class NGram:
         return node
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all; OSError where that cannot be."""
+        """Write one safetensors file, whole or not at all; OSError where that fails."""
         path = Path(path)
         tensors = {"unigram": self.unigram}
         for k, level in enumerate(self.levels, 2):
@@ -152,8 +153,7 @@ class NGramDrafter:
             del text[len(text) - count :]
 
     def leave(self, rows: list[int]) -> None:
-        gone = set(rows)
-        self.texts = [text for b, text in enumerate(self.texts) if b not in gone]
+        self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
 
     def _likeliest(self, tail: deque[int], gamma: int) -> list[int]:
         guesses: list[int] = []
@@ -219,8 +219,8 @@ def _read(path: Path) -> NGram:
 
 
 def _sound(table: NGram) -> bool:
-    """Whether these are the arrays that `save` writes, every look-up stays inside them and every
-    weight is one."""
+    """Whether these are the arrays that `save` writes, all indices are in range and all weights in
+    [0, 1]."""
     kinds = [(table.unigram, np.float32)]
     for level in table.levels:
         kinds += [(level.starts, np.uint32), (level.tokens, np.uint32)]

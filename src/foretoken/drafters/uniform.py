@@ -1,7 +1,7 @@
 """Section 3.6's extreme case: tokens drawn uniformly at random.
 
-The law is fixed, so no temperature touches it. Costs nothing, and in theory improves every target
-a little.
+The law is fixed, whatever the temperature. Costs nothing, and in theory improves every target a
+little.
 """
 
 from __future__ import annotations

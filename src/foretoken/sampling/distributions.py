@@ -1,8 +1,8 @@
 """Section 2.2: from logits to a law, and from a law to a token.
 
 One function, `law`, serves the draft, the verification, the next token and plain decoding alike,
-so that all speak of the same distribution. `sample` is the only place where a token is drawn.
-Knows no models and no prompts.
+so that all speak of the same distribution. `locate` turns one number into one token, wherever a
+token is drawn by inverting a CDF. Knows no models and no prompts.
 """
 # what torch makes from an array or a list is of unknown type to pyright
 # pyright: reportUnknownMemberType=false
@@ -63,8 +63,8 @@ def sample(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
     """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
     `[B]`. `cdf` is the laws' `running_sum`, most of the cost, where it is at hand.
 
-    An id of zero mass is never returned, whatever the rounding. Raises NumericsError for a row
-    that is no law.
+    An id of zero mass is never returned, whatever the rounding. Raises NumericsError for an
+    invalid law.
     """
     ids, masses = locate(laws, uniforms, cdf)
     require_mass(_floats(masses))
@@ -72,30 +72,30 @@ def sample(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
 
 
 def locate(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`sample`, but nothing is read: ids, and the mass of every row for `require_mass`, `[B]`
-    each. For a row that is no law some id comes back."""
+    """`sample` without its check, which would make a device's host wait: ids, and the mass of every
+    row for `require_mass`, `[B]` each. For an invalid law any id comes back."""
     cdf = running_sum(laws) if cdf is None else cdf
-    total = cdf[:, -1:].clone()  # who keeps it does not keep the whole
-    wanted = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
-    found = torch.searchsorted(cdf, wanted, right=True)
+    total = cdf[:, -1:].clone()  # a view would keep the whole CDF in memory
+    mark = (uniforms.to(cdf)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
+    ids = torch.searchsorted(cdf, mark, right=True)
     # On a CPU the sum runs from left to right: an id of zero mass has its predecessor's CDF, and
-    # what is looked for stays below the total. Elsewhere it is added up in any order.
-    found = found.clamp_(max=laws.shape[-1] - 1) if cdf.is_cpu else possible(laws, found)
-    return found.squeeze(-1), total.squeeze(-1)
+    # the mark stays below the total. A device adds up in any order.
+    ids = ids.clamp_(max=laws.shape[-1] - 1) if cdf.is_cpu else possible(laws, ids)
+    return ids.squeeze(-1), total.squeeze(-1)
 
 
-def possible(laws: Tensor, found: Tensor) -> Tensor:
-    """For each id of `found [B, 1]` the last id up to it that has mass in `laws [B, V]`, else the
+def possible(laws: Tensor, ids: Tensor) -> Tensor:
+    """For each of `ids [B, 1]` the last id up to it that has mass in `laws [B, V]`, else the
     first that has."""
     V = laws.shape[-1]
-    ids = torch.arange(V, device=laws.device)
-    key = torch.where(ids <= found, ids, -1 - ids)  # the greatest is the one wanted
+    every = torch.arange(V, device=laws.device)
+    key = torch.where(every <= ids, every, -1 - every)  # the greatest wins
     best = torch.where(laws > 0, key, -V).amax(-1, keepdim=True)
     return torch.where(best < 0, -1 - best, best)
 
 
 def require_mass(masses: list[float]) -> None:
-    """Raise NumericsError where a row that was drawn from is no law."""
+    """Raise NumericsError where a law that was drawn from is invalid."""
     if not all(0 < mass < math.inf for mass in masses):
         raise NumericsError(
             "a law to draw from has no mass or holds NaN; look at the logits or the q"
@@ -103,7 +103,7 @@ def require_mass(masses: list[float]) -> None:
 
 
 def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
-    """Raise where a row of `logits [B, n, V]` is none: NaN, +inf, or -inf throughout.
+    """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or -inf throughout.
 
     Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in
     the text.
@@ -114,8 +114,7 @@ def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> N
 def require_finite(
     tops: list[list[float]], whose: str, starts: list[int], counts: list[int]
 ) -> None:
-    """The same from each position's largest logit: NaN and +inf win a maximum, and all of -inf is
-    one."""
+    """The same from each position's largest logit, which is NaN or infinite exactly then."""
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return
     for b, count in enumerate(counts):
@@ -134,8 +133,8 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Left out is the longest ascending run of scores whose mass is at most 1 - top_p; of equals
-    the lower index comes first. The likeliest stays."""
+    """Without the longest ascending run of scores whose mass is at most 1 - top_p; of equals the
+    lower index goes first. The likeliest stays."""
     V = scores.shape[-1]
     ordered = _ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)
@@ -144,7 +143,7 @@ def _top_p(scores: Tensor, top_p: float) -> Tensor:
     edge = ordered.gather(-1, count)  # the least that stays
     drop = _below(scores, edge)
     tied = count - torch.searchsorted(ordered, edge)  # of the edge's equals, that do not
-    if not scores.is_cpu:  # where a look at `tied` would be a wait
+    if not scores.is_cpu:  # reading `tied` would make the host wait
         return _without(scores, drop | _first(scores == edge, tied))
     for at in map(tuple, cast(list[list[int]], tied.nonzero()[:, :-1].tolist())):
         equals = (scores[at] == edge[at]).nonzero()[:, 0]

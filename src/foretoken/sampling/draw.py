@@ -1,5 +1,4 @@
-"""The one place where chance enters: guesses, the number of them kept, and next tokens are drawn
-here.
+"""The one place where chance enters: guesses, how many of them are kept, and next tokens.
 
 Knows laws and keys; knows no models and no rules.
 """
@@ -24,8 +23,7 @@ class Draw:
 
     Drafters are handed it and call `draw(law, i)`. `params` is how the target's logits are
     standardized; a drafter that standardizes its own likewise is the usual choice, but any law is
-    allowed. Whether a law was one is found out by `require_mass(masses)`, once per step: nothing
-    here waits for a device.
+    allowed. `require_mass(masses)` checks the laws, once per step: nothing here waits for a device.
     """
 
     coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
@@ -51,7 +49,7 @@ class Draw:
 
     def behind(self, guesses: list[int]) -> Draw:
         """The same step's draws for a drafter that goes on after each row's guesses of others."""
-        later = copy(self)  # what was drawn from is remembered in one list
+        later = copy(self)  # `masses` stays one list
         later.offsets = [n + count for n, count in zip(self.offsets, guesses, strict=True)]
         later._ahead = None
         return later
@@ -99,7 +97,7 @@ class SharedDraw(Draw):
         self._noise: dict[tuple[int, int], Tensor] = {}  # by offset and ids, [B, V]
 
     def ahead(self, guesses: int, device: torch.device) -> None:
-        """Nothing is sent before its law is there: the noise is as wide as that."""
+        """Nothing is sent ahead: the noise is as wide as the law, which is not known yet."""
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         self.masses.append(law.sum(-1, dtype=torch.float64))
@@ -129,6 +127,6 @@ class SharedDraw(Draw):
         return self._noise[offset, V]
 
     def _places(self, offset: int) -> list[tuple[RowKey, int]]:
-        """Whose noise each row meets there, and at which absolute position."""
+        """Each row's key, and the absolute position at that offset."""
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         return [(key, length + first + offset) for key, length, first in names]

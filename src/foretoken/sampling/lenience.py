@@ -7,8 +7,8 @@ is exact speculative decoding to a law of its own,
 
 so any exact rule is made lenient by giving it P_l in place of p. No token is above
 max(p, min(q, p / l)), hence none above p / l, and the total variation from p is alpha_l - alpha.
-The paper leaves the residual open; no other is nearer to p for these acceptances. The token after
-a block that was kept whole has the law p. Knows no models and draws nothing.
+The paper leaves the residual open; with these acceptances none is nearer to p. The token after a
+block that was kept whole has the law p. Knows no models and draws nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is done to logits before a token is drawn, as numbers that are checked.
 
-Knows no tensors: a mistake on the command line is told before torch is imported, which takes
+Knows no tensors: a mistake on the command line is reported before torch is imported, which takes
 seconds.
 """
 

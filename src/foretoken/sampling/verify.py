@@ -48,7 +48,7 @@ class Outcome:
         rows = torch.arange(len(n), device=n.device)
         p = self.p[rows, n]
         rejected = n < self.lengths
-        # a device would make its host wait for a look at `rejected`
+        # reading `rejected` from a device would make the host wait
         if not self.x.shape[1] or (p.is_cpu and not bool(rejected.any())):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
@@ -66,8 +66,8 @@ Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
 def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Algorithm 1: keep guess i with probability min(1, p(x_i)/q(x_i)), stop at the first that
-    is not kept."""
+    """Algorithm 1: keep guess i with probability min(1, p(x_i)/q(x_i)), stop at the first
+    rejection."""
     px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
     survival = accept.where(live(x, lengths), 0.0).cumprod(1)
@@ -116,8 +116,7 @@ def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def leading(kept: Tensor, lengths: Tensor) -> Tensor:
-    """n where `kept [B, G]` says of each guess, on its own, whether it is: the first one that is
-    not ends the block."""
+    """n where `kept [B, G]` decides each guess on its own: the first that fails ends the block."""
     return (kept & live(kept, lengths)).long().cumprod(1).sum(1)
 
 

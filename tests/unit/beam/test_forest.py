@@ -1,0 +1,43 @@
+"""Both forms of a forest give the logits that each text has on its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.beam.forest import Copied, Forest, Shared
+from foretoken.beam.tree import Node
+from foretoken.models.table import TableModel
+from oracle import random_model
+
+V = 4
+LAW = random_model(3, V)
+
+
+def logits(text: list[int]) -> torch.Tensor:
+    return torch.log(torch.tensor(LAW(tuple(text)), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("form", [Shared, Copied])
+def test_every_node_has_the_logits_of_its_text(form) -> None:
+    forest = Forest(form(TableModel(LAW, V)))
+    forest.start([[1, 2], []], None)
+    roots = [Node(3), Node(0)]
+    a, b = roots[0].child(1), roots[0].child(2)
+    assert forest.score([[a, b], [roots[1]]]) == [True, True]
+    torch.testing.assert_close(
+        forest.gathered(0, [a, b]), torch.stack([logits([1, 2, 3, 1]), logits([1, 2, 3, 2])])
+    )
+    torch.testing.assert_close(forest.gathered(1, [roots[1]])[0], logits([0]))
+
+    forest.keep([[b], [roots[1]]])
+    longer = b.child(0)
+    assert forest.score([[longer], []]) == [True, False]
+    torch.testing.assert_close(forest.gathered(0, [longer])[0], logits([1, 2, 3, 2, 0]))
+    assert forest.scored == [4, 1]  # the root and three more, each once
+
+    forest.leave([0])
+    assert forest.score([[roots[1].child(2)]]) == [True]
+    torch.testing.assert_close(forest.gathered(0, [roots[1].child(2)])[0], logits([0, 2]))
+    forest.clear()
+    assert forest.branches.model._texts == []

@@ -1,0 +1,63 @@
+"""What a draft model is started with, where it is silent, and what of its cache stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.errors import RefusedError
+from foretoken.models.reader import UNLIMITED, Reader
+from foretoken.models.table import TableModel
+
+
+def reader(**options) -> Reader:
+    return Reader(TableModel(lambda text: [0.25] * 4, 4, **options))
+
+
+def test_all_but_the_last_token_is_read_ahead() -> None:
+    rows = reader()
+    assert rows.join([[1, 2, 3], [0]], None) == ([[1, 2], []], None)
+    assert rows.cached == [2, 0] and rows.budget([5, 0]) == [5, 0]
+    assert rows.room(0) == UNLIMITED
+
+
+def test_a_source_is_the_head_of_a_prompt_where_there_is_no_encoder() -> None:
+    assert reader().join([[0]], [[1, 2]]) == ([[1, 2]], None)
+    assert reader(encoder_decoder=True).join([[0]], [[1, 2]]) == ([[]], [[1, 2]])
+    with pytest.raises(RefusedError, match="cannot draft for a causal target"):
+        reader(encoder_decoder=True).join([[0]], None)
+
+
+def test_an_unreadable_source_is_silence_for_good() -> None:
+    rows = reader(encoder_decoder=True)
+    assert rows.join([[0, 1], [0, 1]], [[7], [3]]) == ([[], [0]], [[0], [3]])
+    assert rows.budget([2, 2]) == [0, 2]
+    rows.move([1, 1], [[2], [2]])
+    assert rows.budget([2, 2]) == [0, 2]
+
+
+def test_an_unknown_id_is_silence_until_it_is_taken_back() -> None:
+    rows = reader()
+    assert rows.join([[1, 9, 2]], None) == ([[]], None)
+    rows.move([0], [[3]])
+    assert rows.room(0) == 0
+    rows.move([3], [[2, 2]])
+    assert rows.room(0) == UNLIMITED and rows.texts == [[1, 2, 2]]
+
+
+def test_a_full_context_is_silence() -> None:
+    rows = reader(context=4)
+    rows.join([[1, 2], [1, 2, 3, 1, 2]], None)
+    assert rows.budget([9, 9]) == [3, 0]  # the last guess is never fed
+    assert [rows.room(0, more) for more in (1, 2, 3, 4)] == [2, 1, 0, 0]
+
+
+def test_the_last_token_is_never_cached() -> None:
+    rows = reader()
+    rows.join([[1, 2], [1, 2]], None)
+    rows.cached[:] = [4, 4]  # three guesses, of which two were fed
+    rows.move([0, 0], [[3], [3, 1, 0, 2]])
+    assert rows.cached == [2, 4]
+    rows.move([2, 0], [[], [1]])
+    assert rows.cached == [0, 4] and rows.texts == [[1], [1, 2, 3, 1, 0, 2, 1]]
+    rows.leave([0])
+    assert rows.cached == [4] and rows.texts == [[1, 2, 3, 1, 0, 2, 1]]

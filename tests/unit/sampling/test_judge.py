@@ -1,0 +1,59 @@
+"""Judges report the target's laws, what they judged by, and tokens that follow from both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.sampling.distributions import law
+from foretoken.sampling.judge import Block, Coupled, Greedy, LenientGreedy, Sampled, choose
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.verify import block, overlap
+
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.7, top_k=4)
+JUDGES = [(Sampled(block), SAMPLED), (Coupled(), SAMPLED), (choose(block, SAMPLED, 0.5), SAMPLED)]
+B, G, V = 3, 2, 6
+
+
+def guessed(certain: bool = False) -> Block:
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(B, G + 1, V, generator=rng)
+    q = None if certain else torch.randn(B, G, V, generator=rng).softmax(-1)
+    x = torch.randint(V, (B, G), generator=rng)
+    return Block(logits, x, torch.tensor([2, 1, 0]), q)
+
+
+def verdict(judge, params: SamplingParams, certain: bool = False):
+    draw = judge.draws([RowKey(0, b) for b in range(B)], [5] * B, params)
+    return judge(guessed(certain), draw)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize(("judge", "params"), JUDGES)
+def test_a_verdict_carries_the_targets_laws(judge, params, certain) -> None:
+    given = guessed(certain)
+    found = verdict(judge, params, certain)
+    assert torch.equal(found.p, law(given.logits, params))
+    assert (found.n <= given.lengths).all()
+    assert (found.p[torch.arange(B), found.n].gather(1, found.t[:, None]) > 0).all()
+
+
+def test_only_a_lenient_judge_is_biased() -> None:
+    exact, lenient = (verdict(choose(block, SAMPLED, x), SAMPLED) for x in (1.0, 0.5))
+    assert exact.bias is None
+    assert torch.equal(exact.beta, overlap(exact.p, guessed().q, guessed().x))
+    assert (lenient.bias[0] > 0).any() and (lenient.beta >= exact.beta - 1e-12).all()
+
+
+@pytest.mark.parametrize("judge", [Greedy(), LenientGreedy(0.9)])
+def test_at_temperature_0_there_is_no_law(judge) -> None:
+    given, found = guessed(), verdict(judge, GREEDY)
+    assert found.p is None
+    best = given.logits.argmax(-1)
+    assert torch.equal(found.t, best[torch.arange(B), found.n])
+
+
+def test_the_judge_follows_from_temperature_and_lenience() -> None:
+    kinds = [type(choose(block, p, x)) for p in (GREEDY, SAMPLED) for x in (1.0, 0.5)]
+    assert kinds == [Greedy, LenientGreedy, Sampled, Sampled]
