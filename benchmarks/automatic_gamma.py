@@ -35,7 +35,7 @@ from default_pair import PROMPTS
 from foretoken import theory
 from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
-from foretoken.lab.replay import Oracle, Text, replay
+from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100
 COSTS = {  # in passes of the target: a guess, each further token in a pass, and the second token

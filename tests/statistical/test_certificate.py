@@ -24,7 +24,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.certificate.certify import SAMPLED, Certificate, Plan, certify
 from foretoken.lab.certificate.controls import Likeliest, next_row
-from foretoken.lab.certificate.sampling import ALONE, Asked, texts
+from foretoken.lab.certificate.sampled import ALONE, Asked, texts
 from foretoken.lab.certificate.shapes import compare
 from foretoken.lab.certificate.watch import Watched
 from foretoken.models.stock.blockwise import Heads

@@ -19,8 +19,8 @@ from foretoken.errors import InputError, whole
 from foretoken.lab.certificate.controls import Control, Likeliest, OffByOne, next_row
 from foretoken.lab.certificate.identity import Identity, first_difference
 from foretoken.lab.certificate.odds import Test, binned
-from foretoken.lab.certificate.sampling import Asked, Track, against_plain, against_the_law
-from foretoken.lab.certificate.sampling import texts as texts_of
+from foretoken.lab.certificate.sampled import Asked, Track, against_plain, against_the_law
+from foretoken.lab.certificate.sampled import texts as texts_of
 from foretoken.lab.certificate.shapes import Shapes, companies, compare
 from foretoken.lab.certificate.watch import Seen, Watched
 from foretoken.options import Prompt, as_list, check, keys_of
