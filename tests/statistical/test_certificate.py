@@ -24,7 +24,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.certificate.certify import SAMPLED, Certificate, Plan, certify
 from foretoken.lab.certificate.controls import Likeliest, next_row
-from foretoken.lab.certificate.sampled import ALONE, Asked, texts
+from foretoken.lab.certificate.sampled import ALONE, Trial, completions
 from foretoken.lab.certificate.shapes import compare
 from foretoken.lab.certificate.watch import Watched
 from foretoken.models.stock.blockwise import Heads
@@ -241,11 +241,12 @@ def test_a_bug_of_single_rows_is_found():
 
 
 def test_texts_of_every_prompt_are_sampled_alone():
-    asked = Asked(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
+    trial = Trial(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
 
     def tokens(model: TableModel) -> list[list[int]]:
-        made = texts(Speculator(model, Guesser(Q)), PROMPTS, asked, 0, lambda at, _: at, "")
-        return [one.tokens for _, found in made for one in found]
+        spec = Speculator(model, Guesser(Q))
+        made = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
+        return [row.tokens for _, rows in made for row in rows]
 
     pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
     alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}
@@ -353,7 +354,7 @@ def test_a_drafter_bound_to_its_target_is_refused():
 
 
 def test_what_watches_a_drafter_holds_it():
-    """So that one that stands in two places, or reads another target, is refused as ever."""
+    """So that a drafter in two places, or of another target, is refused as ever."""
     drafter = Guesser(Q)
     for wrapper in (Watched(drafter, 0), Likeliest(drafter)):
         assert list(wrapper.holds) == [drafter]
