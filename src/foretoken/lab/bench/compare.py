@@ -9,6 +9,7 @@ from typing import Any
 from foretoken import theory
 from foretoken.costs import of
 from foretoken.gamma import MAX_GAMMA
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.request import Completion, StepRecord
 from foretoken.speculator import Prompt, Speculator
 
@@ -37,7 +38,7 @@ class Comparison:
 def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) -> Comparison:
     """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
 
-    Raises KeyboardInterrupt where one was interrupted: its times mean nothing.
+    Raises KeyboardInterrupt where one was interrupted.
     """
     plain: list[Completion] = []
     fast: list[Completion] = []
@@ -79,9 +80,7 @@ def _predicted(
 
 
 def _run(spec: Speculator, prompt: Prompt, options: dict[str, Any], **changed: Any) -> Completion:
-    (done,) = spec.generate(prompt, **(options | changed))
-    if done.finish_reason == "interrupted":
-        raise KeyboardInterrupt
+    (done,) = uninterrupted(spec.generate(prompt, **(options | changed)))
     return done
 
 

@@ -7,11 +7,12 @@ Knows runs and their times; figures.py compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import sleep
 from typing import Protocol
 
 from foretoken.errors import RefusedError
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -75,20 +76,10 @@ class Own:
         return (OWN, self.gamma)
 
     def run(self, task: Task) -> Run:
-        """Raises KeyboardInterrupt where it was interrupted: its times mean nothing."""
+        """Raises KeyboardInterrupt where it was interrupted."""
         prompt: Prompt = list(task.prompt)
-        (done,) = self.spec.generate(
-            prompt,
-            max_new_tokens=task.tokens,
-            temperature=task.params.temperature,
-            top_k=task.params.top_k,
-            top_p=task.params.top_p,
-            gamma=self.gamma,
-            rule=self.rule,
-            seed=task.seed,
-        )
-        if done.finish_reason == "interrupted":
-            raise KeyboardInterrupt
+        how = {"gamma": self.gamma, "rule": self.rule, "seed": task.seed, **asdict(task.params)}
+        (done,) = uninterrupted(self.spec.generate(prompt, max_new_tokens=task.tokens, **how))
         stats, first = done.stats, done.steps[0]
         first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
         return Run(

@@ -29,6 +29,7 @@ from foretoken.lab.certificate.sampled import (
 )
 from foretoken.lab.certificate.shapes import Shapes, compare, row_groups
 from foretoken.lab.certificate.watch import Log, Watched
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import NAMED
@@ -216,12 +217,9 @@ def _identity(
 
 
 def _texts(spec: Speculator, prompts: list[Prompt], plan: Plan, gamma: int) -> list[list[int]]:
-    rows = spec.generate(
-        prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=plan.rule if gamma else PLAIN
-    )
-    if any(row.finish_reason == "interrupted" for row in rows):
-        raise KeyboardInterrupt
-    return [row.tokens for row in rows]
+    rule = plan.rule if gamma else PLAIN
+    rows = spec.generate(prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=rule)
+    return [row.tokens for row in uninterrupted(rows)]
 
 
 def _sampled(

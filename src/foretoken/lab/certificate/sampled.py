@@ -7,7 +7,7 @@ comparing two samples; the two samples are compared too, as that needs no law.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from foretoken.lab.certificate.continuations import Text, tables
 from foretoken.lab.certificate.odds import Test, balanced, binned, two_samples, unrelated
 from foretoken.lab.certificate.pit import uniforms
 from foretoken.lab.certificate.reference import replay
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.request import Completion, Request
 from foretoken.sampling.distributions import SamplingParams
@@ -71,17 +72,12 @@ def _generate(
     rows = spec.generate(
         [prompts[k % len(prompts)] for k in numbers],
         max_new_tokens=trial.length,
-        temperature=trial.params.temperature,
-        top_k=trial.params.top_k,
-        top_p=trial.params.top_p,
-        min_p=trial.params.min_p,
         gamma=trial.gamma,
         rule=trial.rule,
         seed=[(trial.seed, (stream << 32) + k) for k in numbers],
+        **asdict(trial.params),
     )
-    if any(row.finish_reason == "interrupted" for row in rows):
-        raise KeyboardInterrupt
-    return rows
+    return uninterrupted(rows)
 
 
 @dataclass(slots=True)

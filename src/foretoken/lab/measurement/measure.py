@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
@@ -24,6 +24,7 @@ from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.request import Completion, Request, StepRecord
 from foretoken.speculator import Speculator
@@ -95,18 +96,14 @@ def _observe(
 
 
 def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: int) -> Completion:
-    (done,) = spec.generate(
+    rows = spec.generate(
         [prompt],
         max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
         gamma=gamma,
         seed=[(options.seed, row)],
+        **asdict(options.sampling),
     )
-    if done.finish_reason == "interrupted":
-        raise KeyboardInterrupt
+    (done,) = uninterrupted(rows)
     return done
 
 
