@@ -181,7 +181,7 @@ class OwnDice(GreedyClaimsLaw):
 
 
 class Undecided(Certain):
-    """Draws, and says that it was certain."""
+    """Draws, and reports its guesses as certain."""
 
     def choose(self, q: Tensor, i: int, draw: Draw) -> list[int]:
         return draw(q, i).tolist()
@@ -286,7 +286,7 @@ def test_every_warper_reaches_the_texts(params, name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"laws": ()}, "laws is empty; give one or more"),
         ({"laws": (SamplingParams(),)}, "temperature is 0.0 in a law; give more"),
@@ -295,8 +295,8 @@ def test_every_warper_reaches_the_texts(params, name):
         ({"gamma": None}, "gamma is None; give 1 or more"),
     ],
 )
-def test_mistakes_in_a_plan(changes, says):
-    with pytest.raises(InputError, match=re.escape(says)):
+def test_mistakes_in_a_plan(changes, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         Plan(**changes)
 
 

@@ -82,8 +82,8 @@ def test_a_saved_pair_loads_and_is_as_its_card_says(pairs, kind, dtype, tmp_path
     models = [loader.from_pretrained(tmp_path / name) for name in ("target", "draft-a70")]
     assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
     target, draft = (model.float().eval() for model in models)
-    told = pairs.texts(target, 32, sampled=True, seed=0)
-    again = pairs.alpha(told.laws, told.seen_by(draft))
+    written = pairs.texts(target, 32, sampled=True, seed=0)
+    again = pairs.alpha(written.laws, written.seen_by(draft))
     assert again == pytest.approx(card["drafts"]["draft-a70"]["alpha at T=1"], abs=1e-3)
     spec = load(target, draft)
     assert len(spec.generate([[5, 6, 7]], max_new_tokens=8)[0].tokens) == 8

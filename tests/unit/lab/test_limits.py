@@ -9,7 +9,7 @@ from foretoken.lab.limits import require
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ((0, 8, 2, None), "gamma is 0; give 1 or more"),
         ((4, 1, 2, None), "max_new_tokens is 1; give 2 or more"),
@@ -17,8 +17,8 @@ from foretoken.lab.limits import require
         ((4, 8, 2, "none"), "draft is none; give one that guesses"),
     ],
 )
-def test_what_cannot_be_measured(options, says):
-    with pytest.raises(InputError, match=says):
+def test_what_cannot_be_measured(options, message):
+    with pytest.raises(InputError, match=message):
         require(*options)
 
 

@@ -26,7 +26,7 @@ class Control:
 
 
 class NextRow(Outcome):
-    """The next token comes from the law one position too far, after a guess that was not kept."""
+    """The next token comes from the law one position too far on, behind a guess not kept."""
 
     def next_law(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)

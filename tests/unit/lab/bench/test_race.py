@@ -40,27 +40,29 @@ def test_our_own_turn():
 
 
 class Echo:
-    """A contestant that writes down what it is asked."""
+    """A contestant that records its tasks."""
 
-    def __init__(self, key: Key, heard: list[tuple[Key, int]]) -> None:
-        self.key, self.heard = key, heard
+    def __init__(self, key: Key, asked: list[tuple[Key, int]]) -> None:
+        self.key, self.asked = key, asked
 
     def run(self, task: Task) -> Run:
-        self.heard.append((self.key, task.seed))
+        self.asked.append((self.key, task.seed))
         return run(2.0)
 
 
 def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(race, "REST_SECONDS", 0.0)
-    heard: list[tuple[Key, int]] = []
-    told: list[Key] = []
-    a, b = Echo(PLAIN, heard), Echo(("b", 1), heard)
+    asked: list[tuple[Key, int]] = []
+    turns_done: list[Key] = []
+    a, b = Echo(PLAIN, asked), Echo(("b", 1), asked)
     tasks = [TASK, TASK]
     rounds = list(
-        race.race([a, b], lambda i: [Task(t.prompt, 1, t.params, i) for t in tasks], 2, told.append)
+        race.race(
+            [a, b], lambda i: [Task(t.prompt, 1, t.params, i) for t in tasks], 2, turns_done.append
+        )
     )
     order = [(key, i) for i in range(3) for key in (PLAIN, ("b", 1)) for _ in tasks]
-    assert heard == order and told == [PLAIN, ("b", 1)] * 3
+    assert asked == order and turns_done == [PLAIN, ("b", 1)] * 3
     assert len(rounds) == 2 and all(len(runs) == 2 for found in rounds for runs in found.values())
 
 
@@ -72,7 +74,7 @@ class Quitter(Echo):
         self.turns = turns
 
     def run(self, task: Task) -> Run:
-        if len(self.heard) == self.turns:
+        if len(self.asked) == self.turns:
             raise Unable("it ended: killed")
         return super().run(task)
 
@@ -91,7 +93,7 @@ def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch
         )
     )
     assert left == [(("b", 1), "it ended: killed")]  # and is not asked again
-    assert len(other.heard) == turns  # nor is the rest of its side
+    assert len(other.asked) == turns  # nor is the rest of its side
     assert len(rounds) == 3 and all(list(found) == [PLAIN] for found in rounds[turns:])
 
 

@@ -156,12 +156,12 @@ def test_a_small_context():
 
 
 def test_what_cannot_be_measured():
-    for wrong, says in (
+    for wrong, message in (
         ({"gamma": 0}, "gamma is 0; give 1 or more"),
         ({"max_new_tokens": 1}, "max_new_tokens is 1; give 2 or more"),
         ({"temperature": -1.0}, "temperature is -1.0"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             measure(pair(), PROMPTS, options(**wrong))
     with pytest.raises(InputError, match="1 prompts?; give 2 or more"):
         measure(pair(), PROMPTS[:1], options())

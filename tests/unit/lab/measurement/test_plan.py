@@ -44,15 +44,15 @@ def test_the_fastest_draft_comes_first():
     found = planned(slow, fast)
     assert [one.draft for one in found.candidates] == ["fast", "slow"]
     assert found.gamma == best(predictions(fast)).gamma
-    words = shlex.split(found.command)
-    assert words[:2] == ["foretoken", "generate"]
-    assert words[words.index("--draft") + 1] == "fast"
-    assert words[words.index("--gamma") + 1] == str(found.gamma)
+    arguments = shlex.split(found.command)
+    assert arguments[:2] == ["foretoken", "generate"]
+    assert arguments[arguments.index("--draft") + 1] == "fast"
+    assert arguments[arguments.index("--gamma") + 1] == str(found.gamma)
 
 
 def test_a_command_says_what_is_not_the_default():
     found = measured([0.8], 0.1, draft="my draft", temperature=0.7, top_k=40, dtype="bfloat16")
-    words = shlex.split(planned(found).command)
+    arguments = shlex.split(planned(found).command)
     for option, value in (
         ("--target", "target"),
         ("--draft", "my draft"),
@@ -61,19 +61,28 @@ def test_a_command_says_what_is_not_the_default():
         ("--top-k", "40"),
         ("--dtype", "bfloat16"),
     ):
-        assert words[words.index(option) + 1] == value
-    assert "--top-p" not in words and "--seed" not in words and "--max-new-tokens" not in words
+        assert arguments[arguments.index(option) + 1] == value
+    assert (
+        "--top-p" not in arguments
+        and "--seed" not in arguments
+        and "--max-new-tokens" not in arguments
+    )
 
 
 def test_a_command_loads_as_was_measured():
-    loaded = {"revision": "v1", "draft_revision": "v2", "tokenizer": "my words", "device": "cuda"}
+    loaded = {
+        "revision": "v1",
+        "draft_revision": "v2",
+        "tokenizer": "my tokenizer",
+        "device": "cuda",
+    }
     on = ("trust_remote_code", "exact_shapes", "ignore_generation_config")
     found = measured([0.8], 0.1, **loaded, **dict.fromkeys(on, True))
-    words = shlex.split(planned(found).command)
+    arguments = shlex.split(planned(found).command)
     for name, value in loaded.items():
-        assert words[words.index(f"--{name.replace('_', '-')}") + 1] == value
-    assert {f"--{name.replace('_', '-')}" for name in on} <= {*words}
-    assert "True" not in words and words.count("--gamma") == 1
+        assert arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] == value
+    assert {f"--{name.replace('_', '-')}" for name in on} <= {*arguments}
+    assert "True" not in arguments and arguments.count("--gamma") == 1
     assert speculative_config(found, 3)["revision"] == "v2"
 
 

@@ -30,7 +30,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
 def test_other_files(tmp_path):
     path = tmp_path / "m.json"
 
-    def says(text: str) -> str:
+    def refusal(text: str) -> str:
         path.write_text(text)
         with pytest.raises(InputError) as error:
             load(path)
@@ -40,15 +40,15 @@ def test_other_files(tmp_path):
     whole = document([0.5], 0.1)
     path.write_text(json.dumps(whole))
     assert load(path).alpha.value == 0.5
-    assert "cannot be read" in says(json.dumps(whole)[:-20])
-    assert "is no measurement" in says("[1]")
-    assert "has version 9, not 1" in says(json.dumps(whole | {"version": 9}))
-    assert "alpha.low" in says(json.dumps(whole | {"alpha": {"value": 1, "high": 1}}))
-    assert "NaN is no JSON" in says(json.dumps(whole | {"tokens": float("nan")}))
-    assert "prompts and passes: too few" in says(json.dumps(whole | {"passes": []}))
-    assert "prompts and passes: too few" in says(json.dumps(whole | {"prompts": []}))
+    assert "cannot be read" in refusal(json.dumps(whole)[:-20])
+    assert "is no measurement" in refusal("[1]")
+    assert "has version 9, not 1" in refusal(json.dumps(whole | {"version": 9}))
+    assert "alpha.low" in refusal(json.dumps(whole | {"alpha": {"value": 1, "high": 1}}))
+    assert "NaN is no JSON" in refusal(json.dumps(whole | {"tokens": float("nan")}))
+    assert "prompts and passes: too few" in refusal(json.dumps(whole | {"passes": []}))
+    assert "prompts and passes: too few" in refusal(json.dumps(whole | {"prompts": []}))
     never = [spread(0.0), *whole["passes"]]
-    assert "passes: there must be" in says(json.dumps(whole | {"passes": never}))
+    assert "passes: there must be" in refusal(json.dumps(whole | {"passes": never}))
     with pytest.raises(InputError, match="there is no .*no.json; make it with"):
         load(tmp_path / "no.json")
     with pytest.raises(InputError, match="cannot be read"):
