@@ -1,7 +1,7 @@
-"""What rules and lenience keep on the pair that ships, without a clock: tokens a target call.
+"""Tokens a target call by rule and lenience, on the pair that ships, without a clock.
 
 Expected: block above Algorithm 1, token matching and single-try rejection hardly above plain
-decoding; with lenience more is kept, alpha_l being the measured alpha, and the law moves away.
+decoding; lenience keeps more (the alpha measured is then alpha_l), and the law departs from p.
 
     python benchmarks/acceptance.py    # a minute
 """
@@ -32,13 +32,13 @@ def main() -> None:
     cases += [(0.0, "any", lenience) for lenience in LENIENCES]
     for temperature, rule, lenience in cases:
         named = {"rule": "block" if rule == "any" else rule, "lenience": lenience}
-        found = [
+        texts = [
             spec.generate(prompt, temperature=temperature, seed=seed, **named, **HOW)[0].stats
             for seed, prompt in product(SEEDS, PROMPTS)
         ]
-        alpha = fmean(stats.alpha or 0.0 for stats in found)
-        calls = fmean(stats.tokens_per_call or 0.0 for stats in found)
-        bias = fmean(stats.bias for stats in found)
+        alpha = fmean(stats.alpha or 0.0 for stats in texts)
+        calls = fmean(stats.tokens_per_call or 0.0 for stats in texts)
+        bias = fmean(stats.bias for stats in texts)
         figures = f"{alpha:.3f}", f"{bias:.3f}", f"{calls:.2f}"
         table.add_row(f"{temperature:g}", rule, f"{lenience:g}", *figures)
     Console().print(table)

@@ -40,14 +40,14 @@ def main() -> None:
 
 def _alphas(spec: foretoken.Speculator, temperature: float) -> list[float]:
     """Mean of sum min(p, q) over the guesses judged in each span of new tokens (Cor 3.6)."""
-    found: list[list[float]] = [[] for _ in range(TOKENS // SPAN)]
+    by_span: list[list[float]] = [[] for _ in range(TOKENS // SPAN)]
     options = {"temperature": temperature, "gamma": GAMMA, "max_new_tokens": TOKENS}
     for text in spec.generate(list(PROMPTS) * TEXTS, **options):
         place = 0
         for step in text.steps:
-            found[place // SPAN] += step.overlaps
+            by_span[place // SPAN] += step.overlaps
             place += len(step.kept)
-    return [fmean(overlaps) for overlaps in found]
+    return [fmean(overlaps) for overlaps in by_span]
 
 
 if __name__ == "__main__":

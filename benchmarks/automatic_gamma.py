@@ -1,12 +1,12 @@
 """Automatic gamma against every fixed one, plain decoding and the oracle of section 3.5.
 
-Without a pair: replays of known chances at known costs, the same to the last digit everywhere. With
---measure: a real pair and the clock, the ways taking turns, prompt by prompt.
+By default: replays of known chances at known costs (replay.py), the same to the last digit
+everywhere. With --measure: a real pair and the clock, the gammas in turn, prompt by prompt.
 
 Expected: at least 0.97 of the best fixed gamma everywhere, 0.98 of plain decoding where nothing is
-kept. Of the gap between the best fixed gamma and the oracle about half where half of a text is
-predictable and half is not, and nothing where chances stay as they are: the oracle knows outcomes,
-not only chances, so what is learned costs a little and gains nothing there.
+kept. Of the gap between the best fixed gamma and the oracle about half where one half of a text is
+predictable and the other is not, and nothing where chances are constant: the oracle knows outcomes,
+not only chances, so that learning costs a little there and gains nothing.
 
 Tried and left out: ending a draft early on its own confidence (the marginal test of the costs, its
 largest probability calibrated in ten bins on other prompts). Replayed on the pair that ships it
@@ -35,7 +35,7 @@ from default_pair import PROMPTS
 from foretoken import theory
 from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
-from foretoken.lab.replay import Oracle, Text, replay
+from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100
 COSTS = {  # in passes of the target: a guess, each further token in a pass, and the second token
@@ -129,24 +129,24 @@ def _text(betas: Betas, row: int, greedy: bool, decay: float) -> Text:
 
 def _replayed(texts: list[Text], known: Costs) -> dict[str, Any]:
     fixed = [_mean(texts, known, lambda text, g=g: Fixed(g)) for g in range(MAX_GAMMA + 1)]
-    found = _mean(texts, known, lambda text: Adaptive(known))
+    automatic = _mean(texts, known, lambda text: Adaptive(known))
     ideal = _mean(texts, known, Oracle)
-    return _row(fixed, found, list(range(MAX_GAMMA + 1)), ideal)
+    return _row(fixed, automatic, list(range(MAX_GAMMA + 1)), ideal)
 
 
 def _mean(texts: list[Text], known: Costs, policy: Callable[[Text], Any]) -> float:
     return fmean(replay(policy(text), text, known)[0] for text in texts)
 
 
-def _row(fixed: list[float], found: float, gammas: list[int], ideal: float | None) -> dict:
+def _row(fixed: list[float], automatic: float, gammas: list[int], ideal: float | None) -> dict:
     best = min(fixed)
     gap = None if ideal is None else 1 / ideal - 1 / best
     return {
         "best": gammas[fixed.index(best)],
-        "against_best": best / found,
-        "against_plain": fixed[gammas.index(0)] / found,
-        "recovered": (1 / found - 1 / best) / gap if gap else None,
-        "seconds": dict(zip(map(str, gammas), fixed, strict=True)) | {"automatic": found},
+        "against_best": best / automatic,
+        "against_plain": fixed[gammas.index(0)] / automatic,
+        "recovered": (1 / automatic - 1 / best) / gap if gap else None,
+        "seconds": dict(zip(map(str, gammas), fixed, strict=True)) | {"automatic": automatic},
         "oracle_seconds": ideal,
     }
 
@@ -161,25 +161,25 @@ def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured(spec: Any, arguments: argparse.Namespace, temperature: float) -> dict[str, Any]:
-    ways = [*arguments.gammas, None]
-    times: dict[int | None, list[float]] = {way: [] for way in ways}
+    gammas = [*arguments.gammas, None]
+    times: dict[int | None, list[float]] = {gamma: [] for gamma in gammas}
     betas: list[float] = []
     for prompt in PROMPTS:
         options = {"temperature": temperature, "max_new_tokens": arguments.tokens}
-        taken: dict[int | None, list[float]] = {way: [] for way in ways}
+        repeats: dict[int | None, list[float]] = {gamma: [] for gamma in gammas}
         for repeat in range(1 + arguments.repeats):
-            for way in ways if repeat % 2 else ways[::-1]:
-                (done,) = spec.generate(prompt, gamma=way, seed=repeat, **options)
+            for gamma in gammas if repeat % 2 else gammas[::-1]:
+                (done,) = spec.generate(prompt, gamma=gamma, seed=repeat, **options)
                 seconds = (done.stats.seconds - done.stats.prefill_seconds) / len(done.tokens)
                 if repeat:  # the first is a warm-up
-                    taken[way].append(seconds)
+                    repeats[gamma].append(seconds)
                     betas += [beta for step in done.steps for beta in step.overlaps]
-        for way in ways:
-            times[way].append(median(taken[way]))
-    fixed, found = [fmean(times[way]) for way in arguments.gammas], fmean(times[None])
+        for gamma in gammas:
+            times[gamma].append(median(repeats[gamma]))
+    fixed, automatic = [fmean(times[gamma]) for gamma in arguments.gammas], fmean(times[None])
     alpha, c = fmean(betas), _costs(spec, temperature).c
     ideal = fixed[arguments.gammas.index(0)] / theory.oracle_factor(alpha, c)
-    row = _row(fixed, found, arguments.gammas, ideal)
+    row = _row(fixed, automatic, arguments.gammas, ideal)
     name = f"{spec.target_name} / {spec.draft_name}"
     return {"way": name, "text": f"T {temperature:g}, alpha {alpha:.2f}, c {c:.2f}", **row}
 

@@ -24,8 +24,8 @@ def main() -> None:
     table = Table("gamma", "draft beams", "target calls", "draft calls", "tokens scored", "same")
     plain = None
     for gamma, width in CASES:
-        found = spec.beam_search(PROMPTS, gamma=gamma, draft_beams=width)
-        texts, stats = [beams[0].tokens for beams in found], [beams[0].stats for beams in found]
+        rows = spec.beam_search(PROMPTS, gamma=gamma, draft_beams=width)
+        texts, stats = [beams[0].tokens for beams in rows], [beams[0].stats for beams in rows]
         plain = plain or texts
         same = sum(one == other for one, other in zip(texts, plain, strict=True))
         calls = [fmean(s.target_calls for s in stats), fmean(s.draft_calls for s in stats)]

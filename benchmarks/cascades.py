@@ -84,18 +84,18 @@ def measure(
     pairs: dict[str, Speculator], arguments: argparse.Namespace, **options: Any
 ) -> dict[str, dict[str, float]]:
     """Figures of every draft, runs alternating; `times` is its speed over the draft's alone."""
-    found: dict[str, list[list[Completion]]] = {name: [] for name in pairs}
+    done: dict[str, list[list[Completion]]] = {name: [] for name in pairs}
     for seed in range(-1, arguments.repeats):  # the first is not counted
         for name, spec in pairs.items():
             limit = arguments.tokens if seed >= 0 else 8
-            one = [
+            texts = [
                 spec.generate(prompt, max_new_tokens=limit, seed=max(seed, 0), **options)[0]
                 for prompt in PROMPTS
             ]
             if seed >= 0:
-                found[name].append(one)
-    base = median(map(seconds_per_token, found[ALONE]))
-    return {name: _figures(runs, base) for name, runs in found.items()}
+                done[name].append(texts)
+    base = median(map(seconds_per_token, done[ALONE]))
+    return {name: _figures(runs, base) for name, runs in done.items()}
 
 
 def _figures(runs: list[list[Completion]], base: float) -> dict[str, float]:

@@ -26,7 +26,7 @@ PROMPTS = (
     '"You cannot mean it," said the doctor, rising from his chair. "',
     "When the ship had passed the harbour mouth, the captain",
 )
-WAYS = ({"temperature": 0.0}, {"temperature": 1.0})
+LAWS = ({"temperature": 0.0}, {"temperature": 1.0})
 GAMMAS = (1, 2, 3, 4, None)
 
 
@@ -39,20 +39,20 @@ def main() -> None:
     spec = foretoken.load()
     table = Table("T", "gamma", "alpha", "c", "v", "predicted", "measured", "slowest prompt")
     rows = []
-    for way in WAYS:
+    for law in LAWS:
         for gamma in GAMMAS:
-            row = _measure(spec, arguments, {**way, "gamma": gamma})
-            rows.append({**way, "asked": gamma, **row})
+            row = _measure(spec, arguments, {**law, "gamma": gamma})
+            rows.append({**law, "asked": gamma, **row})
             shown = [row[name] for name in ("alpha", "c", "v", "predicted", "speedup", "slowest")]
             number = f"{row['gamma']}" if gamma is not None else f"auto ({row['mean_gamma']:.1f})"
-            table.add_row(f"{way['temperature']:g}", number, *(f"{value:.2f}" for value in shown))
+            table.add_row(f"{law['temperature']:g}", number, *(f"{value:.2f}" for value in shown))
     Console().print(table)
     print(machine.save(f"default-pair-{arguments.rule}", {"prompts": PROMPTS, "rows": rows}))
 
 
 def _measure(spec: Any, arguments: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-    """The median prompt of every figure; a prompt's own figures are medians over its repeats."""
-    found: list[Comparison] = [
+    """Medians over prompts; a prompt's own figures are medians over its repeats."""
+    prompts: list[Comparison] = [
         compare(
             spec,
             prompt,
@@ -63,12 +63,12 @@ def _measure(spec: Any, arguments: argparse.Namespace, options: dict[str, Any]) 
         )
         for prompt in PROMPTS
     ]
-    figures = [asdict(one) | {"speedup": one.speedup} for one in found]
+    figures = [asdict(one) | {"speedup": one.speedup} for one in prompts]
     row = {name: median(figure[name] or 0.0 for figure in figures) for name in figures[0]}
     return row | {
-        "gamma": found[0].gamma,
-        "alpha": fmean(one.alpha or 0.0 for one in found),
-        "slowest": min(one.speedup for one in found),
+        "gamma": prompts[0].gamma,
+        "alpha": fmean(one.alpha or 0.0 for one in prompts),
+        "slowest": min(one.speedup for one in prompts),
     }
 
 

@@ -36,9 +36,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for dtype, exact in product(("float32", "bfloat16"), (True, False)):
         spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=exact)
-        found = {"dtype": dtype, "exact_shapes": exact, **compare(spec, WAYS[way])}
-        rows.append(found)
-        table.add_row(*(str(found[name]) for name in found if name != "first_differences"))
+        row = {"dtype": dtype, "exact_shapes": exact, **compare(spec, WAYS[way])}
+        rows.append(row)
+        table.add_row(*(str(row[name]) for name in row if name != "first_differences"))
     Console().print(table)
     print(machine.save(f"exact-shapes-{way}", {"gammas": GAMMAS, "rows": rows}))
 
@@ -55,13 +55,11 @@ def compare(
         options = {"max_new_tokens": LENGTH, "seed": i, **way}
         (plain,) = spec.generate(prompt, gamma=0, **options)
         (fast,) = spec.generate(prompt, gamma=GAMMAS[i % len(GAMMAS)], **options)
-        texts, tokens, accepted = (
-            texts + 1,
-            tokens + len(plain.tokens),
-            fast.stats.accepted + accepted,
-        )
-        pairs = zip(plain.tokens, fast.tokens, strict=False)
+        texts += 1
+        tokens += len(plain.tokens)
+        accepted += fast.stats.accepted
         if plain.tokens != fast.tokens:
+            pairs = zip(plain.tokens, fast.tokens, strict=False)
             short = min(len(plain.tokens), len(fast.tokens))
             differences.append(next((at for at, (a, b) in enumerate(pairs) if a != b), short))
     return {

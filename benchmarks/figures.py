@@ -1,7 +1,7 @@
 """Every table of docs/performance.md that `foretoken bench` makes: builds the pairs, runs the
-benches one after the other, keeps their JSON and plots in benchmarks/results/NAME.
+benches one after the other, writes their JSON and plots to benchmarks/results/NAME.
 
-The machine must be idle. About an hour; a run that is there already is not run again.
+The machine must be idle. About an hour; a bench that has a result is skipped.
 
     python benchmarks/peers/make.py                      # the peers, once
     python benchmarks/figures.py --folder DIR            # DIR: for the pairs, 5 GB
@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ALPHAS = ("0.02", "0.2", "0.5", "0.8", "0.86", "0.95")
@@ -41,23 +42,35 @@ GREEDY, SAMPLED = "--temperature=0", "--temperature=1"
 CUT = f"{SAMPLED} --top-k=50 --top-p=0.9"
 ALL = ("transformers", "openvino-genai", "llama.cpp")
 
-# name: pair, draft, law, dtype, gammas, peers, prompts, repeats
-RUNS: dict[str, tuple[str, str, str, str, str, tuple[str, ...], int, int]] = {
-    "default-greedy": ("", "", GREEDY, "float32", "2,3,4,5", (), 16, 5),
-    "default-sampled": ("", "", SAMPLED, "float32", "2,3,4,5", (), 16, 5),
-    "llama-f32-greedy": ("llama", "a86", GREEDY, "float32", "3,5", ALL, 1, 5),
-    "llama-f32-sampled": ("llama", "a80", SAMPLED, "float32", "3,5", ALL[:1], 1, 5),
-    "llama-f32-cut": ("llama", "a80", CUT, "float32", "3,5", (), 1, 5),
-    "llama-bf16-greedy": ("llama", "a86", GREEDY, "bfloat16", "3,5", ALL, 1, 5),
-    "llama-bf16-sampled": ("llama", "a80", SAMPLED, "bfloat16", "3,5", ALL[:1], 1, 5),
-    "llama-int8-greedy": ("llama", "a86", GREEDY, "int8", "3,5", ALL[1:], 1, 5),
-    "t5-f32-greedy": ("t5", "a86", GREEDY, "float32", "3,5", ALL[:1], 1, 5),
-    "t5-bf16-greedy": ("t5", "a86", GREEDY, "bfloat16", "3,5", ALL[:1], 1, 5),
-    "alpha-02": ("llama", "a02", SAMPLED, "float32", "1,3", (), 1, 5),
-    "alpha-20": ("llama", "a20", SAMPLED, "float32", "1,2,3", (), 2, 5),
-    "alpha-50": ("llama", "a50", SAMPLED, "float32", "2,3,5", (), 2, 5),
-    "alpha-80": ("llama", "a80", SAMPLED, "float32", "3,5,7", (), 2, 5),
-    "alpha-95": ("llama", "a95", SAMPLED, "float32", "5,11,16", (), 2, 5),
+
+class Bench(NamedTuple):
+    """Options of `foretoken bench`. No pair: the one that ships, on texts."""
+
+    pair: str
+    draft: str
+    law: str
+    dtype: str
+    gammas: str
+    peers: tuple[str, ...]
+    prompts: int
+
+
+RUNS = {
+    "default-greedy": Bench("", "", GREEDY, "float32", "2,3,4,5", (), 16),
+    "default-sampled": Bench("", "", SAMPLED, "float32", "2,3,4,5", (), 16),
+    "llama-f32-greedy": Bench("llama", "a86", GREEDY, "float32", "3,5", ALL, 1),
+    "llama-f32-sampled": Bench("llama", "a80", SAMPLED, "float32", "3,5", ALL[:1], 1),
+    "llama-f32-cut": Bench("llama", "a80", CUT, "float32", "3,5", (), 1),
+    "llama-bf16-greedy": Bench("llama", "a86", GREEDY, "bfloat16", "3,5", ALL, 1),
+    "llama-bf16-sampled": Bench("llama", "a80", SAMPLED, "bfloat16", "3,5", ALL[:1], 1),
+    "llama-int8-greedy": Bench("llama", "a86", GREEDY, "int8", "3,5", ALL[1:], 1),
+    "t5-f32-greedy": Bench("t5", "a86", GREEDY, "float32", "3,5", ALL[:1], 1),
+    "t5-bf16-greedy": Bench("t5", "a86", GREEDY, "bfloat16", "3,5", ALL[:1], 1),
+    "alpha-02": Bench("llama", "a02", SAMPLED, "float32", "1,3", (), 1),
+    "alpha-20": Bench("llama", "a20", SAMPLED, "float32", "1,2,3", (), 2),
+    "alpha-50": Bench("llama", "a50", SAMPLED, "float32", "2,3,5", (), 2),
+    "alpha-80": Bench("llama", "a80", SAMPLED, "float32", "3,5,7", (), 2),
+    "alpha-95": Bench("llama", "a95", SAMPLED, "float32", "5,11,16", (), 2),
 }
 
 
@@ -73,18 +86,18 @@ def main() -> None:
 
 
 def bench(name: str, folder: Path, out: Path) -> None:
-    pair, draft, law, dtype, gammas, peers, count, repeats = RUNS[name]
+    run = RUNS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    prompts = folder / f"{pair or 'texts'}-{count}.jsonl"
-    given = PROMPTS if pair else TEXTS
-    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in given[:count]))
+    prompts = folder / f"{run.pair or 'texts'}-{run.prompts}.jsonl"
+    given = (PROMPTS if run.pair else TEXTS)[: run.prompts]
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in given))
     command = [sys.executable, "-m", "foretoken", "bench", "--prompts", prompts, "--out", out]
-    command += [*law.split(), "--dtype", dtype, "--gamma", gammas]
-    command += ["--repeats", str(repeats), "--max-new-tokens", "96"]
-    if pair:
-        place = built(pair, folder)
-        command += ["--target", place / "target", "--draft", place / f"draft-{draft}"]
-    for peer in peers:
+    command += [*run.law.split(), "--dtype", run.dtype, "--gamma", run.gammas]
+    command += ["--repeats", "5", "--max-new-tokens", "96"]
+    if run.pair:
+        place = built(run.pair, folder)
+        command += ["--target", place / "target", "--draft", place / f"draft-{run.draft}"]
+    for peer in run.peers:
         command += ["--vs", peer]
     print(f"== {name}", file=sys.stderr, flush=True)
     subprocess.run(command, check=True)

@@ -36,8 +36,8 @@ def main() -> None:
 
     def note(what: str, value: Any, spec: Speculator, **options: Any) -> None:
         for temperature in (0.0, 1.0):
-            found = step_parts(spec, temperature=temperature, **options)
-            rows.append({"what": what, "value": value, "temperature": temperature, **found})
+            parts = step_parts(spec, temperature=temperature, **options)
+            rows.append({"what": what, "value": value, "temperature": temperature, **parts})
             print(rows[-1], file=sys.stderr, flush=True)
 
     small = pair(given.folder, "30M", 32000)

@@ -35,12 +35,12 @@ def main() -> None:
 
 def kept(spec: foretoken.Speculator, temperature: float, gamma: int) -> str:
     options = {"temperature": temperature, "gamma": gamma, "max_new_tokens": TOKENS}
-    found = [
+    texts = [
         spec.generate(prompt, seed=seed, **options)[0].stats
         for seed, prompt in product(SEEDS, PROMPTS)
     ]
-    alpha = fmean(stats.alpha or 0.0 for stats in found)
-    return f"{alpha:.3f}, {fmean(stats.tokens_per_call or 0.0 for stats in found):.2f}"
+    alpha = fmean(stats.alpha or 0.0 for stats in texts)
+    return f"{alpha:.3f}, {fmean(stats.tokens_per_call or 0.0 for stats in texts):.2f}"
 
 
 if __name__ == "__main__":

@@ -32,21 +32,21 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target", trust_remote_code=False)
     books = corpus.build(corpus.read_texts(arguments.data), tokenizer)
     per_byte = len(books.held_out) / books.held_out_bytes
-    found: dict[str, float] = {}
+    bits: dict[str, float] = {}
     for order in arguments.orders:
         end = tokenizer.eos_token_id
         ngram = fit(books.train, len(tokenizer), order, separator=end)
-        found[f"{order}-gram"] = per_byte * bits_per_token(ngram, books.held_out, separator=end)
+        bits[f"{order}-gram"] = per_byte * bits_per_token(ngram, books.held_out, separator=end)
     for name in ("draft", "target"):
         model = LlamaForCausalLM.from_pretrained(ASSETS / name)
         nats = held_out_loss(model, books.held_out, model.config.max_position_embeddings)
-        found[name] = per_byte * nats / math.log(2)
+        bits[name] = per_byte * nats / math.log(2)
     table = Table("model", "held-out bits per byte")
-    for name, bits in found.items():
-        table.add_row(name, f"{bits:.3f}")
+    for name, value in bits.items():
+        table.add_row(name, f"{value:.3f}")
     Console().print(table)
     facts = {"train_tokens": len(books.train), "held_out_bytes": books.held_out_bytes}
-    print(machine.save("held-out", {**facts, "bits_per_byte": found}))
+    print(machine.save("held-out", {**facts, "bits_per_byte": bits}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Seconds and memory of loading a model: converting it, from the cache, and as transformers does.
 
-Each in a process of its own. Memory is what is the process's own (anonymous), at the peak and at
-rest; what is mapped from a file can be dropped at any time and is told apart.
+Each in a process of its own. Memory is the process's anonymous memory, at the peak and at rest;
+pages mapped from files, which the system can drop at any time, are a column of their own.
 Expected: from the cache about as fast as transformers, memory at rest little above the weights.
 
     python benchmarks/loading.py --target DIR
@@ -27,8 +27,8 @@ ROUNDS = 5
 CODE = """
 import json, sys, threading, time
 def kilobytes():
-    found = dict(line.split(":") for line in open("/proc/self/status"))
-    return {k: int(found[k].split()[0]) for k in ("RssAnon", "RssFile")}
+    status = dict(line.split(":") for line in open("/proc/self/status"))
+    return {k: int(status[k].split()[0]) for k in ("RssAnon", "RssFile")}
 import torch, transformers, foretoken
 from foretoken.loading.sources import source
 from foretoken.loading.runtimes import Wish, place
@@ -67,11 +67,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         rows.append({"how": "converted", **loaded(target, "ours", cache)})
-        found: dict[str, list[dict[str, float]]] = {"from the cache": [], "transformers": []}
+        loads: dict[str, list[dict[str, float]]] = {"from the cache": [], "transformers": []}
         for _ in range(ROUNDS):
-            found["from the cache"].append(loaded(target, "ours", cache))
-            found["transformers"].append(loaded(target, "transformers", cache))
-    for how, each in found.items():
+            loads["from the cache"].append(loaded(target, "ours", cache))
+            loads["transformers"].append(loaded(target, "transformers", cache))
+    for how, each in loads.items():
         rows.append({"how": how} | {k: median(one[k] for one in each) for k in each[0]})
     print(save("loading", {"rounds": ROUNDS, "rows": rows}), file=sys.stderr)
     table = Table(*(name.replace("_", " ") for name in rows[0]))

@@ -1,4 +1,4 @@
-"""What a result was measured on, for the head of every results file."""
+"""Results files, headed by the day, the system and the machine as lab/machine.py describes it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def describe() -> dict[str, Any]:
-    """The day, processor, threads and versions."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = asdict(machine.describe(device))
-    return {"date": date.today().isoformat(), "system": platform.platform(), **found}
+    described = asdict(machine.describe(device))
+    return {"date": date.today().isoformat(), "system": platform.platform(), **described}
 
 
 def save(name: str, result: dict[str, Any]) -> Path:
     """Write `result` with the machine's description to results/NAME-DATE.json."""
-    found = {"machine": describe(), **result}
-    path = RESULTS / f"{name}-{found['machine']['date']}.json"
-    path.write_text(json.dumps(found, indent=2) + "\n")
+    head = describe()
+    path = RESULTS / f"{name}-{head['date']}.json"
+    path.write_text(json.dumps({"machine": head, **result}, indent=2) + "\n")
     return path

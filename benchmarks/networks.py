@@ -1,8 +1,8 @@
-"""Random Llama and T5 networks of any size, with peaked laws, that agree as much as one likes.
+"""Random Llama and T5 networks of any size, with peaked laws and an agreement that can be chosen.
 
 A small part of each, the core, writes into the residual stream at full size and the rest with size
 eps: a wide and a narrow network with the same core have nearly the same law, each at the full cost
-of its size, and no weight is zero. Nothing here measures how near.
+of its size, and no weight is zero. pairs.py measures how near.
 """
 
 from __future__ import annotations
@@ -109,16 +109,16 @@ def count(text: str) -> float:
 
 def shape(family: Family, params: float, vocab: int) -> tuple[int, int]:
     """Width and layers of about so many parameters."""
-    found = []
+    shapes = []
     for width in range(HEADS * HEAD, 8192, HEAD):
         layers = round((params - family.tables * vocab * width) / (family.layer * width**2))
         if layers >= 1:
             odd = width // HEAD % 2  # heads, which then share no keys
             off = abs(math.log(width / layers / family.aspect)) + odd / 2
-            found.append((off, width, layers))
-    if not found:
+            shapes.append((off, width, layers))
+    if not shapes:
         raise SystemExit(f"{params / 1e6:g}M parameters do not hold a vocabulary of {vocab}")
-    return min(found)[1:]
+    return min(shapes)[1:]
 
 
 def network(
@@ -129,7 +129,7 @@ def network(
     rest_seed: int,
     eps: float,
 ) -> PreTrainedModel:
-    """`seed` fixes the core, `rest_seed` all else, which writes with size eps.
+    """`seed` fixes the core, `rest_seed` the rest, which writes with size eps.
 
     It computes in float32, with weights that `dtype` holds.
     """

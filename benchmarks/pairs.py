@@ -37,7 +37,7 @@ CLOSE, TOLERANCE = 0.005, 0.02  # of alpha: where the bisection stops, and what 
 
 @dataclass(frozen=True)
 class Texts:
-    """The target's own texts, and what it said at each new token."""
+    """The target's own texts, and its law at each new token."""
 
     given: dict[str, Tensor]  # inputs of a forward over all of them
     new: int
@@ -60,14 +60,14 @@ def laws(model: PreTrainedModel, given: dict[str, Tensor], new: int) -> Tensor:
 
 def texts(target: PreTrainedModel, new: int, sampled: bool, seed: int) -> Texts:
     """Texts after random prompts or sources, at temperature 1 or greedy."""
-    vocab, heard = target.config.vocab_size, target.config.is_encoder_decoder
+    vocab, reads_source = target.config.vocab_size, target.config.is_encoder_decoder
     random = torch.Generator().manual_seed(seed)
-    read = torch.randint(2, vocab, (ROWS, SOURCE if heard else PROMPT), generator=random)
+    read = torch.randint(2, vocab, (ROWS, SOURCE if reads_source else PROMPT), generator=random)
     way = {"do_sample": True, "top_k": 0} if sampled else {"do_sample": False}
     torch.manual_seed(seed)
     mask = torch.ones_like(read)
     out = target.generate(read, attention_mask=mask, max_new_tokens=new, **way)  # pyright: ignore
-    given = {"input_ids": read, "decoder_input_ids": out} if heard else {"input_ids": out}
+    given = {"input_ids": read, "decoder_input_ids": out} if reads_source else {"input_ids": out}
     return Texts(given, new, laws(target, given, new))
 
 
@@ -81,24 +81,24 @@ def agreement(p: Tensor, q: Tensor) -> float:
 
 
 def repeats(rows: list[list[int]]) -> float:
-    """The share of a text's n-grams that it had before."""
-    seen = [tuple(row[i : i + NGRAM]) for row in rows for i in range(len(row) - NGRAM + 1)]
-    return 1 - len(set(seen)) / len(seen)
+    """The share of n-grams that occurred before."""
+    ngrams = [tuple(row[i : i + NGRAM]) for row in rows for i in range(len(row) - NGRAM + 1)]
+    return 1 - len(set(ngrams)) / len(ngrams)
 
 
-def bisect(measure: Callable[[float], float], wanted: float) -> tuple[float, float]:
-    """An eps whose alpha is the wanted one, and that alpha, which falls as eps grows."""
+def bisect(measure: Callable[[float], float], goal: float) -> tuple[float, float]:
+    """An eps with that alpha, which falls as eps grows, and its alpha."""
     low, high = math.log(1e-3), math.log(1e3)
-    eps, found = 0.0, measure(0.0)
-    while found > wanted + CLOSE or found < wanted - CLOSE:
-        if high - low < 1e-3 or (eps == 0 and found < wanted):
+    eps, measured = 0.0, measure(0.0)
+    while abs(measured - goal) > CLOSE:
+        if high - low < 1e-3 or (eps == 0 and measured < goal):
             break
         eps = math.exp((low + high) / 2)
-        found = measure(eps)
-        low, high = (math.log(eps), high) if found > wanted else (low, math.log(eps))
-    if abs(found - wanted) > TOLERANCE:
-        sys.exit(f"alpha {wanted:g} is out of reach, {found:.3f} is the nearest: ask for less")
-    return eps, found
+        measured = measure(eps)
+        low, high = (math.log(eps), high) if measured > goal else (low, math.log(eps))
+    if abs(measured - goal) > TOLERANCE:
+        sys.exit(f"alpha {goal:g} is out of reach, {measured:.3f} is the nearest: ask for less")
+    return eps, measured
 
 
 def main() -> None:
@@ -132,20 +132,20 @@ def _drafts(
     arguments: argparse.Namespace,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Save a draft of each alpha, and say what was measured."""
-    told("the target writes, sampled and greedy")
+    """Save a draft of each alpha; returns what was measured."""
+    log("the target writes, sampled and greedy")
     sampled, greedy = (texts(target, NEW, way, arguments.seed) for way in (True, False))
     p = sampled.laws
     card: dict[str, Any] = {"measured on": f"{len(p)} tokens after {ROWS} random prompts"}
     card["entropy"] = float(torch.special.entr(p).sum(-1).mean())
     card["repeated 8-grams, greedy"] = repeats(greedy.written())
     card["drafts"] = {}
-    for wanted in arguments.alpha:
-        eps, found = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), wanted)
-        model, name = draft(eps), f"draft-a{round(100 * wanted):02d}"
+    for goal in arguments.alpha:
+        eps, measured = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), goal)
+        model, name = draft(eps), f"draft-a{round(100 * goal):02d}"
         agreed = agreement(greedy.laws, greedy.seen_by(model))
-        told(f"{name}: alpha {found:.3f} at T = 1, {agreed:.3f} at T = 0")
-        card["drafts"][name] = {"alpha at T=1": found, "alpha at T=0": agreed}
+        log(f"{name}: alpha {measured:.3f} at T = 1, {agreed:.3f} at T = 0")
+        card["drafts"][name] = {"alpha at T=1": measured, "alpha at T=0": agreed}
         card["drafts"][name] |= _described(model, eps)
         _save(model, arguments.out / name, dtype)
     return card
@@ -164,11 +164,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=4096, help="of Llama")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    found = parser.parse_args()
-    heard = found.kind == "t5"
-    found.params = found.params or count("511M" if heard else "443M")
-    found.vocab = found.vocab or (32128 if heard else 32000)
-    return found
+    given = parser.parse_args()
+    t5 = given.kind == "t5"
+    given.params = given.params or count("511M" if t5 else "443M")
+    given.vocab = given.vocab or (32128 if t5 else 32000)
+    return given
 
 
 def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:
@@ -184,10 +184,10 @@ def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:
 def _save(model: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
     """The model is of that dtype afterwards."""
     model.to(dtype).save_pretrained(path)  # pyright: ignore
-    told(f"saved {path}")
+    log(f"saved {path}")
 
 
-def told(line: str) -> None:
+def log(line: str) -> None:
     print(f"{time.process_time():5.0f} s  {line}", file=sys.stderr)
 
 

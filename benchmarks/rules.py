@@ -1,7 +1,7 @@
 """Block verification against Algorithm 1 on the pair that ships: tokens a call, time a token.
 
-Expected: at temperature 1 a few per cent more tokens a call, more so at large gamma; the block
-rule's own work, one more pass over p and q, costs less than that.
+Expected: at temperature 1 a few per cent more tokens a call, and more at large gamma; the block
+rule's own work, one more pass over p and q, costs less than it gains.
 
     python benchmarks/rules.py    # two minutes; nothing else should run
 """
@@ -28,18 +28,18 @@ def main() -> None:
     table = Table("gamma", "rule", "tokens a call", "ms a token", "times Algorithm 1's speed")
     rows: list[dict[str, Any]] = []
     for gamma in GAMMAS:
-        found: dict[str, list[list[Completion]]] = {rule: [] for rule in RULES}
+        runs: dict[str, list[list[Completion]]] = {rule: [] for rule in RULES}
         for seed in range(REPEATS):
             for rule in RULES:  # alternating
                 options = {"gamma": gamma, "rule": rule, "seed": seed, "temperature": 1.0}
                 texts = [
                     spec.generate(prompt, max_new_tokens=TOKENS, **options)[0] for prompt in PROMPTS
                 ]
-                found[rule].append(texts)
-        base = median(map(seconds_per_token, found["speculative"]))
+                runs[rule].append(texts)
+        base = median(map(seconds_per_token, runs["speculative"]))
         for rule in RULES:
-            seconds = median(map(seconds_per_token, found[rule]))
-            texts = [text for run in found[rule] for text in run]
+            seconds = median(map(seconds_per_token, runs[rule]))
+            texts = [text for run in runs[rule] for text in run]
             calls = sum(text.stats.target_calls for text in texts)
             per_call = sum(len(text.tokens) for text in texts) / calls
             rows.append({"gamma": gamma, "rule": rule, "seconds": seconds, "tokens": per_call})

@@ -46,11 +46,11 @@ def main() -> None:
     for temperature in (0.0, 1.0):
         texts = written(spec, tokens, temperature, first=0)
         n = sum(len(text) for _, text in texts)
-        found = {
+        alphas = {
             name: alpha(spec, drafter, texts, temperature) for name, drafter in drafters.items()
         }
-        rows.append({"temperature": temperature, "tokens": n, "alpha": found})
-        table.add_row(f"{temperature:g}", *(f"{one:.3f}" for one in found.values()), str(n))
+        rows.append({"temperature": temperature, "tokens": n, "alpha": alphas})
+        table.add_row(f"{temperature:g}", *(f"{one:.3f}" for one in alphas.values()), str(n))
     Console().print(table)
     print(machine.save("table3", {"prompts": TEXTS, "rows": rows}))
 
@@ -74,10 +74,10 @@ def alpha(
     spec: foretoken.Speculator, drafter: Drafter, texts: list[Written], temperature: float
 ) -> float:
     """Corollary 3.6 on the target's own texts."""
-    params, found = SamplingParams(temperature), []
+    params, betas = SamplingParams(temperature), []
     for request, text in texts:
-        found += overlaps(spec.target, drafter, request, text, params)
-    return fmean(beta or 0.0 for beta in found)
+        betas += overlaps(spec.target, drafter, request, text, params)
+    return fmean(beta or 0.0 for beta in betas)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ HEAD = "| | ms a token (quartiles) | first token, ms | tokens a call | speed-up 
 
 def main() -> None:
     for name in sys.argv[1:]:
-        found = json.loads((RESULTS / name / "bench.json").read_text())
-        print(f"**{name}**, {found['date']}\n\n{HEAD}\n|---|---|---|---|---|---|")
-        for figure in found["figures"]:
+        bench = json.loads((RESULTS / name / "bench.json").read_text())
+        print(f"**{name}**, {bench['date']}\n\n{HEAD}\n|---|---|---|---|---|---|")
+        for figure in bench["figures"]:
             print(line(figure))
         print(
-            f"\nAutomatic gamma: {found['automatic_over_best']:.2f} of the best fixed one.", end=""
+            f"\nAutomatic gamma: {bench['automatic_over_best']:.2f} of the best fixed one.", end=""
         )
-        print("".join(map(against, found["duels"])), end="\n\n")
+        print("".join(map(against, bench["duels"])), end="\n\n")
 
 
 def line(figure: dict[str, Any]) -> str:

@@ -6,39 +6,24 @@ shows that without it bfloat16 texts differ.
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 import foretoken
 from pairs import assert_greedy, relative, target
+from scripts import benchmark
 
 PROMPTS = ["In the morning they", "The old house stood at the end of the lane, and"]
 WAYS = {"greedy": {}, "coupled": {"rule": "coupled", "temperature": 1.0}}
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    spec = importlib.util.spec_from_file_location(
-        "bench_exact_shapes", BENCHMARKS / "exact_shapes.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("way", WAYS)
-def test_ten_thousand_tokens(benchmark: ModuleType, way: str, dtype: str) -> None:
+def test_ten_thousand_tokens(way: str, dtype: str) -> None:
+    script = benchmark("exact_shapes")
     spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=True)
-    found = benchmark.compare(spec, benchmark.WAYS[way])
-    assert found["tokens"] >= benchmark.TOKENS == 10_000 and found["accepted"] > 1_000
+    found = script.compare(spec, script.WAYS[way])
+    assert found["tokens"] >= script.TOKENS == 10_000 and found["accepted"] > 1_000
     assert found["first_differences"] == [] and found["texts_that_differ"] == 0
 
 

@@ -24,7 +24,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.certificate.certify import SAMPLED, Certificate, Plan, certify
 from foretoken.lab.certificate.controls import Likeliest, next_row
-from foretoken.lab.certificate.sampling import ALONE, Asked, texts
+from foretoken.lab.certificate.sampled import ALONE, Trial, completions
 from foretoken.lab.certificate.shapes import compare
 from foretoken.lab.certificate.watch import Watched
 from foretoken.models.stock.blockwise import Heads
@@ -181,7 +181,7 @@ class OwnDice(GreedyClaimsLaw):
 
 
 class Undecided(Certain):
-    """Draws, and says that it was certain."""
+    """Draws, and reports its guesses as certain."""
 
     def choose(self, q: Tensor, i: int, draw: Draw) -> list[int]:
         return draw(q, i).tolist()
@@ -241,11 +241,12 @@ def test_a_bug_of_single_rows_is_found():
 
 
 def test_texts_of_every_prompt_are_sampled_alone():
-    asked = Asked(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
+    trial = Trial(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
 
     def tokens(model: TableModel) -> list[list[int]]:
-        made = texts(Speculator(model, Guesser(Q)), PROMPTS, asked, 0, lambda at, _: at, "")
-        return [one.tokens for _, found in made for one in found]
+        spec = Speculator(model, Guesser(Q))
+        made = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
+        return [row.tokens for _, rows in made for row in rows]
 
     pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
     alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}
@@ -285,7 +286,7 @@ def test_every_warper_reaches_the_texts(params, name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"laws": ()}, "laws is empty; give one or more"),
         ({"laws": (SamplingParams(),)}, "temperature is 0.0 in a law; give more"),
@@ -294,8 +295,8 @@ def test_every_warper_reaches_the_texts(params, name):
         ({"gamma": None}, "gamma is None; give 1 or more"),
     ],
 )
-def test_mistakes_in_a_plan(changes, says):
-    with pytest.raises(InputError, match=re.escape(says)):
+def test_mistakes_in_a_plan(changes, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         Plan(**changes)
 
 
@@ -353,7 +354,7 @@ def test_a_drafter_bound_to_its_target_is_refused():
 
 
 def test_what_watches_a_drafter_holds_it():
-    """So that one that stands in two places, or reads another target, is refused as ever."""
+    """So that a drafter in two places, or of another target, is refused as ever."""
     drafter = Guesser(Q)
     for wrapper in (Watched(drafter, 0), Likeliest(drafter)):
         assert list(wrapper.holds) == [drafter]

@@ -10,11 +10,13 @@ import pytest
 
 from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed, Past, best
-from foretoken.lab.replay import Oracle, Text, replay
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
 from foretoken.theory import optimal_gamma
+from scripts import benchmark
 
+_script = benchmark("replay")
+Oracle, Text, replay = _script.Oracle, _script.Text, _script.replay
 TOKENS, PRIOR = 256, (3.0, 0.8)
 GAMMAS = (0, 1, 2, 3, 4, 6, 10, 16)
 

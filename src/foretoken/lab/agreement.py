@@ -1,8 +1,7 @@
 """How far a drafter agrees with the target on the target's own text: beta at every position.
 
-The text is replayed to both: the target scores it in a few passes, the drafter is asked for one
-guess at every position and then told the text's token, as if it had been rejected there. That
-serves every drafter, whatever it is.
+The text is replayed to both: the target scores it in a few passes; the drafter makes one guess at
+every position and then commits the text's token, as after a rejection. Serves every drafter.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from foretoken.sampling.distributions import SamplingParams, check, law, one_hot
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import overlap
 
-CHUNK = 32  # positions in one pass of the target: V-wide laws of a whole text would be large
+CHUNK = 32  # positions in a pass of the target: laws of a whole text would take much memory
 
 
 @torch.inference_mode()
@@ -27,12 +26,12 @@ def overlaps(
 ) -> list[float | None]:
     """sum min(p, q) at every token of `new`, which continues the request (Corollary 3.6, C57).
 
-    None where the drafter makes no guess, so that nothing can be kept: count it as 0. RefusedError
+    None where the drafter makes no guess: nothing is kept there, so count it as 0. RefusedError
     where one of them is in use.
     """
     sources = [request.source] if request.source is not None else None
-    found: list[float | None] = []
-    # what reads the target's states is to find those of the token it is told
+    betas: list[float | None] = []
+    # A drafter that reads the target's states needs those of the last token it commits
     size = 1 if getattr(drafter, "reads_target", False) else CHUNK
     with claimed(target, drafter) as claim:
         claim.expect(1)
@@ -40,14 +39,14 @@ def overlaps(
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for at in range(0, len(new), size):
             p = _laws(target, request, new[: at + size], at, params)
-            found += [_overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))]
-    return found
+            betas += [_overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))]
+    return betas
 
 
 def _laws(
     target: Model, request: Request, new: list[int], at: int, params: SamplingParams
 ) -> Tensor:
-    """p at the positions of `new` from `at` on, `[n, V]`."""
+    """p at the positions of `new` from `at` on, one pass: `[n, V]`."""
     block = [request.prompt[-1], *new][at : len(new)]
     logits = target.score([block], [len(block)])
     check(logits, "target", [len(request.prompt) + at], [len(block)])
@@ -61,7 +60,7 @@ def _laws(
 def _overlap(
     p: Tensor, drafter: Drafter, request: Request, new: list[int], at: int, params: SamplingParams
 ) -> float | None:
-    """One position: p `[V]` against the law of one guess."""
+    """beta at one position: p `[V]` against the law of one guess."""
     draft = drafter.propose([1], Draw([request.key], [len(request.prompt) + at], params))
     drafter.commit([[new[at]]])
     if draft.tops is not None:

@@ -1,4 +1,4 @@
-"""Figures 2 to 4 of the paper: what section 3 says over alpha, as numbers and as pictures (SVG).
+"""Figures 2 to 4 of the paper: the factors of section 3 over alpha, as numbers and pictures (SVG).
 
 Needs matplotlib (the extra `plot`). Knows no models and no clocks.
 """
@@ -12,17 +12,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from foretoken.theory import (
-    expected_tokens,
-    operations_factor,
-    optimal_gamma,
-    walltime_factor,
-)
+from foretoken.theory import expected_tokens, operations_factor, optimal_gamma, walltime_factor
 
 ALPHAS = np.linspace(0, 0.99, 100).round(2).tolist()
 GAMMAS = (1, 2, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
-MOST = 200  # of the optimum: 120 at alpha .99, c .01
+MAX_GAMMA = 200  # the optimum is 120 at alpha .99, c .01
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +45,13 @@ def figure_3() -> Curves:
     """The optimal gamma, for several c."""
 
     def best(alpha: float, c: float) -> float:
-        return optimal_gamma(alpha, c, max_gamma=MOST)
+        return optimal_gamma(alpha, c, max_gamma=MAX_GAMMA)
 
     return _over_alpha("figure-3", "optimal gamma", "c", COSTS, best)
 
 
 def figure_4() -> tuple[Curves, Curves]:
-    """Speed and operations, for several gamma, c and c_hat being 0."""
+    """Speed and operations at c = 0 and c_hat = 0, for several gamma."""
 
     def speed(alpha: float, gamma: int) -> float:
         return walltime_factor(alpha, gamma, c=0.0)
@@ -73,7 +68,7 @@ def figure_4() -> tuple[Curves, Curves]:
 def draw(folder: Path, alpha: float) -> list[Path]:
     """Write the four pictures, with a line at that alpha; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found: list[Path] = []
+    paths: list[Path] = []
     for curves in (figure_2(), figure_3(), *figure_4()):
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.add_subplot()
@@ -84,6 +79,6 @@ def draw(folder: Path, alpha: float) -> list[Path]:
         axes.set_ylabel(curves.axis)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
-        found.append(folder / f"{curves.name}.svg")
-        figure.savefig(found[-1], format="svg", metadata={"Date": None})
-    return found
+        paths.append(folder / f"{curves.name}.svg")
+        figure.savefig(paths[-1], format="svg", metadata={"Date": None})
+    return paths

@@ -1,6 +1,6 @@
-"""What a sample says, with its 95 % interval.
+"""Estimates from a sample, with 95 % intervals.
 
-Tokens of one prompt depend on one another, so prompts are what is counted: Student's t over
+Tokens of one prompt depend on one another, so the unit of sampling is the prompt: Student's t over
 prompts (Liang and Zeger 1986, the linearised ratio). Knows no models and no clocks.
 """
 
@@ -60,7 +60,7 @@ def ratio(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Estimate | None:
-    """sum tops / sum bottoms, an entry of each per prompt; the interval is cut to [low, high].
+    """sum tops / sum bottoms, one of each per prompt; the interval is cut to [low, high].
 
     Student's t over prompts, on the residuals tops - value x bottoms. None where the bottoms are
     all 0 or there are fewer than two prompts.
@@ -81,14 +81,14 @@ def mean(values: Sequence[float]) -> Estimate | None:
 
 
 def student(df: int) -> float:
-    """The t that |T| stays below with 95 %: with T = sqrt(df) tan(a), a has density cos^(df-1)."""
+    """The t that |T| stays below with 95 %. Of T = sqrt(df) tan(a), a has density cos^(df-1)."""
     a = np.linspace(0.0, math.pi / 2, 200_001)
     below = np.cumsum(np.cos(a) ** (df - 1))
     return math.sqrt(df) * math.tan(float(np.interp(LEVEL * below[-1], below, a)))
 
 
 def wilson(hits: int, trials: int) -> Estimate | None:
-    """A share of independent trials (Wilson 1927); None without trials."""
+    """The share of hits in independent trials (Wilson 1927); None without trials."""
     if not trials:
         return None
     z2, rate = 1.959964**2, hits / trials

@@ -1,4 +1,4 @@
-"""What can be measured, told before models are loaded, and before torch is imported."""
+"""What can be measured: checked before models are loaded, without importing torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from foretoken.errors import InputError
 
 
 def require(gamma: int, max_new_tokens: int, prompts: int, draft: str | None) -> None:
-    """InputError for what cannot be measured."""
+    """InputError where these options cannot be measured with."""
     if gamma < 1:
         raise InputError(f"gamma is {gamma}; give 1 or more to measure a draft")
     if max_new_tokens < 2:

@@ -1,6 +1,6 @@
-"""What the clock ran on: the machine by name, its memory bandwidth, and what a process has used.
+"""The machine that the clock ran on: a description, its memory bandwidth, and peak memory.
 
-Times from two machines say nothing about one another, so every saved measurement names its own.
+Times of different machines do not compare, so every saved measurement names its own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ READS = 7
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Two measurements compare where these agree."""
+    """Measurements compare where these are equal."""
 
     cpu: str
     cores: int
     threads: int  # torch's
     gpu: str | None
-    versions: dict[str, str]  # of what is installed
+    versions: dict[str, str]  # of the libraries that results depend on
 
 
 def describe(device: torch.device) -> Machine:
@@ -41,9 +41,10 @@ def describe(device: torch.device) -> Machine:
 
 
 def cores() -> int:
-    """Those this process may use."""
-    known = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def bandwidth(device: torch.device) -> tuple[Spread, int]:
@@ -52,14 +53,14 @@ def bandwidth(device: torch.device) -> tuple[Spread, int]:
     size = READ_BYTES if free is None else min(READ_BYTES, free // 4)
     numbers = torch.ones(max(1, size // 4), device=device)
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(threads, cores()))  # one is left to torch beside other runtimes
+    torch.set_num_threads(max(threads, cores()))  # beside other runtimes torch has but one
     try:
         seconds = [_read(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
     finally:
         torch.set_num_threads(threads)
-    found = spread(seconds)
-    assert found is not None
-    return found, numbers.numel() * 4
+    read = spread(seconds)
+    assert read is not None
+    return read, numbers.numel() * 4
 
 
 def peak_bytes(device: torch.device) -> int:

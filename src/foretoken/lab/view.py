@@ -1,5 +1,5 @@
-"""Figure 1 of the paper in the terminal: one line per target run, each token in the colour of
-its fate, or between marks where there is no colour."""
+"""Figure 1 of the paper in the terminal: one line per target run, each token coloured by its fate,
+or between marks where there are no colours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foretoken import text
 from foretoken.request import StepRecord
 
 ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
-MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # what stands before and behind, if any
+MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # before and behind a token
 LOOK_BACK = 8  # tokens that decide how the next one is spelled: spaces, parts of a character
 
 
@@ -21,8 +21,8 @@ def trace(
     *,
     marks: bool = False,
 ) -> list[Text]:
-    """A line per step: accepted guesses, the first rejected one, then the target's own token;
-    between `marks` for where colours are not seen."""
+    """A line per step: accepted guesses, the first rejected one, then the target's own token.
+    `marks`: for terminals without colours."""
     so_far, lines = list(prompt), []
     for number, step in enumerate(steps, 1):
         line = Text(f"{number:4d} ", style="dim")
@@ -47,10 +47,10 @@ def trace(
 def paragraph(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
-    """The whole continuation: guesses that were accepted, and the target's own tokens."""
+    """The whole continuation: accepted guesses and the target's own tokens."""
     shown, stream = Text(), text.Stream(tokenizer) if tokenizer else None
     if stream:
-        stream.add(prompt, last=True)  # what stands before decides how a token is spelled
+        stream.add(prompt, last=True)  # the text before a token decides how it is spelled
     for step in steps:
         for i, token in enumerate(step.kept):
             style = ACCEPTED if i < step.accepted else CORRECTED
@@ -59,7 +59,7 @@ def paragraph(
 
 
 def legend(*, marks: bool = False) -> Text:
-    """What the colours mean, or the marks."""
+    """The meaning of the colours, or of the marks."""
     fates = (
         ("accepted guess", ACCEPTED),
         ("rejected guess", REJECTED),
@@ -70,7 +70,7 @@ def legend(*, marks: bool = False) -> Text:
 
 
 def _marked(spelled: str, fate: str) -> str:
-    """Within its spaces, so that words stay apart."""
+    """Marks inside the token's spaces, so that words stay apart."""
     mark, word = MARKS[fate], spelled.strip(" ")
     if not mark or not word:
         return f"{mark[:1]}{spelled}{mark[1:]}"
@@ -82,10 +82,9 @@ def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: 
     if tokenizer is None:
         return f"{token} "
     head = before[-LOOK_BACK:]
-    known = text.decode(tokenizer, head)
-    return text.decode(tokenizer, [*head, token])[len(known) :]
+    return text.decode(tokenizer, [*head, token])[len(text.decode(tokenizer, head)) :]
 
 
 def _on_one_line(spelled: str) -> str:
-    """A token that is part of a character, or of no text, is a dot."""
+    """A dot stands for a token without text, or with a part of a character."""
     return spelled.replace("\n", "⏎") or "·"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,21 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from foretoken import load
+from scripts import benchmark
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 V = 256
 
 
 @pytest.fixture(scope="module")
 def pairs() -> ModuleType:
-    """By its path, since tests have a `pairs` of their own."""
-    sys.path.append(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("bench_pairs", BENCHMARKS / "pairs.py")
-    assert spec is not None and spec.loader is not None
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCHMARKS))
-    return module
+    return benchmark("pairs")
 
 
 def law(pairs: ModuleType, kind: str, width: int, layers: int, eps: float, rest_seed: int):
@@ -91,8 +82,8 @@ def test_a_saved_pair_loads_and_is_as_its_card_says(pairs, kind, dtype, tmp_path
     models = [loader.from_pretrained(tmp_path / name) for name in ("target", "draft-a70")]
     assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
     target, draft = (model.float().eval() for model in models)
-    told = pairs.texts(target, 32, sampled=True, seed=0)
-    again = pairs.alpha(told.laws, told.seen_by(draft))
+    written = pairs.texts(target, 32, sampled=True, seed=0)
+    again = pairs.alpha(written.laws, written.seen_by(draft))
     assert again == pytest.approx(card["drafts"]["draft-a70"]["alpha at T=1"], abs=1e-3)
     spec = load(target, draft)
     assert len(spec.generate([[5, 6, 7]], max_new_tokens=8)[0].tokens) == 8

@@ -66,14 +66,16 @@ def test_heads_read_the_states_of_the_very_token():
     network = tiny.llama(V).double()
     heads = Heads.fresh(network, 1).double()
     torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
-    target, (output, words) = CausalModel(network), ends_of(network)
+    target, (output, embeddings) = CausalModel(network), ends_of(network)
     new = NEW[: CHUNK + 3]
-    found = overlaps(target, HeadsDrafter(target, heads, output, words), request(), new, SAMPLED)
+    found = overlaps(
+        target, HeadsDrafter(target, heads, output, embeddings), request(), new, SAMPLED
+    )
     text = torch.tensor([[1, 2, *new]])
     with torch.no_grad():
         hidden = network.model(text).last_hidden_state[0]
         p = output(hidden[2:-1]).softmax(-1)  # from the second new token on
-        q = output(heads(hidden[1:-2], words(text[0, 2:-1]), 0, 1)).softmax(-1)[:, 0]
+        q = output(heads(hidden[1:-2], embeddings(text[0, 2:-1]), 0, 1)).softmax(-1)[:, 0]
     assert found[0] is None
     assert found[1:] == pytest.approx(torch.minimum(p, q).sum(-1).tolist())
 

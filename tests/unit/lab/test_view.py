@@ -16,24 +16,24 @@ def record(guesses: list[int], accepted: int, kept: list[int]) -> StepRecord:
     )
 
 
-def told(line) -> list[tuple[str, str]]:
-    """What a line says after its number: text and colour."""
+def spans(line) -> list[tuple[str, str]]:
+    """Text and colour of all that follows the number of a line."""
     return [(line.plain[span.start : span.end], span.style) for span in line.spans]
 
 
 def test_a_rejection_an_acceptance_and_an_end():
     steps = [record([5, 6, 7], 1, [5, 9]), record([1, 2], 2, [1, 2, 3]), record([4, 8], 1, [4])]
     first, second, third = trace([0], steps, None)
-    assert told(first) == [("5 ", ACCEPTED), ("6 ", REJECTED), ("9 ", CORRECTED)]
-    assert told(second) == [("1 ", ACCEPTED), ("2 ", ACCEPTED), ("3 ", CORRECTED)]
-    assert told(third) == [("4 ", ACCEPTED)]  # the text ended within the guesses
+    assert spans(first) == [("5 ", ACCEPTED), ("6 ", REJECTED), ("9 ", CORRECTED)]
+    assert spans(second) == [("1 ", ACCEPTED), ("2 ", ACCEPTED), ("3 ", CORRECTED)]
+    assert spans(third) == [("4 ", ACCEPTED)]  # the text ended within the guesses
     assert first.plain.startswith("   1 ") and third.plain.startswith("   3 ")
 
 
 def test_the_prompt_decides_how_the_first_token_is_spelled():
     ids = byte_level()("It was\nthe sea", add_special_tokens=False).input_ids
     lines = trace(ids[:2], [record([], 0, [token]) for token in ids[2:]], byte_level())
-    assert "".join(told(line)[0][0] for line in lines).replace("⏎", "\n") == byte_level().decode(
+    assert "".join(spans(line)[0][0] for line in lines).replace("⏎", "\n") == byte_level().decode(
         ids
     ).removeprefix(byte_level().decode(ids[:2]))
     assert any("⏎" in line.plain for line in lines)
@@ -46,7 +46,7 @@ def test_the_tokens_in_green_and_blue_are_the_completions():
     (done,) = spec.generate([1, 2], temperature=1.0, gamma=3, max_new_tokens=40)
     lines = trace([1, 2], done.steps, None)
     assert len(lines) == done.stats.target_calls
-    fates = [fate for line in lines for fate in told(line)]
+    fates = [fate for line in lines for fate in spans(line)]
     kept = [int(text) for text, style in fates if style != REJECTED]
     assert kept == done.tokens
     assert sum(style == ACCEPTED for _, style in fates) == done.stats.accepted
@@ -57,7 +57,7 @@ def test_the_tokens_in_green_and_blue_are_the_completions():
 def test_parts_of_a_character_are_not_lost():
     whale = byte_level()("\U0001f40b", add_special_tokens=False).input_ids
     lines = trace([0], [record([], 0, [token]) for token in whale], byte_level())
-    assert all(told(line)[0][0] for line in lines)
+    assert all(spans(line)[0][0] for line in lines)
 
 
 def test_the_legend_names_every_colour():
@@ -69,8 +69,8 @@ def test_marks_where_there_is_no_colour():
     lines = trace([0], steps, None, marks=True)
     assert [line.plain for line in lines] == ["   1 5 ~6~ [9] ", "   2 1 [3] "]
     assert legend(marks=True).plain == "accepted guess  ~rejected guess~  [target's own]"
-    words = byte_level()(" sea  ", add_special_tokens=False).input_ids
-    (line,) = trace([0], [record([], 0, words)], byte_level(), marks=True)
+    ids = byte_level()(" sea  ", add_special_tokens=False).input_ids
+    (line,) = trace([0], [record([], 0, ids)], byte_level(), marks=True)
     assert (
         "".join(c for c in line.plain[5:] if c not in "[]") == " sea  " and "[]" not in line.plain
     )
@@ -79,7 +79,12 @@ def test_marks_where_there_is_no_colour():
 def test_the_paragraph_is_the_text_in_the_colours_of_its_tokens():
     steps = [record([5, 6], 1, [5, 7]), record([8], 1, [8, 9])]
     shown = paragraph([1, 2], steps, None)
-    assert told(shown) == [("5 ", ACCEPTED), ("7 ", CORRECTED), ("8 ", ACCEPTED), ("9 ", CORRECTED)]
+    assert spans(shown) == [
+        ("5 ", ACCEPTED),
+        ("7 ", CORRECTED),
+        ("8 ", ACCEPTED),
+        ("9 ", CORRECTED),
+    ]
 
 
 def test_the_paragraph_has_characters_of_several_tokens():

@@ -1,5 +1,5 @@
-"""Rounds of a race as figures: medians and quartiles over rounds, ratios within a round, shares of
-time, and what section 3 predicts from the alpha, c and v that were seen.
+"""The figures of a race: medians and quartiles over rounds, ratios within a round, shares of time,
+and what section 3 predicts from the measured alpha, c and v.
 
 Knows neither clocks nor models.
 """
@@ -10,18 +10,17 @@ from dataclasses import astuple, dataclass
 from statistics import fmean, median
 
 from foretoken import theory
-from foretoken.lab.bench.race import Gamma, Key, Round, Run
+from foretoken.lab.bench.race import OWN, Gamma, Key, Round, Run
 from foretoken.lab.estimate import Spread, spread
 from foretoken.request import StepRecord
 
-OWN = "foretoken"
 PLAIN: Key = (OWN, 0)
 AUTOMATIC: Key = (OWN, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the time of the steps, without the prefill; they sum to 1."""
+    """Of the steps' time, without the prefill; they sum to 1."""
 
     draft: float
     target: float
@@ -31,7 +30,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Theorem 3.8 with what was measured for it, models' passes alone counted as cost."""
+    """Theorem 3.8 with the measured alpha, c and v: of costs the models' passes alone."""
 
     alpha: float
     c: float
@@ -43,13 +42,13 @@ class Predicted:
 class Agreement:
     """With the greedy text of this package's plain decoding."""
 
-    share: float  # of tokens that stand before the first difference
-    first_difference: int | None  # the earliest place of one, in any run
+    share: float  # of tokens before the first difference
+    first_difference: int | None  # its earliest place in any run
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One contestant. A time per token is of what came behind the first tokens."""
+    """Of one contestant. Times per token leave out the first tokens."""
 
     name: str
     gamma: Gamma
@@ -73,7 +72,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """How many times as fast this package is as a peer, at each one's best fixed gamma."""
+    """How many times as fast this package is as a peer; `best`: each at its best fixed gamma."""
 
     name: str
     plain: float
@@ -84,16 +83,16 @@ class Duel:
 
 
 def label(gamma: int | None) -> str:
-    """How a gamma is called."""
+    """The name of a gamma."""
     return "automatic" if gamma is None else "plain" if gamma == 0 else f"gamma {gamma}"
 
 
 def figures(rounds: list[Round], key: Key, *, greedy: bool) -> Figures:
-    """What `rounds` say of one contestant; there is at least one round."""
-    runs = [run for found in rounds for run in found[key]]
+    """The figures of one contestant, over one round or more."""
+    runs = [run for turns in rounds for run in turns[key]]
     steps = _steps(runs)
-    times = spread([per_token(found[key]) for found in rounds])
-    first = spread([fmean(run.first_seconds for run in found[key]) for found in rounds])
+    times = spread([per_token(turns[key]) for turns in rounds])
+    first = spread([fmean(run.first_seconds for run in turns[key]) for turns in rounds])
     assert times and first
     return Figures(
         name=key[0],
@@ -110,16 +109,16 @@ def figures(rounds: list[Round], key: Key, *, greedy: bool) -> Figures:
 
 
 def per_token(runs: list[Run]) -> float:
-    """Seconds a token of a turn, its first tokens aside; with them where there are no others."""
-    behind = sum(len(run.tokens) - run.first_tokens for run in runs)
-    if behind:
-        return sum(run.seconds - run.first_seconds for run in runs) / behind
+    """Seconds a token of a turn, without its first tokens unless there are no others."""
+    others = sum(len(run.tokens) - run.first_tokens for run in runs)
+    if others:
+        return sum(run.seconds - run.first_seconds for run in runs) / others
     return sum(run.seconds for run in runs) / sum(len(run.tokens) for run in runs)
 
 
 def faster(rounds: list[Round], one: Key, other: Key) -> float:
     """How many times as fast one is as the other: the median of the rounds' ratios."""
-    return median(per_token(found[other]) / per_token(found[one]) for found in rounds)
+    return median(per_token(turns[other]) / per_token(turns[one]) for turns in rounds)
 
 
 def shares(runs: list[Run]) -> Shares:
@@ -133,20 +132,20 @@ def shares(runs: list[Run]) -> Shares:
 
 
 def predict(rounds: list[Round], key: Key) -> Predicted | None:
-    """What a fixed gamma should gain; each number is the median of the rounds'. None where no
-    guesses were made, or never all of them."""
+    """Of a fixed gamma; each number is the median over rounds. None for plain decoding, and where a
+    round has no step with all guesses."""
     if not key[1]:
         return None
-    found = [_predict(_steps(one[PLAIN]), one[key], key[1]) for one in rounds]
-    if any(one is None for one in found):
+    by_round = [_predict(_steps(turns[PLAIN]), turns[key], key[1]) for turns in rounds]
+    predicted = [astuple(one) for one in by_round if one]
+    if len(predicted) < len(rounds):
         return None
-    numbers = zip(*(astuple(one) for one in found if one), strict=True)
-    return Predicted(*map(median, numbers))
+    return Predicted(*map(median, zip(*predicted, strict=True)))
 
 
 def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted | None:
-    """Theorem 3.8 with v, over as many tokens as were timed. Means, as the measured speed-up is
-    one: c and v over the steps that made all their guesses."""
+    """Theorem 3.8 with v, over as many tokens as were timed. From means, as the measured speed-up
+    is; c and v are over the steps that made all their guesses."""
     steps = _steps(runs)
     full = [step for step in steps if step.drafted == gamma]
     if not full:
@@ -170,19 +169,19 @@ def agreement(rounds: list[Round], key: Key) -> Agreement:
     """Token by token against plain decoding of the same round."""
     pairs = [
         (run.tokens, plain.tokens)
-        for found in rounds
-        for run, plain in zip(found[key], found[PLAIN], strict=True)
+        for turns in rounds
+        for run, plain in zip(turns[key], turns[PLAIN], strict=True)
     ]
-    equal = [_equal(mine, plain) for mine, plain in pairs]
-    ends = [n for n, (mine, plain) in zip(equal, pairs, strict=True) if mine != plain]
-    longest = sum(max(len(mine), len(plain)) for mine, plain in pairs)
-    return Agreement(sum(equal) / longest, min(ends, default=None))
+    equal = [_equal(text, plain) for text, plain in pairs]
+    places = [n for n, (text, plain) in zip(equal, pairs, strict=True) if text != plain]
+    tokens = sum(max(len(text), len(plain)) for text, plain in pairs)
+    return Agreement(sum(equal) / tokens, min(places, default=None))
 
 
 def best(rounds: list[Round], name: str) -> Key:
-    """The fastest fixed gamma of one side, 0 included."""
+    """The fastest fixed gamma of one library, 0 included."""
     keys = [key for key in rounds[0] if key[0] == name and key[1] is not None]
-    return min(keys, key=lambda key: median(per_token(found[key]) for found in rounds))
+    return min(keys, key=lambda key: median(per_token(turns[key]) for turns in rounds))
 
 
 def duel(rounds: list[Round], peer: str) -> Duel:

@@ -1,7 +1,7 @@
-"""Another library on the same pair: a process of its own, spoken to in JSON lines.
+"""Another library on the same pair: a process of its own that answers in JSON lines.
 
-What the peers are and how they are driven stands in the repository's benchmarks/peers; an installed
-package has none. A peer knows nothing of ours.
+The peers' scripts are in the repository's benchmarks/peers, not in an installed package. They know
+nothing of this one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ SCRIPTS = {
     "openvino-genai": "peer_openvino_genai.py",
     "llama.cpp": "peer_llama_cpp.py",
 }
-OWN_VENV = {"transformers"}  # those that run in the project's own
+OWN_VENV = {"transformers"}  # run in the project's own venv
 
 
 class Peer:
-    """A running peer; use it in a `with`. `about`: its version, and the precision of what."""
+    """A running peer, a context manager. `about`: its version, precisions, and a note if any."""
 
     def __init__(
         self, name: str, target: str, draft: str | None, dtype: str, draft_dtype: str | None
     ) -> None:
-        """Load the pair in it; draft None: for plain decoding only.
+        """Start it and load the pair; draft None: for plain decoding only.
 
-        Raises InputError where the peer is not there, Unable where it cannot run the pair.
+        Raises InputError where the peer is not installed, Unable where it cannot run the pair.
         """
         self.name = name
         self._log = tempfile.TemporaryFile("w+")
@@ -61,8 +61,8 @@ class Peer:
             raise
 
     def run(self, task: Task, gamma: int) -> Run:
-        """One task with that many guesses a step; 0: plain. Raises Unable where it cannot."""
-        found = self._ask(
+        """One task with gamma guesses a step; 0: plain. Raises Unable where it cannot."""
+        reply = self._ask(
             prompt=task.prompt,
             max_new_tokens=task.tokens,
             gamma=gamma,
@@ -71,9 +71,9 @@ class Peer:
             top_p=task.params.top_p,
             seed=task.seed,
         )
-        if len(found["tokens"]) != task.tokens:
-            raise Unable(f"it made {len(found['tokens'])} tokens, not {task.tokens}")
-        return Run(**found)
+        if len(reply["tokens"]) != task.tokens:
+            raise Unable(f"it made {len(reply['tokens'])} tokens, not {task.tokens}")
+        return Run(**reply)
 
     def close(self) -> None:
         """End the process."""
@@ -95,7 +95,7 @@ class Peer:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise Unable(f"it ended: {self._last_words()}")
+            raise Unable(f"it ended: {self._last_error()}")
         try:
             reply = json.loads(line)
         except ValueError:
@@ -104,7 +104,7 @@ class Peer:
             raise Unable(str(reply["error"]))
         return reply
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
         return lines[-1][:200] if lines else "without a word"
@@ -126,7 +126,7 @@ class Guest:
 
 
 def command(name: str) -> list[str]:
-    """What starts a peer; InputError with the remedy where that is not there."""
+    """The command that starts a peer; InputError with the remedy where it is not installed."""
     if name not in SCRIPTS:
         raise InputError(f"--vs is {name!r:.60}; give one of {', '.join(SCRIPTS)}")
     script = REPOSITORY / "benchmarks" / "peers" / SCRIPTS[name]
@@ -135,9 +135,9 @@ def command(name: str) -> list[str]:
             f"--vs {name} needs a checkout of the repository, installed with pip install -e: "
             "the peers are no part of the package"
         )
-    home = REPOSITORY / ".peers" / name
     if name in OWN_VENV:
         return [sys.executable, str(script)]
+    home = REPOSITORY / ".peers" / name
     if not (home / "ready").exists():
         raise InputError(
             f"--vs {name} has no venv; make it with: python benchmarks/peers/make.py {name}"

@@ -1,6 +1,6 @@
 """A benchmark as pictures (SVG): time per token against gamma, and where the time goes.
 
-The only module that needs matplotlib (the extra `plot`).
+Needs matplotlib (the extra `plot`).
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from foretoken.lab.bench.figures import OWN, Figures, label
+from foretoken.lab.bench.figures import Figures, label
+from foretoken.lab.bench.race import OWN
 
-PARTS = {
-    "draft": "#4c9f70",
-    "target": "#33658a",
-    "verify": "#f6ae2d",
-    "rest": "#bbbbbb",
-}
+PARTS = {"draft": "#4c9f70", "target": "#33658a", "verify": "#f6ae2d", "rest": "#bbbbbb"}
 
 
 def draw(table: list[Figures], folder: Path, title: str) -> list[Path]:
     """Write both pictures; returns their paths."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for name, fill in (("time-per-token", _times), ("shares", _shares)):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.add_subplot()
         fill(axes, table)
         axes.set_title(title, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        found.append(folder / f"{name}.svg")
-        figure.savefig(found[-1], format="svg", metadata={"Date": None})
-    return found
+        paths.append(folder / f"{name}.svg")
+        figure.savefig(paths[-1], format="svg", metadata={"Date": None})
+    return paths
 
 
 def _times(axes: Axes, table: list[Figures]) -> None:
@@ -47,8 +43,8 @@ def _times(axes: Axes, table: list[Figures]) -> None:
         axes.errorbar(places, middle, yerr=[low, high], label=name, **style)
     for one in table:
         if one.gamma is None:
-            height, told = one.seconds_per_token.median * 1e3, f"{OWN}, automatic"
-            axes.axhline(height, color="C0", linestyle="--", label=told)
+            height = one.seconds_per_token.median * 1e3
+            axes.axhline(height, color="C0", linestyle="--", label=f"{OWN}, automatic")
     axes.set_xticks(sorted({one.gamma for one in table if one.gamma is not None}))
     axes.set_xlabel("gamma, guesses per target call (0: plain decoding)")
     axes.set_ylabel("ms per token")
@@ -57,7 +53,7 @@ def _times(axes: Axes, table: list[Figures]) -> None:
 
 
 def _shares(axes: Axes, table: list[Figures]) -> None:
-    """A stacked bar for each gamma of ours, as high as a token takes."""
+    """A stacked bar for each gamma of this package: its height is the time per token."""
     rows = [one for one in table if one.shares]
     bottom = [0.0] * len(rows)
     for part, colour in PARTS.items():

@@ -1,23 +1,25 @@
-"""Contestants that take turns on the same tasks, round after round, so that what the machine does
-meanwhile meets them all.
+"""Contestants that take turns on the same tasks, round after round, so that other load on the
+machine meets them all.
 
-A run says what came and when; it does not know who it is compared with.
+Knows runs and their times; figures.py compares them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import sleep
 from typing import Protocol
 
 from foretoken.errors import RefusedError
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 
-REST_SECONDS = 0.05  # between turns: threads of the last one may spin for a while
+OWN = "foretoken"
+REST_SECONDS = 0.05  # between turns: threads of the last contestant may spin for a while
 
 Gamma = int | None  # None: automatic
 Key = tuple[str, Gamma]
@@ -25,35 +27,35 @@ Key = tuple[str, Gamma]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What every contestant is asked, in token ids."""
+    """A prompt to continue, in token ids."""
 
     prompt: list[int]
-    tokens: int  # new ones, exactly: nothing ends a text earlier
+    tokens: int  # new ones, exactly: nothing ends a text early
     params: SamplingParams
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One task done. `steps` is empty for a stranger, who keeps no records."""
+    """One task done. `steps` is empty for a peer, which keeps no records."""
 
     tokens: list[int]
-    first_tokens: int  # that came together, first
-    first_seconds: float  # until then, from the start
+    first_tokens: int  # those of the first step, which come together
+    first_seconds: float  # from the start until these
     seconds: float
     steps: tuple[StepRecord, ...] = ()
     loop_seconds: float = 0.0  # of the steps, from the end of the prefill
 
 
-Round = dict[Key, list[Run]]  # a run for each task
+Round = dict[Key, list[Run]]  # a contestant's turn: a run for each task
 
 
 class Unable(RefusedError):
-    """A contestant cannot do what it is asked; why."""
+    """Why a contestant cannot do a task."""
 
 
 class Contestant(Protocol):
-    """Somebody who continues prompts; `run` raises Unable where it cannot, and the others go on."""
+    """Continues prompts; `run` raises Unable where it cannot, and the others go on without it."""
 
     @property
     def key(self) -> Key: ...
@@ -71,29 +73,19 @@ class Own:
 
     @property
     def key(self) -> Key:
-        return ("foretoken", self.gamma)
+        return (OWN, self.gamma)
 
     def run(self, task: Task) -> Run:
-        """Raises KeyboardInterrupt where it was interrupted: times of parts say nothing."""
+        """Raises KeyboardInterrupt where it was interrupted."""
         prompt: Prompt = list(task.prompt)
-        (done,) = self.spec.generate(
-            prompt,
-            max_new_tokens=task.tokens,
-            temperature=task.params.temperature,
-            top_k=task.params.top_k,
-            top_p=task.params.top_p,
-            gamma=self.gamma,
-            rule=self.rule,
-            seed=task.seed,
-        )
-        if done.finish_reason == "interrupted":
-            raise KeyboardInterrupt
+        how = {"gamma": self.gamma, "rule": self.rule, "seed": task.seed, **asdict(task.params)}
+        (done,) = uninterrupted(self.spec.generate(prompt, max_new_tokens=task.tokens, **how))
         stats, first = done.stats, done.steps[0]
-        seconds = first.draft_seconds + first.score_seconds + first.verify_seconds
+        first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
         return Run(
             tokens=done.tokens,
             first_tokens=len(first.kept),
-            first_seconds=stats.prefill_seconds + seconds,
+            first_seconds=stats.prefill_seconds + first_step,
             seconds=stats.seconds,
             steps=tuple(done.steps),
             loop_seconds=stats.seconds - stats.prefill_seconds,
@@ -104,27 +96,27 @@ def race(
     contestants: list[Contestant],
     tasks: Callable[[int], list[Task]],
     rounds: int,
-    told: Callable[[Key], None] = lambda key: None,
-    left: Callable[[Key, str], None] = lambda key, why: None,
+    on_turn: Callable[[Key], None] = lambda key: None,
+    on_exit: Callable[[Key, str], None] = lambda key, why: None,
 ) -> Iterator[Round]:
-    """`rounds` rounds after one that warms up; `tasks(i)` are those of round i.
+    """`rounds` rounds after a warm-up round; `tasks(i)` are those of round i.
 
-    `told` hears of every turn that is done, `left` of who cannot go on, and why: all of that name
-    are out from then on, this round included.
+    `on_turn` is called after every turn, `on_exit` for a contestant that cannot go on, with the
+    reason: all contestants of its name are out from then on, this round included.
     """
     out: set[str] = set()
     for i in range(rounds + 1):
-        found: Round = {}
+        turns: Round = {}
         for contestant in contestants:
             if contestant.key[0] in out:
                 continue
             sleep(REST_SECONDS)
             try:
-                found[contestant.key] = [contestant.run(task) for task in tasks(i)]
+                turns[contestant.key] = [contestant.run(task) for task in tasks(i)]
             except Unable as error:
                 out.add(contestant.key[0])
-                left(contestant.key, str(error))
+                on_exit(contestant.key, str(error))
             else:
-                told(contestant.key)
+                on_turn(contestant.key)
         if i:
-            yield {key: runs for key, runs in found.items() if key[0] not in out}
+            yield {key: runs for key, runs in turns.items() if key[0] not in out}

@@ -1,0 +1,6 @@
+"""The certificate that a pair keeps the target's law: its parts, their tests, and planted bugs.
+
+Knows no particular model, drafter or rule: all run as they do in generation.
+
+`certify`, `sampled`: `tests/statistical/test_certificate.py`.
+"""

@@ -1,7 +1,7 @@
 """The certificate: whether a pair's output is the target's own, on these prompts and this machine.
 
-Every part is a question with a yes or no; all must be answered yes, and known bugs planted in the
-same pair must be found, else the certificate is void.
+Every part is a yes-or-no question. The pair is lossless where all answers are yes; the certificate
+is void where it misses a known bug, planted in the same pair.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from foretoken.errors import InputError, whole
 from foretoken.lab.certificate.controls import Control, Likeliest, OffByOne, next_row
 from foretoken.lab.certificate.identity import Identity, first_difference
 from foretoken.lab.certificate.odds import Test, binned
-from foretoken.lab.certificate.sampling import Asked, Track, against_plain, against_the_law
-from foretoken.lab.certificate.sampling import texts as texts_of
-from foretoken.lab.certificate.shapes import Shapes, companies, compare
-from foretoken.lab.certificate.watch import Seen, Watched
+from foretoken.lab.certificate.pit import Uniforms
+from foretoken.lab.certificate.sampled import (
+    Track,
+    Trial,
+    against_plain,
+    against_the_law,
+    completions,
+)
+from foretoken.lab.certificate.shapes import Shapes, compare, row_groups
+from foretoken.lab.certificate.watch import Log, Watched
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import NAMED
@@ -36,8 +43,8 @@ SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
 
 
 def laws(own: SamplingParams) -> Sequence[SamplingParams]:
-    """What to sample from for someone who generates with `own`: it, and temperature 1, where bugs
-    show best. Where that is greedy, two that are built in."""
+    """The laws to certify for a user of `own`: it, and temperature 1, where bugs show best. For
+    greedy generation LAWS."""
     if own == SamplingParams(0.0):
         return LAWS
     if own.greedy:
@@ -50,11 +57,11 @@ def laws(own: SamplingParams) -> Sequence[SamplingParams]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked of a pair."""
+    """How a pair is certified."""
 
     gamma: int = 3
     rule: str | Rule = "block"
-    texts: int = 192  # sampled of a prompt, in each law, speculatively and plainly
+    texts: int = 192  # sampled for each prompt and law, speculatively and plainly
     greedy: int = 48  # new tokens of a greedy text
     seed: int = 0
     laws: Sequence[SamplingParams] = LAWS
@@ -75,7 +82,7 @@ class Plan:
         if not whole(self.texts):
             raise InputError(f"texts is {self.texts!r:.60}; give a whole number")
         if self.texts < 16:
-            raise InputError(f"texts is {self.texts}; give 16 or more, tests need some")
+            raise InputError(f"texts is {self.texts}; give 16 or more, for the tests")
 
     @property
     def length(self) -> int:
@@ -85,7 +92,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was seen. `level`: a test fails below it."""
+    """All results. A test fails where its p-value is below `level`."""
 
     prompts: int
     level: float
@@ -93,8 +100,8 @@ class Certificate:
     identity: Identity
     tests: list[Test]
     guesses: int
-    certain: int  # of them, reported without a q
-    lies: list[str]  # guesses that were not drawn from the q reported
+    certain: int  # of them: reported without a q
+    lies: list[str]  # guesses that do not follow the q reported
     controls: list[Control]
 
     @property
@@ -104,23 +111,23 @@ class Certificate:
     @property
     def faults(self) -> list[str]:
         """Why it is not lossless, a line each."""
-        s, found = self.shapes, [f"{t.name}: p-value {t.p_value:.1e}" for t in self.failed]
+        s, faults = self.shapes, []
         if not s.ok:
-            found.insert(
-                0, f"logits of a block are off by {s.noise:.2g}; rounding explains {s.allowed:.2g}"
-            )
-        bugs = [one for one in self.identity.differences if one.verdict == "bug"]
-        if bugs:
-            found.append(f"greedy text differs {len(bugs)} times by more than rounding")
+            faults = [
+                f"logits of a block are off by {s.noise:.2g}; rounding explains {s.allowed:.2g}"
+            ]
+        faults += [f"{test.name}: p-value {test.p_value:.1e}" for test in self.failed]
+        if bugs := self.identity.bugs:
+            faults.append(f"greedy text differs {len(bugs)} times by more than rounding")
         if self.lies:
-            found.append(f"{len(self.lies)} guesses do not follow the q reported: {self.lies[0]}")
-        return found
+            faults.append(f"{len(self.lies)} guesses do not follow the q reported: {self.lies[0]}")
+        return faults
 
     @property
     def verdict(self) -> Literal["lossless", "not lossless", "void"]:
         if self.faults:
             return "not lossless"
-        return "lossless" if all(one.found for one in self.controls) else "void"
+        return "lossless" if all(control.found for control in self.controls) else "void"
 
 
 def certify(
@@ -131,8 +138,8 @@ def certify(
 ) -> Certificate:
     """Whether `spec` keeps the target's law: greedy text, sampled text, guesses, passes, controls.
 
-    The models must be idle. Raises InputError for what cannot be certified and for prompts that the
-    models cannot continue; KeyboardInterrupt where it was interrupted.
+    The models must be idle. Raises InputError where the pair cannot be certified or the models
+    cannot continue the prompts; KeyboardInterrupt where it was interrupted.
     """
     plan = plan or Plan()
     prompts = as_list(prompts)
@@ -140,25 +147,23 @@ def certify(
     level = FALSE_ALARM / (len(plan.laws) * (min(len(prompts), SAMPLED) + 7))
     shapes, identity, texts = _greedy(spec, prompts, plan, track)
     few, texts = prompts[:SAMPLED], texts[:SAMPLED]
-    tests, seen = _sampled(spec, few, plan, level, track)
+    tests, log = _sampled(spec, few, plan, level, track)
+    controls = [
+        *_wrong_model(spec, few, texts, plan, shapes),
+        _wrong_rule(spec, few, plan, level, track),
+    ]
+    if log.uniforms:  # some guesses had a q
+        controls.append(_wrong_guesses(spec, few, plan, level, track))
     return Certificate(
         prompts=len(prompts),
         level=level,
         shapes=shapes,
         identity=identity,
         tests=tests,
-        guesses=seen.guesses,
-        certain=seen.certain,
-        lies=seen.lies,
-        controls=[
-            *_wrong_model(spec, few, texts, plan, shapes),
-            _wrong_rule(spec, few, plan, level, track),
-            *(
-                [_wrong_guesses(spec, few, plan, level, track)]
-                if seen.places  # there was a q
-                else []
-            ),
-        ],
+        guesses=log.guesses,
+        certain=log.certain,
+        lies=log.lies,
+        controls=controls,
     )
 
 
@@ -174,7 +179,8 @@ def _require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
 def _greedy(
     spec: Speculator, prompts: list[Prompt], plan: Plan, track: Track
 ) -> tuple[Shapes, Identity, list[list[int]]]:
-    """Plain greedy texts, each row alone; the passes along them, and the same with guesses."""
+    """Block passes along plain greedy texts, greedy texts with guesses, and the plain ones, which
+    are made one row at a time."""
     plain: list[list[int]] = []
     for i in track(range(len(prompts)), "greedy: plain"):
         plain += _texts(spec, [prompts[i]], plan, gamma=0)
@@ -199,9 +205,9 @@ def _identity(
     requests = spec.requests(prompts, plan.greedy, plan.seed)
     differences, texts, tokens, same = [], 0, 0, 0
     gammas = sorted({1, plan.gamma})
-    for gamma, rows in product(gammas, companies(len(prompts))):
-        found = _texts(spec, [prompts[i] for i in rows], plan, gamma)
-        for i, text in zip(rows, found, strict=True):
+    for gamma, rows in product(gammas, row_groups(len(prompts))):
+        fast = _texts(spec, [prompts[i] for i in rows], plan, gamma)
+        for i, text in zip(rows, fast, strict=True):
             off = first_difference(spec.target, requests[i], plain[i], text, shapes, (i, gamma))
             texts += 1
             tokens += len(plain[i])
@@ -211,45 +217,44 @@ def _identity(
 
 
 def _texts(spec: Speculator, prompts: list[Prompt], plan: Plan, gamma: int) -> list[list[int]]:
-    found = spec.generate(
-        prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=plan.rule if gamma else PLAIN
-    )
-    if any(one.finish_reason == "interrupted" for one in found):
-        raise KeyboardInterrupt
-    return [one.tokens for one in found]
+    rule = plan.rule if gamma else PLAIN
+    rows = spec.generate(prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=rule)
+    return [row.tokens for row in uninterrupted(rows)]
 
 
 def _sampled(
     spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
-) -> tuple[list[Test], Seen]:
+) -> tuple[list[Test], Log]:
+    """All tests of sampled text, law by law, and what the drafter did meanwhile."""
     watched = Watched(spec.drafter, plan.seed)
-    seen_by = replace(spec, drafter=watched)
     tests: list[Test] = []
     for params in plan.laws:
-        asked = _asked(plan, params)
-        before = len(watched.seen.places)
-        found, ours = against_the_law(seen_by, spec.drafter, prompts, asked, level, track)
-        tests += found
-        tests += _guessed(asked.name, watched.seen, before, level)
-        plain = replace(asked, gamma=0, rule=PLAIN)
+        trial = _trial(plan, params)
+        first = len(watched.log.uniforms)
+        own, ours = against_the_law(
+            replace(spec, drafter=watched), spec.drafter, prompts, trial, level, track
+        )
+        tests += own
+        tests += _guessed(trial.name, watched.log.uniforms[first:], level)
+        plain = replace(trial, gamma=0, rule=PLAIN)
         tests += against_plain(spec, prompts, ours, plain, level, track)
-    return tests, watched.seen
+    return tests, watched.log
 
 
-def _guessed(name: str, seen: Seen, before: int, level: float) -> list[Test]:
-    """Whether the guesses follow the q reported; nothing to test where all were certain."""
-    found = seen.places[before:]
-    if not found:
+def _guessed(name: str, guesses: list[Uniforms], level: float) -> list[Test]:
+    """Whether guesses follow the q reported; no test where all were certain."""
+    if not guesses:
         return []
-    ranked, by_id = (torch.cat([getattr(p, of) for p in found]) for of in ("ranked", "by_id"))
+    ranked = torch.cat([u.ranked for u in guesses])
+    by_id = torch.cat([u.by_id for u in guesses])
     return [
         binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
         binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
     ]
 
 
-def _asked(plan: Plan, params: SamplingParams) -> Asked:
-    return Asked(params, plan.gamma, plan.rule, plan.texts, plan.length, plan.seed)
+def _trial(plan: Plan, params: SamplingParams) -> Trial:
+    return Trial(params, plan.gamma, plan.rule, plan.texts, plan.length, plan.seed)
 
 
 def _wrong_model(
@@ -270,18 +275,18 @@ def _wrong_model(
 def _wrong_rule(
     spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
 ) -> Control:
-    # what is named but no rule has the bug planted in block verification
+    # A named mode that has no verification rule: the bug is planted in block verification
     honest = NAMED.get(plan.rule, block) if isinstance(plan.rule, str) else plan.rule
     rule = next_row(honest)
 
     def least(texts: int) -> float:
-        broken = replace(_asked(plan, plan.laws[0]), rule=rule, texts=texts)
+        broken = replace(_trial(plan, plan.laws[0]), rule=rule, texts=texts)
         tests, _ = against_the_law(
             spec, spec.drafter, prompts, broken, level, track, "control", stream=3
         )
         return _least(tests)
 
-    return _control_of("replacement from the wrong position: sampled text", least, plan, level)
+    return _control("replacement from the wrong position: sampled text", least, plan, level)
 
 
 def _wrong_guesses(
@@ -289,16 +294,17 @@ def _wrong_guesses(
 ) -> Control:
     def least(texts: int) -> float:
         watched = Watched(Likeliest(spec.drafter), plan.seed)
-        asked = replace(_asked(plan, plan.laws[0]), texts=texts)
-        for _ in texts_of(replace(spec, drafter=watched), prompts, asked, 4, track, "control"):
+        trial = replace(_trial(plan, plan.laws[0]), texts=texts)
+        for _ in completions(replace(spec, drafter=watched), prompts, trial, 4, track, "control"):
             pass
-        return _least(_guessed("", watched.seen, 0, level))
+        return _least(_guessed("", watched.log.uniforms, level))
 
-    return _control_of("likeliest guesses with a dense q: guesses", least, plan, level)
+    return _control("likeliest guesses with a dense q: guesses", least, plan, level)
 
 
-def _control_of(name: str, least: Callable[[int], float], plan: Plan, level: float) -> Control:
-    """Found by the least p-value of some texts: where a quarter does not show it, by all."""
+def _control(name: str, least: Callable[[int], float], plan: Plan, level: float) -> Control:
+    """`least(texts)` is the least p-value of so many texts: a quarter of them, or all where these
+    do not show the bug."""
     p_value = least(max(16, plan.texts // 4))
     p_value = p_value if p_value < level else least(plan.texts)
     return Control(name, p_value < level, p_value)

@@ -1,7 +1,7 @@
-"""Short texts behind a prompt as cells, so that two samples of them can be compared.
+"""Short continuations of a prompt sorted into cells, so that two samples of them can be compared.
 
-Cells are beginnings that are frequent in a third sample: of single tokens where the law is flat, of
-several where it is not. Knows ids only.
+A cell is a beginning that is frequent in a third sample: one token where the law is flat, several
+where it is peaked. Knows ids only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Text = tuple[int, ...]
 
 
 class Cells:
-    """A text belongs to the longest frequent beginning that it has; the empty one is always one."""
+    """A text belongs to its longest frequent beginning; the empty beginning is always a cell."""
 
     def __init__(self, sample: Iterable[Text], share: float = 0.04) -> None:
         texts = list(sample)
@@ -24,11 +24,11 @@ class Cells:
         self._cells = {head: i for i, head in enumerate([(), *sorted(frequent)])}
 
     def counts(self, texts: Iterable[Text]) -> np.ndarray:
-        """How many of the texts are in each cell, float64."""
-        found = np.zeros(len(self._cells))
+        """Number of texts in each cell, float64."""
+        counts = np.zeros(len(self._cells))
         for text in texts:
-            found[self._of(text)] += 1
-        return found
+            counts[self._of(text)] += 1
+        return counts
 
     def _of(self, text: Text) -> int:
         heads = (text[:n] for n in range(len(text), -1, -1))
@@ -38,7 +38,7 @@ class Cells:
 def tables(
     sample: Sequence[list[Text]], ours: Sequence[list[Text]], theirs: Sequence[list[Text]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Counts of two samples by prompt, in cells that a third one makes."""
+    """Counts of two samples by prompt, in the cells of a third one."""
     cells = [Cells(texts) for texts in sample]
     return [
         (cell.counts(a), cell.counts(b)) for cell, a, b in zip(cells, ours, theirs, strict=True)

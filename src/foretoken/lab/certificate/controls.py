@@ -1,6 +1,6 @@
 """Known bugs, which a certificate must find: one that misses them certifies nothing.
 
-Each breaks one honest part, and is put in its place for a moment.
+Each wraps one part of a pair and takes its place for a control.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Control:
 
     name: str
     found: bool
-    p_value: float | None = None  # of the test that found it, where it was one
+    p_value: float | None = None  # the least one of the tests, where tests look for it
 
 
 class NextRow(Outcome):
-    """The next token comes from the law one position further on: of a text that was not kept."""
+    """The next token comes from the law one position too far on, behind a guess not kept."""
 
     def next_law(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)
@@ -34,7 +34,7 @@ class NextRow(Outcome):
 
 
 def next_row(rule: Rule) -> Rule:
-    """`rule`, with its replacements taken from the wrong position."""
+    """`rule`, with replacements from the wrong position."""
 
     def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         o = rule(p, q, x, lengths)
@@ -44,7 +44,7 @@ def next_row(rule: Rule) -> Rule:
 
 
 class Likeliest:
-    """A Drafter whose guesses are the likeliest tokens, said to be drawn from its q."""
+    """A Drafter whose guesses are its likeliest tokens, reported as drawn from q."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)
@@ -56,9 +56,9 @@ class Likeliest:
 
 
 class OffByOne:
-    """A Model whose blocks say at each place what belongs to the place before.
+    """A Model whose logits of a block are those of the place before.
 
-    A drafter that reads the target's states is to be `reading` this one's.
+    A drafter that reads the target's states must read this model's (`drafters.base.reading`).
     """
 
     def __init__(self, model: Model) -> None:
@@ -73,7 +73,7 @@ class OffByOne:
 
     @property
     def hidden(self) -> Tensor:
-        """Where its target shows them."""
+        """States of the target, where it shows them."""
         return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Greedy texts with and without guesses, and what their first difference is: rounding or a bug.
+"""Greedy texts with and without guesses: whether their first difference is rounding or a bug.
 
-A difference is rounding where the target itself hardly prefers one of the two tokens: by no more
-than its logits differ between a block and single tokens.
+It is rounding where the target's logits of the two tokens are no further apart than a few times
+the noise between a block and single tokens.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from foretoken.lab.certificate.shapes import Shapes
 from foretoken.models.base import Model
 from foretoken.request import Request
 
-MARGIN = 4  # times the noise seen: both logits move, and a longer look would have seen more
+MARGIN = 4  # times the noise measured: both logits move, and more passes would show more noise
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two greedy texts part."""
+    """Where two greedy texts differ first."""
 
     prompt: int
     gamma: int
     place: int  # among the new tokens
     plain: int | None  # the tokens there, None where the text had ended
     speculative: int | None
-    gap: float | None  # between their logits, a token a pass
+    gap: float | None  # between the logits of the two, from single-token passes
     noise: float
     verdict: str  # "float noise" or "bug"
 
@@ -42,27 +42,31 @@ class Identity:
     differences: list[Difference]
 
     @property
+    def bugs(self) -> list[Difference]:
+        return [one for one in self.differences if one.verdict == "bug"]
+
+    @property
     def ok(self) -> bool:
-        return all(one.verdict != "bug" for one in self.differences)
+        return not self.bugs
 
 
 def first_difference(
     target: Model,
     request: Request,
     plain: Sequence[int],
-    found: Sequence[int],
+    fast: Sequence[int],
     shapes: Shapes,
     where: tuple[int, int],
 ) -> Difference | None:
-    """None where the texts are one; `where`: prompt and gamma."""
-    pairs = enumerate(zip(plain, found, strict=False))
-    place = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(found)))
-    if place == len(plain) == len(found):
+    """None where the texts are equal; `where`: prompt and gamma."""
+    pairs = enumerate(zip(plain, fast, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(fast)))
+    if place == len(plain) == len(fast):
         return None
-    if place in (len(plain), len(found)):  # the same text, ended elsewhere: never rounding
-        a, b = [text[place] if place < len(text) else None for text in (plain, found)]
+    if place in (len(plain), len(fast)):  # one text is longer: never rounding
+        a, b = [text[place] if place < len(text) else None for text in (plain, fast)]
         return Difference(*where, place, a, b, None, shapes.noise, "bug")
-    a, b = plain[place], found[place]
+    a, b = plain[place], fast[place]
     logits = singly(target, request, list(plain[: place + 1]))[place].double()
     gap = float((logits[a] - logits[b]).abs())
     noise = shapes.ok and gap <= MARGIN * shapes.noise

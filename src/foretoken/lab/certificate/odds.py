@@ -1,8 +1,7 @@
-"""How odd a sample is, and what it would have shown: p-values and power of the tests of a
-certificate.
+"""p-values and power of a certificate's tests, from chi-square and normal tails in float64.
 
-chi-square and normal tails, in float64. A test's power is told as the smallest total variation that
-it would have caught with a chance of `POWER`. Knows numbers only.
+A test's power is given as the smallest total variation that it catches with a chance of `POWER`.
+Knows numbers only.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ import torch
 from torch import Tensor
 
 POWER = 0.99
-FEW = 10  # counts below it share a cell: a chi-square needs some
+FEW = 10  # cells with smaller counts are pooled, for the chi-square approximation
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
     """A hypothesis that should hold, tested.
 
-    `p_value`: how often chance alone looks as odd. `catches`: the smallest total variation that it
-    finds with a chance of POWER, whatever its shape within the cells; None where it finds none.
+    `p_value`: how often chance alone deviates as much. `catches`: the smallest total variation that
+    it finds with a chance of POWER, whatever its shape within the cells; None where it finds none.
     """
 
     name: str
-    of: str  # what the sample is: tokens, texts, guesses
+    of: str  # of what the sample consists: tokens, texts, guesses
     n: int
     p_value: float
     catches: float | None = None
@@ -40,15 +39,15 @@ def chi_square_tail(x: float, dof: float) -> float:
 
 
 def normal_tails(z: float) -> float:
-    """P(a standard normal is further from 0 than z)."""
+    """P(|a standard normal| > |z|)."""
     return math.erfc(abs(z) / math.sqrt(2))
 
 
 def visible(dof: int, level: float) -> float:
     """The noncentrality at which a chi-square test at `level` rejects with a chance of POWER.
 
-    A total variation t within the cells makes it at least 4 t^2 n (Cauchy-Schwarz), n being nm /
-    (n + m) for two samples.
+    A total variation t within the cells has a noncentrality of 4 t^2 n or more (Cauchy-Schwarz),
+    with nm / (n + m) for n where there are two samples.
     """
     edge = _solve(lambda x: chi_square_tail(x, dof) < level)
     return _solve(lambda size: _noncentral_tail(edge, dof, size) > POWER)
@@ -65,7 +64,7 @@ def binned(name: str, of: str, u: Tensor, level: float, bins: int = 32) -> Test:
 
 
 def balanced(name: str, of: str, hits: Tensor, chances: Tensor, level: float) -> Test:
-    """Whether events `hits [n]` happen as often as `chances [n]`, each given the past, say."""
+    """Whether events `hits [n]` are as frequent as `chances [n]`, each given the past, imply."""
     variance = float((chances * (1 - chances)).sum())
     if variance < FEW:
         return Test(name, of, len(hits), 1.0)
@@ -77,16 +76,16 @@ def balanced(name: str, of: str, hits: Tensor, chances: Tensor, level: float) ->
 
 
 def unrelated(name: str, of: str, u: Sequence[Tensor], lags: int) -> Test:
-    """Whether numbers of a row, uniform each, are uncorrelated with those up to `lags` before."""
+    """Whether the uniform numbers of each row are uncorrelated with those up to `lags` before."""
     statistic, n = 0.0, sum(map(len, u))
     pairs = [
         [(12 * (row[lag:] - 0.5) * (row[: len(row) - lag] - 0.5)) for row in u if len(row) > lag]
         for lag in range(1, lags + 1)
     ]
-    found = [torch.cat(products) for products in pairs if products]
-    for products in found:
+    by_lag = [torch.cat(products) for products in pairs if products]
+    for products in by_lag:
         statistic += float(products.sum()) ** 2 / len(products)
-    return Test(name, of, n, chi_square_tail(statistic, max(1, len(found))))
+    return Test(name, of, n, chi_square_tail(statistic, max(1, len(by_lag))))
 
 
 def two_samples(
@@ -107,7 +106,7 @@ def two_samples(
 
 
 def _pooled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cells with few counts become one."""
+    """Cells with few counts are merged into one."""
     few = (a + b) < 2 * FEW
     rest = [[counts[few].sum()] if few.any() else [] for counts in (a, b)]
     a, b = (np.concatenate([c[~few], r]) for c, r in zip((a, b), rest, strict=True))
@@ -124,7 +123,7 @@ def _noncentral_tail(x: float, dof: int, size: float) -> float:
 
 
 def _solve(beyond: Callable[[float], bool]) -> float:
-    """The least x from 0 on with beyond(x), which stays true from there on."""
+    """The least x >= 0 with beyond(x), which is true from there on."""
     low, high = 0.0, 1.0
     while not beyond(high):
         low, high = high, 2 * high

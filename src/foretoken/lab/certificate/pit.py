@@ -1,6 +1,6 @@
 """The probability integral transform: tokens of known laws become numbers that must be uniform.
 
-Whatever the laws, each from its own past, the numbers are independent and uniform on [0, 1) where
+Whatever the laws, each given the past, the numbers are independent and uniform on [0, 1) where
 the tokens were drawn from them (Rosenblatt 1952, randomized within a token). Knows no models.
 """
 
@@ -13,17 +13,17 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Numbers of tokens, `[n]` each, float64."""
+class Uniforms:
+    """The numbers of some tokens, `[n]` each, float64."""
 
-    ranked: Tensor  # the likeliest tokens first: sees a law that is too sharp or too flat
-    by_id: Tensor  # in the order of the ids: sees numbers that were used twice
+    ranked: Tensor  # likeliest tokens first: shows a law that is too sharp or too flat
+    by_id: Tensor  # in the order of the ids: shows random numbers that were used twice
 
 
-def places(law: Tensor, tokens: Tensor, noise: Tensor) -> Places:
+def uniforms(law: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
     """The numbers of `tokens [n]` under `law [n, V]`; `noise [n]` is uniform and fresh.
 
-    A token that has no mass comes to the very end of the ranks.
+    A token without mass gets the very end of the ranks.
     """
     p = law.double()
     p = p / p.sum(-1, keepdim=True)
@@ -31,5 +31,5 @@ def places(law: Tensor, tokens: Tensor, noise: Tensor) -> Places:
     ids = torch.arange(p.shape[1], device=p.device)
     equals = p.where(p == own, 0.0).sum(-1)
     ranked = p.where(p > own, 0.0).sum(-1) + noise * equals
-    before = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * own[:, 0]
-    return Places(ranked.cpu(), before.cpu())
+    by_id = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * own[:, 0]
+    return Uniforms(ranked.cpu(), by_id.cpu())

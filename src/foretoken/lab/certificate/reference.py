@@ -1,6 +1,6 @@
-"""What certificates are measured against: the target read plainly, one token a pass, no guesses.
+"""The reference of a certificate: the target run plainly, one token a pass, without guesses.
 
-Nothing of the step is used, and nothing is ever rolled back.
+Uses nothing of the step and never rolls back.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from foretoken.sampling.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The rows that have a token at one place of their new text, and the laws there."""
+    """The rows whose new text reaches one place, and the laws there."""
 
     rows: list[int]
     tokens: Tensor  # [n]
     p: Tensor  # [n, V]
-    q: Tensor  # [n, V]: the drafter's first guess there, nothing where it makes none
+    q: Tensor  # [n, V]: of the drafter's first guess there, 0 where it makes none
 
 
 @torch.inference_mode()
@@ -37,8 +37,8 @@ def replay(
     texts: Sequence[list[int]],
     params: SamplingParams,
 ) -> Iterator[Place]:
-    """Both read the new `texts` of the requests side by side, and say at each place what they
-    expect before they are told. RefusedError where one of them is in use."""
+    """The laws of both at every place of the new `texts` of the requests, which are read side by
+    side. RefusedError where one of them is in use."""
     live = list(range(len(texts)))
     sources = _sources(target, requests)
     with claimed(target, drafter) as claim:
@@ -62,15 +62,15 @@ def replay(
 
 @torch.inference_mode()
 def singly(target: Model, request: Request, text: list[int]) -> Tensor:
-    """Logits ahead of every token of `text`, which continues the request: `[len(text), V]`, one
-    row alone, a token a pass. RefusedError where the target is in use."""
+    """Logits for every token of `text`, which continues the request: `[len(text), V]`, one row
+    alone, a token a pass. RefusedError where the target is in use."""
     with claimed(target):
         target.start([request.prompt[:-1]], _sources(target, [request]))
         return torch.cat([_expected(target, [request], [text], t).cpu() for t in range(len(text))])
 
 
 def _expected(target: Model, requests: list[Request], texts: list[list[int]], t: int) -> Tensor:
-    """Logits at new place t of every row, `[B, V]`, what is forced included."""
+    """Logits at new place t of every row, `[B, V]`; a forced token has all of the mass."""
     last = [[[request.prompt[-1], *text][t]] for request, text in zip(requests, texts, strict=True)]
     logits = target.score(last, [1] * len(last))[:, 0].clone()
     for b, request in enumerate(requests):
@@ -80,7 +80,7 @@ def _expected(target: Model, requests: list[Request], texts: list[list[int]], t:
 
 
 def _first(draft: Draft, p: Tensor) -> Tensor:
-    """The law of the first guess of every row, like p `[n, V]`."""
+    """The law of the first guess of every row, `[n, V]` as p."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
     known = (draft.lengths > 0).to(p)[:, None].cpu()

@@ -1,7 +1,7 @@
-"""Whether a pass over a block says what passes over single tokens say, rollback and ragged rows
-included.
+"""Whether a pass over a block gives the logits of passes over single tokens, rollback and ragged
+rows included.
 
-Rounding makes them differ a little: by how much is the noise against which all else is judged.
+Rounding makes them differ a little; this noise is what differences of greedy texts are judged by.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from foretoken.lab.certificate.reference import singly
 from foretoken.models.base import Model
 from foretoken.request import Request
 
-# Of the logits' height above their mean. Rounding stays well below, a wrong cache far above: in
-# float32 the default pair shows 1.2e-6, and the self-check refuses a structure from 1e-4 on
+# Noise as a share of the logits' height above their mean. Rounding stays well below, a wrong cache
+# far above: in float32 the default pair has 1.2e-6; the self-check refuses a structure from 1e-4 on
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "int8": 5e-2, "bfloat16": 1e-1}
-LARGE = 1e30  # stands for what is no number
+LARGE = 1e30  # stands for NaN and infinity
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """Logits of blocks against those of single tokens."""
 
-    dtype: str  # of the computation
+    dtype: str  # that the target computes in
     positions: int
-    noise: float  # the largest difference of a logit
+    noise: float  # the largest difference of any logit
     height: float  # of the largest logit above the mean one, on average
     variation: float  # the largest total variation of the laws at temperature 1
-    allowed: float  # noise that rounding explains
+    allowed: float  # the noise that rounding explains
 
     @property
     def ok(self) -> bool:
         return self.noise <= self.allowed
 
 
-def companies(count: int) -> list[list[int]]:
-    """Which rows run together: all of them, and every second one by itself once more, for a single
-    row may take another way through a model."""
+def row_groups(count: int) -> list[list[int]]:
+    """Rows that run together: all of them, and every second row alone too, as a single row may take
+    another path through a model."""
     alone = [[row] for row in range(0, count, 2)] if count > 1 else []
     return [list(range(count)), *alone]
 
 
 def computed(target: Model, logits: Tensor) -> str:
-    """What the target computes in: what its runtime says, else its network's dtype, else that of
-    its logits."""
+    """The dtype that the target computes in: `target.computed`; of one without it, its network's,
+    else that of its logits."""
     network = getattr(target, "model", None)
-    own = str(getattr(network, "dtype", logits.dtype)).removeprefix("torch.")
-    return getattr(target, "computed", own)
+    dtype = str(getattr(network, "dtype", logits.dtype)).removeprefix("torch.")
+    return getattr(target, "computed", dtype)
 
 
 @torch.inference_mode()
@@ -64,17 +64,16 @@ def compare(
 ) -> Shapes:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
     some tokens of each block wrong and rolled back. RefusedError where the target is in use.
-    `dtype`: what noise the computation explains; None: what the target computes in."""
+    `dtype`: whose rounding is allowed; None: of what the target computes in."""
     alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
     noise = variation = height = 0.0
     positions = 0
-    for row, at, found in _in_companies(target, requests, texts, width):
+    for row, at, logits in _grouped(target, requests, texts, width):
         if at in requests[row].forced:
-            continue  # whatever the logits
-        expected = alone[row][at].double()
-        found = found.double().cpu()
-        off = torch.where(found == expected, 0.0, (found - expected).abs())
-        law, other = found.softmax(-1), expected.softmax(-1)
+            continue  # the logits do not matter
+        expected, logits = alone[row][at].double(), logits.double().cpu()
+        off = torch.where(logits == expected, 0.0, (logits - expected).abs())
+        law, other = logits.softmax(-1), expected.softmax(-1)
         noise = max(noise, float(off.nan_to_num(LARGE, posinf=LARGE).max()))
         variation = max(variation, float((law - other).abs().sum() / 2))
         finite = expected[expected.isfinite()]
@@ -85,10 +84,10 @@ def compare(
     return Shapes(dtype, positions, noise, height, variation, TOLERANCE[dtype] * height)
 
 
-def _in_companies(
+def _grouped(
     target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
-    for rows in companies(len(requests)):
+    for rows in row_groups(len(requests)):
         own = [requests[row] for row in rows], [texts[row] for row in rows]
         for b, at, logits in _blockwise(target, *own, width):
             yield rows[b], at, logits
@@ -97,7 +96,7 @@ def _in_companies(
 def _blockwise(
     target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Row, place and logits `[V]`, of every place whose past is the text's own."""
+    """Row, place and logits `[V]` at every place behind a beginning of the text."""
     live, done = [row for row, text in enumerate(texts) if text], [0] * len(texts)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
@@ -105,7 +104,7 @@ def _blockwise(
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
-            right = [(step + row) % width for row in live]  # guesses that are the text's
+            right = [(step + row) % width for row in live]  # guesses that follow the text
             blocks = [
                 _block(requests[row], texts[row], done[row], width, good, target.vocab_size)
                 for row, good in zip(live, right, strict=True)
@@ -125,7 +124,8 @@ def _blockwise(
 def _block(
     request: Request, text: list[int], done: int, width: int, right: int, V: int
 ) -> list[int]:
-    """The last token, and guesses of which the first `right` are the text's; no longer than it."""
+    """The last token and guesses, of which the first `right` follow the text; it ends with the
+    text."""
     guesses = text[done : min(done + width, len(text)) - 1]
     wrong = [(token + 1) % V for token in guesses[right:]]
     return [[request.prompt[-1], *text][done], *guesses[:right], *wrong]

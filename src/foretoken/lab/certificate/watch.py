@@ -1,9 +1,9 @@
-"""A drafter seen at work: whether its guesses follow the q that it reports.
+"""A drafter observed at work: whether its guesses follow the q that it reports.
 
-Two ways to see. What it drew through `draw` must be what it reports, token and law, bit for bit;
-and the guesses' numbers under the reported q must be uniform, however it drew them. Guesses that
-are said to be certain must be a function of the text. Where a position has one noise for all steps
-(coupled mode), only the first guess there is a new number.
+Two checks: what it drew through `draw` must be what it reports, token and law, bit for bit; and the
+guesses' numbers under the reported q must be uniform, however it drew them. Guesses reported as
+certain must be a function of the text. In coupled mode a position has one noise for all steps, so
+that only the first guess there is a new number.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.lab.certificate.pit import Places, places
+from foretoken.lab.certificate.pit import Uniforms, uniforms
 from foretoken.sampling.draw import Draw
 
 
 @dataclass(slots=True)
-class Seen:
+class Log:
     """What a drafter did."""
 
     guesses: int = 0
-    certain: int = 0  # of them, without a q
-    places: list[Places] = field(default_factory=list[Places])  # of those with one
+    certain: int = 0  # of them: without a q
+    uniforms: list[Uniforms] = field(default_factory=list[Uniforms])  # of those with a q
     lies: list[str] = field(default_factory=list[str])
 
 
 class Watched:
-    """A Drafter that does what `drafter` does, and notes it."""
+    """A Drafter that does what `drafter` does, and logs it."""
 
     def __init__(self, drafter: Drafter, seed: int) -> None:
-        self.drafter, self.seen = drafter, Seen()
+        self.drafter, self.log = drafter, Log()
         self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
         self._texts: list[list[int]] = []
-        self._numbered: list[int] = []  # how far each row's guesses have become numbers
-        self._said: dict[tuple[int, ...], int] = {}  # text -> the guess that was certain there
+        self._counted: list[int] = []  # how far each row's guesses are in the log's numbers
+        self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain guess behind it
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        heard = sources or [[] for _ in prompts]
-        self._texts += [[*source, *prompt] for source, prompt in zip(heard, prompts, strict=True)]
-        self._numbered += [0] * len(prompts)
+        heads = sources or [[] for _ in prompts]
+        self._texts += [[*head, *prompt] for head, prompt in zip(heads, prompts, strict=True)]
+        self._counted += [0] * len(prompts)
         self.drafter.start(rows, prompts, sources)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
@@ -53,37 +53,37 @@ class Watched:
         draft = self.drafter.propose(gamma, drawn)  # pyright: ignore[reportArgumentType]
         tokens = draft.tokens.cpu().long()
         for b, count in enumerate(draft.lengths.tolist()):
-            self.seen.guesses += count
+            self.log.guesses += count
             if draft.q is None:
-                self.seen.certain += count
-                self._certain(b, tokens[b, :count].tolist())
+                self.log.certain += count
+                self._check_certain(b, tokens[b, :count].tolist())
             elif count:
-                self._drawn(b, tokens[b, :count], draft.q[b, :count], drawn)
+                self._check_drawn(b, tokens[b, :count], draft.q[b, :count], drawn)
         return draft
 
-    def _drawn(self, b: int, tokens: Tensor, q: Tensor, drawn: Recorded) -> None:
+    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, drawn: Recorded) -> None:
         first = len(self._texts[b])
-        new = max(0, self._numbered[b] - first) if drawn.coupled else 0
-        self._numbered[b] = max(self._numbered[b], first + len(tokens))
+        new = max(0, self._counted[b] - first) if drawn.coupled else 0
+        self._counted[b] = max(self._counted[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
-        self.seen.places.append(places(q[new:].cpu(), tokens[new:], noise[new:]))
+        self.log.uniforms.append(uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
-            if i not in drawn.found:
-                continue  # by its own means: its numbers tell
-            law, ids = drawn.found[i]
+            if i not in drawn.draws:
+                continue  # drawn by other means: the numbers tell
+            law, ids = drawn.draws[i]
             if int(ids[b]) != token:
-                self.seen.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
+                self.log.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
             elif off := float((law[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2):
-                self.seen.lies.append(
+                self.log.lies.append(
                     f"guess {token} was drawn from another law than the q reported, total "
                     f"variation {off:.2g}"
                 )
 
-    def _certain(self, b: int, guesses: list[int]) -> None:
+    def _check_certain(self, b: int, guesses: list[int]) -> None:
         for i, token in enumerate(guesses):
-            known = self._said.setdefault((*self._texts[b], *guesses[:i]), token)
+            known = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
             if known != token:
-                self.seen.lies.append(
+                self.log.lies.append(
                     f"guesses {known} and {token} after the same text, both said to be certain"
                 )
 
@@ -95,7 +95,7 @@ class Watched:
     def leave(self, rows: list[int]) -> None:
         stay = [b for b in range(len(self._texts)) if b not in rows]
         self._texts = [self._texts[b] for b in stay]
-        self._numbered = [self._numbered[b] for b in stay]
+        self._counted = [self._counted[b] for b in stay]
         self.drafter.leave(rows)
 
 
@@ -104,12 +104,12 @@ class Recorded:
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        self.found: dict[int, tuple[Tensor, Tensor]] = {}
+        self.draws: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draw, name)
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         ids = self._draw(law, i, cdf)
-        self.found[i] = law.clone(), ids
+        self.draws[i] = law.clone(), ids
         return ids

@@ -1,4 +1,4 @@
-"""What a model weighs: parameters, bytes that a pass reads, arithmetic of a token, cache.
+"""The size of a model: parameters, bytes that a pass reads, operations and cache bytes of a token.
 
 Counted from the shapes of its parameters and its config, not measured: the same on every runtime.
 """
@@ -17,12 +17,12 @@ from foretoken.errors import ForetokenError
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
 
-PYTHON = "python"  # the runtime of a drafter that is no model
+PYTHON = "python"  # the runtime of a drafter without a model
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """One model, or a drafter that is none; None where it cannot be told."""
+    """A model, or a drafter without one; None where a figure is unknown."""
 
     name: str
     runtime: str
@@ -38,7 +38,7 @@ class Footprint:
 def of_model(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """The target, or a draft's model; `dtype`, `revision`, `trust`: as it was loaded."""
+    """Of the target or a draft's model; `dtype`, `revision`, `trust`: as it was loaded."""
     network = _network(model, name, revision, trust)
     facts = (name, model.runtime)
     if network is None:
@@ -76,7 +76,7 @@ def of_drafter(
 
 
 def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
-    """The network itself, or its like without weights; None for what transformers cannot build."""
+    """The network, or one of its shape without weights; None where transformers cannot build it."""
     held = getattr(model, "model", None)
     if isinstance(held, PreTrainedModel):
         return held
@@ -84,15 +84,15 @@ def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreT
         return None
     try:
         return source(name, revision, trust).empty
-    except ForetokenError:  # a report does without these figures
+    except ForetokenError:  # the figures are then unknown
         return None
 
 
 def _products(network: PreTrainedModel) -> int:
     """Weights that are multiplied with one token of a decoder's text.
 
-    Not the rows of an embedding unless they are the output layer too; of experts, those a token
-    goes through. Cross-attention's keys and values, made once per source, are counted.
+    Without embeddings, unless they are the output layer too, and with the share of experts that a
+    token goes through. Cross-attention's keys and values, made once per source, are counted.
     """
     head = network.get_output_embeddings()
     skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
@@ -110,7 +110,7 @@ def _embeddings(network: PreTrainedModel) -> list[Tensor]:
 
 
 def _encoder(network: PreTrainedModel) -> set[int]:
-    """Its weights, which run once per source."""
+    """Ids of the encoder's weights, which run once per source."""
     if not network.config.is_encoder_decoder:
         return set()
     return {id(weight) for weight in network.get_encoder().parameters()}
@@ -129,8 +129,7 @@ def _experts_share(config: PreTrainedConfig) -> float:
 def _cache_bytes(config: PreTrainedConfig, itemsize: int) -> int | None:
     """Bytes of keys and values of one token in all layers of the decoder."""
     config = config.get_text_config(decoder=True)
-    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
-    layers = _first(config, *names)
+    layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers")
     query = _first(config, "decoder_attention_heads", "num_attention_heads")
     heads = _first(config, "num_key_value_heads") or query
     width = _first(config, "hidden_size")

@@ -1,7 +1,7 @@
 """Measuring a pair: how far they agree, and what everything costs on this machine.
 
-Every prompt is continued plainly and speculatively, one after the other, and its plain text is
-replayed to the drafter. What follows from that, and which gamma, is prediction.py's business.
+Every prompt is continued plainly and speculatively, in turn, and its plain text is replayed to the
+drafter. What other gammas would gain is prediction.py's business.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
@@ -23,26 +24,21 @@ from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.request import Completion, Request, StepRecord
-from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 
 PASSES = 16  # v(n) is measured for n up to this
-REPEATS = 9  # at least, of each
-WARM_UP = 8  # tokens: first calls are slow
+REPEATS = 9  # at least, of each pass
+WARM_UP = 8  # new tokens; first calls are slow
 
 Track = Callable[[Sequence[int]], Iterable[int]]
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """Names a list of prompts."""
+    """SHA-256 of a list of prompts."""
     return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()
-
-
-def params(options: Options) -> SamplingParams:
-    """How the laws are standardized."""
-    return SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
 
 
 def measure(
@@ -56,18 +52,17 @@ def measure(
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on `prompts`.
 
-    found: what the first prompts showed already; keep: called with what each of the others shows;
-    track: an iterable around their numbers, for a progress bar. Raises InputError for prompts that
-    the models cannot continue, KeyboardInterrupt where a run was interrupted.
+    found: the first prompts, measured before; keep: called with each of the others; track: an
+    iterable around their numbers, for a progress bar. Raises InputError for prompts that the models
+    cannot continue, KeyboardInterrupt where a run was interrupted.
     """
-    params(options)
     require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
     machine = describe(spec.target.device)
     requests = spec.requests(list(prompts), options.max_new_tokens, options.seed)
-    _run(spec, prompts[0], options, 0, gamma=0, max_new_tokens=WARM_UP)
-    _run(spec, prompts[0], options, 0, gamma=options.gamma, max_new_tokens=WARM_UP)
+    for gamma in (0, options.gamma):
+        _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
     observed = list(found)
     repeats = -(-REPEATS // len(prompts))
     for i in track(range(len(observed), len(prompts))):
@@ -79,44 +74,40 @@ def measure(
 def _observe(
     spec: Speculator, prompt: Prompt, request: Request, options: Options, i: int, repeats: int
 ) -> Observed:
-    """One prompt, costs included: what slows the machine meanwhile slows all that is compared.
+    """One prompt, costs included, so that a busy machine slows down all that is compared.
 
-    Which of the two runs comes first alternates.
+    The plain and the speculative run alternate in coming first.
     """
     runs: dict[int, Completion] = {}
     for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
-        runs[gamma] = _run(spec, prompt, options, i, gamma=gamma)
+        runs[gamma] = _run(spec, prompt, options, i, gamma)
     plain = runs[0]
-    betas = overlaps(spec.target, spec.drafter, request, plain.tokens, params(options))
+    betas = overlaps(spec.target, spec.drafter, request, plain.tokens, options.sampling)
     text, most = [*request.prompt, *plain.tokens], max(PASSES, options.gamma + 1)
     seconds, context = passes(spec.target, request, text, most, repeats)
     return Observed(
         prompt_tokens=len(request.source or request.prompt),
         overlaps=[None if b is None else round(b, 6) for b in betas],
-        plain=_short(plain),
-        loop=_short(runs[options.gamma]),
+        plain=_summed(plain),
+        loop=_summed(runs[options.gamma]),
         context=context,
         passes=seconds,
     )
 
 
-def _run(
-    spec: Speculator, prompt: Prompt, options: Options, row: int, **changed: Any
-) -> Completion:
-    asked = {
-        "max_new_tokens": options.max_new_tokens,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-    }
-    (done,) = spec.generate([prompt], seed=[(options.seed, row)], **(asked | changed))
-    if done.finish_reason == "interrupted":
-        raise KeyboardInterrupt
+def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: int) -> Completion:
+    rows = spec.generate(
+        [prompt],
+        max_new_tokens=options.max_new_tokens,
+        gamma=gamma,
+        seed=[(options.seed, row)],
+        **asdict(options.sampling),
+    )
+    (done,) = uninterrupted(rows)
     return done
 
 
-def _short(done: Completion) -> Run:
+def _summed(done: Completion) -> Run:
     seconds = done.stats.seconds - done.stats.prefill_seconds
     return Run(len(done.tokens), seconds, [_step(step) for step in done.steps])
 
@@ -144,14 +135,14 @@ def _summary(
     betas = [[0.0 if b is None else b for b in one.overlaps] for one in observed]
     silent = [b is None for one in observed for b in one.overlaps]
     trust = options.trust_remote_code
-    target_is = options.dtype, options.revision
-    draft_is = options.draft_dtype or options.dtype, options.draft_revision
+    target_loading = options.dtype, options.revision
+    draft_loading = options.draft_dtype or options.dtype, options.draft_revision
     return Measurement(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         options=options,
         machine=machine,
-        target=of_model(spec.target, spec.target_name, *target_is, trust=trust),
-        draft=of_drafter(spec.drafter, spec.draft_name, *draft_is, trust=trust),
+        target=of_model(spec.target, spec.target_name, *target_loading, trust=trust),
+        draft=of_drafter(spec.drafter, spec.draft_name, *draft_loading, trust=trust),
         alpha=_known(ratio([sum(b) for b in betas], [len(b) for b in betas], 0, 1)),
         alpha_in_loop=_in_loop(loops),
         silent=fmean(silent),
@@ -177,7 +168,7 @@ def _in_loop(loops: list[Run]) -> Estimate | None:
 
 
 def _position(steps: list[Step], i: int) -> Position:
-    """Guess i, from 1. A step that ended at an end of sequence before it says nothing."""
+    """Guess i, from 1. A step that met an end of sequence before it does not count."""
     room = [step for step in steps if step.gamma >= i]
     asked = [step for step in room if step.accepted >= i - 1 and step.kept >= i]
     judged = sum(step.judged >= i for step in asked)
@@ -187,23 +178,26 @@ def _position(steps: list[Step], i: int) -> Position:
 
 
 def _passes(observed: list[Observed]) -> list[Spread]:
-    """As far as every prompt left room for."""
-    found = [
-        spread([seconds for times in same for seconds in times])
-        for same in zip(*(one.passes for one in observed), strict=False)
-    ]
-    return [one for one in found if one is not None]
+    """Over 1, 2, .. tokens, as far as all prompts left room."""
+    by_size = zip(*(one.passes for one in observed), strict=False)
+    return [_timed([seconds for times in same for seconds in times]) for same in by_size]
 
 
 def _overhead(runs: list[Run]) -> Spread:
-    """Seconds a step beside draft and score, per run."""
-    seconds = [
-        (run.seconds - sum(s.draft_seconds + s.score_seconds for s in run.steps)) / len(run.steps)
-        for run in runs
-    ]
-    found = spread(seconds)
-    assert found is not None
-    return found
+    """Seconds of a step beside draft and score, a mean per run."""
+    return _timed(
+        [
+            (run.seconds - sum(s.draft_seconds + s.score_seconds for s in run.steps))
+            / len(run.steps)
+            for run in runs
+        ]
+    )
+
+
+def _timed(seconds: list[float]) -> Spread:
+    times = spread(seconds)
+    assert times is not None
+    return times
 
 
 def _tokens_per_call(loops: list[Run], gamma: int) -> Estimate:
@@ -215,8 +209,8 @@ def _speedup(observed: list[Observed]) -> Estimate:
     """Geometric mean over prompts of plain over speculative seconds a token."""
     pairs = [(one.plain, one.loop) for one in observed]
     logs = [log(a.seconds / a.tokens) - log(b.seconds / b.tokens) for a, b in pairs]
-    found = _known(mean(logs))
-    return Estimate(exp(found.value), exp(found.low), exp(found.high))
+    log_ratio = _known(mean(logs))
+    return Estimate(exp(log_ratio.value), exp(log_ratio.low), exp(log_ratio.high))
 
 
 def _known(estimate: Estimate | None) -> Estimate:

@@ -1,7 +1,7 @@
-"""A measurement under way: what each prompt showed, a line each, beside the file to be written.
+"""A measurement under way: a line for every prompt measured, beside the file to be written.
 
-After a kill the same options pick it up; other options, another machine or another version of the
-package begin anew.
+After a kill the same options resume it; other options, another machine or another version of the
+package start afresh.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from foretoken.storage import documents, files
 
 
 class Part:
-    """The file `<out>.part.jsonl`: a head, then prompts in order."""
+    """The file `<out>.part.jsonl`: a head, then the prompts in order; `found`: those measured."""
 
     def __init__(self, out: Path, options: Options, machine: Machine) -> None:
         self.path = out.with_name(out.name + ".part.jsonl")
@@ -28,24 +28,24 @@ class Part:
         files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def add(self, observed: Observed) -> None:
-        """The next prompt is done."""
+        """The next prompt was measured."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(observed)) + "\n")
 
     def remove(self) -> None:
-        """The measurement is saved."""
+        """The measurement was saved."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> list[Observed]:
-        """What is there and can be used; a last line that was cut off is left out."""
+        """The usable lines; a last line that was cut off is dropped."""
         try:
             head, *lines = self.path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError):
             return []
-        found: list[Observed] = []
+        observed: list[Observed] = []
         for line in lines if head == self.head else []:
             try:
-                found.append(parse(documents.read(line), Observed, str(self.path)))
+                observed.append(parse(documents.read(line), Observed, str(self.path)))
             except (ValueError, InputError):
                 break
-        return found
+        return observed

@@ -16,9 +16,9 @@ from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import check
 
-# Passes of a size that come before those that are timed, so that all are in the steady state they
-# have in generation. A runtime may lay out its work anew for another size, or for a while pad a
-# smaller one to the last: the first size follows one that may be any, the others a smaller one.
+# Untimed passes ahead of the timed ones, which are then in the steady state of generation. A
+# runtime may lay out its work anew for another size, or for a while pad a smaller one to the last:
+# the first size follows a pass of any size, the others follow a smaller one.
 FIRST, SETTLE = 20, 2
 
 
@@ -28,29 +28,29 @@ def passes(
 ) -> tuple[list[list[float]], int]:
     """`repeats` seconds of a pass over 1, 2, .., `most` tokens, and the tokens it is behind.
 
-    `text`: prompt and new tokens of the request, of which half the new ones are behind. Fewer
-    where they would not fit in the target's context. RefusedError where the target is in use.
+    `text`: prompt and new tokens of the request; the passes are behind half of the new ones, or
+    fewer where the target's context is too small. RefusedError where the target is in use.
     """
     context = (len(text) + len(request.prompt)) // 2
     if target.context is not None:
         context = min(context, max(0, target.context - most))
         most = min(most, target.context - context)
-    ahead = (text[context:] or text) * most  # what is read; of any text
+    ahead = (text[context:] or text) * most  # the tokens read; any will do
     times: list[list[float]] = []
     with claimed(target), threads(target):
         target.start([text[:context]], None if request.source is None else [request.source])
         for n in range(1, most + 1):
             settle = FIRST if n == 1 else SETTLE
-            found = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
-            times.append(found[settle:])
+            seconds = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
+            times.append(seconds[settle:])
     return times, context
 
 
 def _pass(target: Model, block: list[int], context: int) -> float:
-    """One behind `context` tokens, rolled back."""
+    """Seconds of one pass behind `context` tokens, rolled back."""
     began = perf_counter()
     logits = target.score([block], [len(block)])
-    check(logits, "target", [context], [len(block)])  # reads the logits, so they are there
+    check(logits, "target", [context], [len(block)])  # reads the logits, so waits for them
     seconds = perf_counter() - began
     target.set_lengths([context])
     return seconds

@@ -1,6 +1,6 @@
-"""Which draft to use, and with which gamma; whether to speculate at all.
+"""Which draft and gamma to use, and whether to speculate at all.
 
-Compares measurements of one target on one machine. What a gamma would gain is prediction.py's.
+Compares measurements of one target on one machine; prediction.py says what a gamma would gain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from foretoken.lab.measurement.footprint import PYTHON
 from foretoken.lab.measurement.prediction import Prediction, best, predictions
 from foretoken.lab.measurement.result import Measurement, Options
 
-# Of prompts the file's name, not its text
+# "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
 
 
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def gamma(self) -> int:
-        """What to generate with: 0 where no draft is predicted to be faster than none."""
+        """The gamma to generate with: 0 where no draft is predicted to speed the target up."""
         return self.first.best.gamma if self.first.best.speedup.value > 1 else 0
 
     @property
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def vllm(self) -> dict[str, Any] | None:
-        """vLLM's --speculative-config of the same; None: without, or it has no such draft."""
+        """vLLM's --speculative-config for it; None: plain decoding, or vLLM has no such draft."""
         return speculative_config(self.first.measurement, self.gamma) if self.gamma else None
 
 
@@ -63,57 +63,55 @@ def plan(named: Sequence[tuple[str, Measurement]]) -> Plan:
 
     Raises InputError where two differ in target, machine, prompts or sampling parameters.
     """
-    for name, found in named[1:]:
-        _same(*named[0], name, found)
-    candidates = [Candidate(found, best(predictions(found))) for _, found in named]
+    for name, measurement in named[1:]:
+        _require_same(*named[0], name, measurement)
+    candidates = [Candidate(one, best(predictions(one))) for _, one in named]
     return Plan(sorted(candidates, key=lambda c: -c.best.speedup.value))
 
 
 def command(options: Options, gamma: int) -> str:
     """`foretoken generate` as measured, with that gamma."""
-    words = ["foretoken", "generate", "--prompt-file", options.prompts]
+    arguments = ["foretoken", "generate", "--prompt-file", options.prompts]
     for name in ("target", "draft"):
         if getattr(options, name) is not None:
-            words += [f"--{name}", getattr(options, name)]
-    words += ["--gamma", str(gamma)]
-    return shlex.join([*words, *flags(options, apart=("gamma",))])
+            arguments += [f"--{name}", getattr(options, name)]
+    return shlex.join([*arguments, "--gamma", str(gamma), *flags(options, apart=("gamma",))])
 
 
 def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
-    """What a dataclass of options says on a command line: the fields that are not at their
-    defaults, those aside that are `apart` or have none."""
-    words: list[str] = []
+    """A dataclass of options as flags of a command line: all fields with a default that differ
+    from it, but for those in `apart`."""
+    flags: list[str] = []
     for field in fields(options):
         value = getattr(options, field.name)
         if field.name not in apart and field.default is not MISSING and value != field.default:
-            words.append(f"--{field.name.replace('_', '-')}")
-            words += [] if value is True else [str(value)]
-    return words
+            flags.append(f"--{field.name.replace('_', '-')}")
+            flags += [] if value is True else [str(value)]
+    return flags
 
 
-def speculative_config(found: Measurement, gamma: int) -> dict[str, Any] | None:
-    """vLLM's keys for the draft of a measurement; None where it has no such draft."""
-    if found.target.encoder_decoder:
+def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
+    """vLLM's keys for the draft of a measurement; None where vLLM has no such draft."""
+    if measured.target.encoder_decoder:
         return None
-    if found.draft.name == "lookup":
-        longest = LookupDrafter().longest
+    if measured.draft.name == "lookup":
         return {
             "method": "ngram",
             "num_speculative_tokens": gamma,
-            "prompt_lookup_max": longest,
+            "prompt_lookup_max": LookupDrafter().longest,
             "prompt_lookup_min": 1,
         }
-    if found.draft.runtime == PYTHON:
+    if measured.draft.runtime == PYTHON:
         return None
     return {
         "method": "draft_model",
-        "model": found.draft.name,
+        "model": measured.draft.name,
         "num_speculative_tokens": gamma,
-        **({"revision": revision} if (revision := found.options.draft_revision) else {}),
+        **({"revision": revision} if (revision := measured.options.draft_revision) else {}),
     }
 
 
-def _same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:
+def _require_same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:
     for what, a, b in [
         ("target", asdict(one.target), asdict(other.target)),
         ("machine", asdict(one.machine), asdict(other.machine)),

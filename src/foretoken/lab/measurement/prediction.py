@@ -1,10 +1,10 @@
-"""What a gamma would gain, from a measurement: section 3.5 with what was measured for alpha^i.
+"""What a gamma would gain, from a measurement: section 3.5 with measured rates in place of alpha^i.
 
-Tokens come from how often guess i was kept (beyond the measured gamma: alpha more each time), time
-from what the steps of the measured runs took; v(n) says how a pass grows from one gamma to another.
-Under `speculative` and under `block` alike, whether guess i is kept does not depend on how many are
-made behind it, so one measured gamma speaks for the others: what it gained on the clock is what is
-predicted for it, and the formula gives the others in proportion.
+Tokens follow from how often guess i was kept (alpha for guesses beyond the measured gamma), time
+from the steps of the measured runs, with v(n) for how a pass grows with gamma. Under `speculative`
+and `block` alike, whether guess i is kept does not depend on how many are made behind it, so one
+measured gamma serves for the others: its own prediction is the speed-up that was measured, and the
+formula gives the others in proportion.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from foretoken.lab.estimate import Estimate
 from foretoken.lab.measurement.result import Measurement
 
-LEAST = 1e-9  # seconds of a pass, whatever its interval
+LEAST = 1e-9  # seconds of a pass at the low end of its interval
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """The numbers that a prediction follows from; seconds."""
+class Basis:
+    """The numbers that a prediction follows from; times in seconds."""
 
     alpha: float
-    kept: tuple[float, ...]  # P(guess i is kept | those before it were), i = 1, 2, ..
-    offered: tuple[float, ...]  # share of steps in which the drafter goes so far
+    kept: tuple[float, ...]  # P(guess i is kept | all before it were), i = 1, 2, ..
+    offered: tuple[float, ...]  # share of steps in which the drafter makes guess i
     guess: float
-    passes: tuple[float, ...]  # over 1, 2, .. tokens; but for the first, beside drafts
+    passes: tuple[float, ...]  # over 1, 2, .. tokens; the first in plain runs, others beside drafts
     plain: float  # other work of a step without guesses
     loop: float  # of a step with len(kept) guesses
 
@@ -47,75 +47,75 @@ class Costs:
         """Seconds of a step."""
         last = self.offered[-1] if self.offered else 1.0
         shares = [*self.offered, *[last] * gamma][:gamma]
-        least = [1.0, *shares, 0.0]  # P(so many guesses or more)
-        score = sum((least[d] - least[d + 1]) * self.passes[d] for d in range(gamma + 1))
+        reached = [1.0, *shares, 0.0]  # P(d guesses or more), d = 0, 1, ..
+        score = sum((reached[d] - reached[d + 1]) * self.passes[d] for d in range(gamma + 1))
         other = self.plain + (self.loop - self.plain) * gamma / max(1, len(self.kept))
         return score + self.guess * sum(shares) + other
 
     def speedups(self, tokens: int) -> list[float]:
         """Plain over speculative seconds for a text of so many tokens, at gamma 0, 1, ..
 
-        Near the end gamma is cut to what is still wanted less one, as in generation.
+        Near the end gamma is cut to the tokens still missing less one, as in generation.
         """
         rounds = [self.round(g) for g in range(self.max_gamma + 1)]
         laws = [_gains(self.survival(g)) for g in range(self.max_gamma + 1)]
-        found: list[float] = []
+        speedups: list[float] = []
         for gamma in range(self.max_gamma + 1):
-            cost = np.zeros(tokens + 1)
+            cost = np.zeros(tokens + 1)  # of n tokens
             for n in range(1, tokens + 1):
                 g = min(gamma, n - 1)
                 cost[n] = rounds[g] + laws[g] @ cost[n - g - 1 : n][::-1]
-            found.append(tokens * rounds[0] / float(cost[tokens]))
-        return found
+            speedups.append(tokens * rounds[0] / float(cost[tokens]))
+        return speedups
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One gamma; low and high follow from the 95 % intervals of what it was made from."""
+    """For one gamma; low and high follow from the 95 % intervals of the measurement."""
 
     gamma: int
-    tokens_per_call: float  # of very many tokens
+    tokens_per_call: float  # of a long text
     speedup: Estimate
 
 
-def predictions(found: Measurement) -> list[Prediction]:
-    """For gamma 0, 1, .. as far as passes were measured; for the measured gamma what it gained."""
-    costs = _costs(found)
-    shares = _shares(found, costs)
-    others = [(_shares(found, a), _shares(found, b)) for a, b in _others(found, costs)]
+def predictions(measured: Measurement) -> list[Prediction]:
+    """For gamma 0, 1, .. as far as passes were measured; for the measured gamma its speed-up."""
+    basis = _basis(measured)
+    shares = _shares(measured, basis)
+    ends = [(_shares(measured, a), _shares(measured, b)) for a, b in _ends(measured, basis)]
     return [
         Prediction(
             gamma,
-            sum(costs.survival(gamma)),
-            _scaled(found.speedup, share, [(a[gamma] - b[gamma]) / 2 for a, b in others]),
+            sum(basis.survival(gamma)),
+            _scaled(measured.speedup, share, [(a[gamma] - b[gamma]) / 2 for a, b in ends]),
         )
-        if gamma
+        if gamma  # 0 is plain decoding
         else Prediction(0, 1.0, Estimate(1.0, 1.0, 1.0))
         for gamma, share in enumerate(shares)
     ]
 
 
-def formula(found: Measurement) -> float:
-    """The speed-up that follows for the measured gamma from alpha and costs, clock aside."""
-    return _costs(found).speedups(_length(found))[found.options.gamma]
+def formula(measured: Measurement) -> float:
+    """The speed-up of the measured gamma that follows from alpha and costs alone."""
+    return _basis(measured).speedups(_length(measured))[measured.options.gamma]
 
 
-def _shares(found: Measurement, costs: Costs) -> list[float]:
-    """Of the measured gamma's speed-up, at gamma 0, 1, .."""
-    speedups = costs.speedups(_length(found))
-    return [one / speedups[found.options.gamma] for one in speedups]
+def _shares(measured: Measurement, basis: Basis) -> list[float]:
+    """Speed-ups at gamma 0, 1, .. as shares of the measured gamma's, by the formula."""
+    speedups = basis.speedups(_length(measured))
+    return [one / speedups[measured.options.gamma] for one in speedups]
 
 
 def _scaled(clock: Estimate, share: float, halves: list[float]) -> Estimate:
-    """What the clock said, times a share with half intervals that are independent."""
+    """The measured speed-up times a share, whose half intervals are independent."""
     value = clock.value * share
     error = clock.value * sqrt(sum(half * half for half in halves))
     below, above = (share * (end - clock.value) for end in (clock.low, clock.high))
     return Estimate(value, max(0.0, value - hypot(below, error)), value + hypot(above, error))
 
 
-def _length(found: Measurement) -> int:
-    return max(1, round(found.tokens))
+def _length(measured: Measurement) -> int:
+    return max(1, round(measured.tokens))
 
 
 def best(table: list[Prediction]) -> Prediction:
@@ -129,63 +129,63 @@ def _gains(survival: list[float]) -> np.ndarray:
 
 
 def _rising(seconds: list[float]) -> list[float]:
-    """A pass over more tokens never takes less: where the clock says so, the machine was busy."""
+    """A pass over more tokens never takes less time; where it seems to, the machine was busy."""
     return np.minimum.accumulate(seconds[::-1])[::-1].tolist()
 
 
-def _passes(found: Measurement, alone: list[float]) -> tuple[float, ...]:
-    """Of steps with 0, 1, .. guesses: as in the runs, which were made with one gamma; for others as
-    passes grow that are timed alone, without the draft's work between them."""
+def _passes(measured: Measurement, alone: list[float]) -> tuple[float, ...]:
+    """Seconds of the pass in a step with 0, 1, .. guesses: with 0 as in the plain runs, else those
+    timed `alone`, times how much slower the passes beside a draft were in the runs."""
     alone = _rising(alone)
-    steps = [step for one in found.prompts for step in one.loop.steps if step.drafted]
+    steps = [step for one in measured.prompts for step in one.loop.steps if step.drafted]
     slower = [step.score_seconds / alone[step.drafted] for step in steps]
     beside = median(slower) if slower else 1.0
-    return (found.plain_pass.median, *(beside * seconds for seconds in alone[1:]))
+    return (measured.plain_pass.median, *(beside * seconds for seconds in alone[1:]))
 
 
-def _costs(found: Measurement) -> Costs:
-    alpha = found.alpha.value
-    return Costs(
+def _basis(measured: Measurement) -> Basis:
+    alpha = measured.alpha.value
+    return Basis(
         alpha=alpha,
-        kept=tuple(p.kept / p.asked if p.asked else alpha for p in found.positions),
-        offered=tuple(p.offered for p in found.positions),
-        guess=found.draft_seconds.median if found.draft_seconds else 0.0,
-        passes=_passes(found, [p.median for p in found.passes]),
-        plain=found.plain_overhead.median,
-        loop=found.loop_overhead.median,
+        kept=tuple(p.kept / p.asked if p.asked else alpha for p in measured.positions),
+        offered=tuple(p.offered for p in measured.positions),
+        guess=measured.draft_seconds.median if measured.draft_seconds else 0.0,
+        passes=_passes(measured, [p.median for p in measured.passes]),
+        plain=measured.plain_overhead.median,
+        loop=measured.loop_overhead.median,
     )
 
 
-def _others(found: Measurement, costs: Costs) -> list[tuple[Costs, Costs]]:
-    """Both ends of the interval of each number that is uncertain, the others left as they are."""
+def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
+    """Both ends of the interval of each uncertain number, the others left as they are."""
 
-    def ends(make: Callable[[float], Costs], error: float) -> tuple[Costs, Costs]:
+    def around(make: Callable[[float], Basis], error: float) -> tuple[Basis, Basis]:
         return make(error), make(-error)
 
-    def alpha(error: float) -> Costs:
-        share = 1 + error / costs.alpha if costs.alpha else 1.0
-        kept = tuple(min(1.0, max(0.0, rate * share)) for rate in costs.kept)
-        return replace(costs, alpha=min(1.0, max(0.0, costs.alpha + error)), kept=kept)
+    def alpha(error: float) -> Basis:
+        share = 1 + error / basis.alpha if basis.alpha else 1.0
+        kept = tuple(min(1.0, max(0.0, rate * share)) for rate in basis.kept)
+        return replace(basis, alpha=min(1.0, max(0.0, basis.alpha + error)), kept=kept)
 
-    def guess(error: float) -> Costs:
-        return replace(costs, guess=max(0.0, costs.guess + error))
+    def guess(error: float) -> Basis:
+        return replace(basis, guess=max(0.0, basis.guess + error))
 
-    def one(error: float) -> Costs:
-        return replace(costs, passes=(costs.passes[0] + error, *costs.passes[1:]))
+    def plain_pass(error: float) -> Basis:
+        return replace(basis, passes=(basis.passes[0] + error, *basis.passes[1:]))
 
-    def grown(n: int) -> tuple[Costs, Costs]:
-        def to(seconds: float) -> Costs:
-            others = [p.median for p in found.passes]
-            moved = _passes(found, [*others[:n], max(LEAST, seconds), *others[n + 1 :]])
-            return replace(costs, passes=(costs.passes[0], *moved[1:]))
+    def grown(n: int) -> tuple[Basis, Basis]:
+        def to(seconds: float) -> Basis:
+            times = [p.median for p in measured.passes]
+            moved = _passes(measured, [*times[:n], max(LEAST, seconds), *times[n + 1 :]])
+            return replace(basis, passes=(basis.passes[0], *moved[1:]))
 
-        own = found.passes[n]
+        own = measured.passes[n]
         return to(own.median + own.error), to(own.median - own.error)
 
-    spread = found.draft_seconds.error if found.draft_seconds else 0.0
+    spread = measured.draft_seconds.error if measured.draft_seconds else 0.0
     return [
-        ends(alpha, found.alpha.error),
-        ends(guess, spread),
-        ends(one, found.plain_pass.error),
-        *(grown(n) for n in range(1, len(found.passes))),
+        around(alpha, measured.alpha.error),
+        around(guess, spread),
+        around(plain_pass, measured.plain_pass.error),
+        *(grown(n) for n in range(1, len(measured.passes))),
     ]

@@ -1,7 +1,7 @@
-"""What `foretoken measure` finds out about a pair, as data, and its JSON file.
+"""The result of `foretoken measure`: its dataclasses and its JSON file.
 
-A file holds everything that a plan needs, so that it can be made without the models. Knows no
-models; how a figure came about is measure.py's business.
+A file holds all that a plan needs, so that plans are made without the models. Knows no models; how
+a figure is computed is measure.py's business.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
+from foretoken.sampling.params import SamplingParams
 from foretoken.storage import documents, files
 
 FORMAT, VERSION = "foretoken.measurement", 1
@@ -24,7 +25,7 @@ FORMAT, VERSION = "foretoken.measurement", 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for. Two measurements compare where all but draft and gamma agree."""
+    """The options of a measurement. Two compare where all but draft and gamma are equal."""
 
     target: str | None
     draft: str | None
@@ -48,9 +49,13 @@ class Options:
     tokenizer: str | None = None
     ignore_generation_config: bool = False
 
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
 
 class Step(NamedTuple):
-    """A step of a row, in short."""
+    """A step of a row: counts and seconds."""
 
     gamma: int
     drafted: int
@@ -73,19 +78,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one prompt showed."""
+    """The measurement of one prompt."""
 
     prompt_tokens: int
-    overlaps: list[float | None]  # at every token of the target's own text; None: no guess
+    overlaps: list[float | None]  # beta at every token of the target's own text; None: no guess
     plain: Run
     loop: Run
-    context: int  # of the passes
-    passes: list[list[float]]  # seconds of the target's over 1, 2, .. tokens
+    context: int  # tokens that the passes are behind
+    passes: list[list[float]]  # seconds of the target's passes over 1, 2, .. tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What became of guess i of a step."""
+    """How guess i of a step fared."""
 
     asked: int  # steps that kept all guesses before it and had room for it
     judged: int  # of these, steps with such a guess
@@ -125,9 +130,9 @@ class Measurement:
     @property
     def plain_pass(self) -> Spread:
         """Of the target over one token, in the plain runs."""
-        found = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
-        assert found is not None
-        return found
+        times = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
+        assert times is not None
+        return times
 
     @property
     def c(self) -> float | None:
@@ -143,7 +148,7 @@ class Measurement:
 
     @property
     def v(self) -> list[float]:
-        """v(1), v(2), ..: what a pass costs against one over one token."""
+        """v(1), v(2), ..: seconds of a pass over those of a pass over one token."""
         return [p.median / self.passes[0].median for p in self.passes]
 
     @property
@@ -153,12 +158,12 @@ class Measurement:
 
     @property
     def floor_seconds(self) -> float | None:
-        """The least a pass can take: its weights read once."""
+        """The least that a pass can take: its weights are read once."""
         read = self.target.pass_bytes
         return None if read is None else read / self.bandwidth
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all; OSError where that cannot be."""
+        """Write the file, whole or not at all; OSError where it cannot be written."""
         files.write(path, (json.dumps(asdict(self), allow_nan=False) + "\n").encode())
 
 
@@ -178,16 +183,17 @@ def load(path: Path) -> Measurement:
     if document.get("version") != VERSION:
         number = document.get("version")
         raise InputError(f"{path} has version {number!r:.20}, not {VERSION}; measure again")
-    found: Measurement = parse(document, Measurement, str(path))
-    if not found.prompts or len(found.passes) <= found.options.gamma:
+    measurement: Measurement = parse(document, Measurement, str(path))
+    if not measurement.prompts or len(measurement.passes) <= measurement.options.gamma:
         raise InputError(f"{path}: prompts and passes: too few; measure again")
-    if min(one.median for one in (*found.passes, found.plain_pass)) <= 0:
+    times = (*measurement.passes, measurement.plain_pass)
+    if min(time.median for time in times) <= 0:
         raise InputError(f"{path}: passes: there must be times above 0; measure again")
-    return found
+    return measurement
 
 
 def parse(document: Any, kind: type[Any], name: str) -> Any:
-    """A dataclass of this file from JSON's values; InputError for what does not fit."""
+    """A dataclass of this file from JSON's values; InputError where they do not fit."""
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:

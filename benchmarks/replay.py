@@ -1,7 +1,7 @@
-"""Generation without models and clocks: chances of guesses, known in advance, under a policy.
+"""Generation without models and clocks: guesses of known chances under a policy of gamma.
 
 A text has a beta at every place: how likely a guess there is kept, whatever the policy. Seconds
-are those that the costs say, so that policies can be compared to the last digit.
+follow from given costs, so that policies compare to the last digit. Used by automatic_gamma.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from foretoken.sampling.keys import RowKey
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One number in [0, 1) per place decides whether its guess is kept; both lists must reach
-    MAX_GAMMA beyond `tokens`."""
+    """A guess at a place is kept where the number there, in [0, 1), is below its beta. Both lists
+    reach MAX_GAMMA beyond `tokens`."""
 
     tokens: int
     betas: list[float]
     numbers: list[float]
-    greedy: bool = False  # only the outcome is seen, as at temperature 0, not beta
-    decay: float = 1.0  # what every further guess of a draft keeps of its beta
+    greedy: bool = False  # the policy sees outcomes, not betas, as at temperature 0
+    decay: float = 1.0  # every further guess of a draft has this share of its beta
 
     def guess(self, place: int, i: int) -> tuple[bool, float]:
         """Whether guess i (from 0) of a draft, at `place`, is kept, and the overlap recorded."""
@@ -33,13 +33,13 @@ class Text:
 
 
 def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
-    """Seconds that a lone row takes to come to its end, and the row, with its records."""
+    """Seconds that a lone row takes until its end, and the row with its records."""
     row = Row.of(Request([0], text.tokens, RowKey(0, 0)))
     seconds = 0.0
     while not row.finish_reason:
         place = len(row.new_tokens)
-        (wanted,) = gamma.ask([row])
-        asked = min(wanted, row.room - 1)
+        (asked,) = gamma.ask([row])
+        asked = min(asked, row.room - 1)
         judged = _judged(text, place, asked)
         accepted = sum(kept for kept, _ in judged)
         kept = row.commit([0] * (accepted + 1))
@@ -53,16 +53,17 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
 
 
 def _judged(text: Text, place: int, asked: int) -> list[tuple[bool, float]]:
-    found: list[tuple[bool, float]] = []
+    """The guesses at `place` up to the first that is not kept."""
+    guesses: list[tuple[bool, float]] = []
     for i in range(asked):
-        found.append(text.guess(place + i, i))
-        if not found[-1][0]:
+        guesses.append(text.guess(place + i, i))
+        if not guesses[-1][0]:
             break
-    return found
+    return guesses
 
 
 class Oracle:
-    """Knows which guesses will be kept, and makes no others (paper, section 3.5)."""
+    """Knows which guesses will be kept, and asks for these alone (paper, section 3.5)."""
 
     def __init__(self, text: Text) -> None:
         self.text = text

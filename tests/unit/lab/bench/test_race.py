@@ -1,0 +1,116 @@
+"""Turns of a race: their order, this package's own, and contestants that fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.drafters.lm import LMDrafter
+from foretoken.errors import NumericsError
+from foretoken.lab.bench import race
+from foretoken.lab.bench.figures import PLAIN
+from foretoken.lab.bench.race import Key, Own, Run, Task, Unable
+from foretoken.models.table import TableModel
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+V = 6
+TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)
+
+
+def run(seconds: float) -> Run:
+    return Run(list(range(11)), 1, 1.0, seconds)
+
+
+def pair() -> Speculator:
+    return Speculator(
+        TableModel(random_model(1, V), V), LMDrafter(TableModel(random_model(2, V), V), V)
+    )
+
+
+def test_our_own_turn():
+    spec = pair()
+    found = Own(spec, 3).run(TASK)
+    (done,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
+    assert found.tokens == done.tokens and found.first_tokens == len(done.steps[0].kept)
+    assert 0 < found.first_seconds < found.seconds and found.loop_seconds < found.seconds
+    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in found.steps)
+    assert spent <= found.loop_seconds
+    assert sum(len(s.kept) for s in found.steps) == 12
+
+
+class Echo:
+    """A contestant that records its tasks."""
+
+    def __init__(self, key: Key, asked: list[tuple[Key, int]]) -> None:
+        self.key, self.asked = key, asked
+
+    def run(self, task: Task) -> Run:
+        self.asked.append((self.key, task.seed))
+        return run(2.0)
+
+
+def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    asked: list[tuple[Key, int]] = []
+    turns_done: list[Key] = []
+    a, b = Echo(PLAIN, asked), Echo(("b", 1), asked)
+    tasks = [TASK, TASK]
+    rounds = list(
+        race.race(
+            [a, b], lambda i: [Task(t.prompt, 1, t.params, i) for t in tasks], 2, turns_done.append
+        )
+    )
+    order = [(key, i) for i in range(3) for key in (PLAIN, ("b", 1)) for _ in tasks]
+    assert asked == order and turns_done == [PLAIN, ("b", 1)] * 3
+    assert len(rounds) == 2 and all(len(runs) == 2 for found in rounds for runs in found.values())
+
+
+class Quitter(Echo):
+    """Cannot go on from a number of turns on."""
+
+    def __init__(self, key: Key, turns: int) -> None:
+        super().__init__(key, [])
+        self.turns = turns
+
+    def run(self, task: Task) -> Run:
+        if len(self.asked) == self.turns:
+            raise Unable("it ended: killed")
+        return super().run(task)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch, turns: int):
+    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    left: list[tuple[Key, str]] = []
+    other, quitter = Echo(("b", 2), []), Quitter(("b", 1), turns)
+    rounds = list(
+        race.race(
+            [Echo(PLAIN, []), quitter, other],
+            lambda i: [TASK],
+            3,
+            on_exit=lambda key, why: left.append((key, why)),
+        )
+    )
+    assert left == [(("b", 1), "it ended: killed")]  # and is not asked again
+    assert len(other.asked) == turns  # nor is the rest of its side
+    assert len(rounds) == 3 and all(list(found) == [PLAIN] for found in rounds[turns:])
+
+
+def test_our_own_failure_ends_the_race():
+    class Broken(Echo):
+        def run(self, task: Task) -> Run:
+            raise NumericsError("target logits are NaN")
+
+    with pytest.raises(NumericsError):
+        next(race.race([Broken(PLAIN, [])], lambda i: [TASK], 1))
+
+
+def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object):
+        raise KeyboardInterrupt
+
+    spec = pair()
+    monkeypatch.setattr(spec.target, "score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(race.race([Own(spec, 0)], lambda i: [TASK], 1))

@@ -1,0 +1,138 @@
+"""Predictions from measurements written by hand: speed-ups worked out without the code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from foretoken import theory
+from foretoken.lab.estimate import Estimate
+from foretoken.lab.measurement.plan import Plan, plan
+from foretoken.lab.measurement.prediction import formula, predictions
+from foretoken.lab.measurement.result import Measurement, parse
+from measurements import document
+
+
+def measured(*args: Any, **settings: Any) -> Measurement:
+    return parse(document(*args, **settings), Measurement, "by hand")
+
+
+def planned(*found: Measurement) -> Plan:
+    return plan([(f"{i}.json", one) for i, one in enumerate(found)])
+
+
+def test_by_hand():
+    """Three tokens, guesses kept with 1/2, c = 0.1, v = 1: cost(1) = 1, cost(2) = 1.1 + 1/2.
+
+    gamma 1: cost(3) = 1.1 + cost(2)/2 + cost(1)/2 = 2.4; gamma 2: 1.2 + cost(2)/2 + cost(1)/4 =
+    2.25, so 3 / 2.25 = 4/3.
+    """
+    found = planned(measured([0.5, 0.5], 0.1, tokens=3, speedup=4 / 3))
+    table = predictions(found.first.measurement)
+    assert [one.speedup.value for one in table[:3]] == pytest.approx([1, 3 / 2.4, 4 / 3])
+    assert found.gamma == 2 and found.first.best.speedup.value == pytest.approx(4 / 3)
+    assert [one.tokens_per_call for one in table[:3]] == pytest.approx([1, 1.5, 1.75])
+
+
+@pytest.mark.parametrize("alpha, c", [(0.8, 0.02), (0.6, 0.1), (0.3, 0.05)])
+def test_guesses_kept_alike_give_the_papers_formula(alpha, c):
+    """Three positions measured, the others extrapolated: all are alpha^i."""
+    v = [1 + 0.03 * n for n in range(16)]
+    clock = theory.walltime_factor(alpha, 3, c, v=[0, *v], tokens=50)
+    found = measured([alpha] * 3, c, alpha=alpha, passes=v, tokens=50, speedup=clock)
+    expected = theory.optimal_gamma(alpha, c, v=[0, *v], max_gamma=15, tokens=50)
+    assert planned(found).gamma == expected
+    for one in predictions(found):
+        factor = theory.walltime_factor(alpha, one.gamma, c, v=[0, *v], tokens=50)
+        assert one.speedup.value == pytest.approx(factor, rel=1e-5)
+        assert one.tokens_per_call == pytest.approx(
+            theory.expected_tokens(alpha, one.gamma), rel=1e-5
+        )
+
+
+def test_other_work_counts():
+    """Two tokens, gamma 1, always kept: 2 (1 + 0.5) / (1 + 0.25 + 0.75)."""
+    found = measured([1.0], 0.25, tokens=2, overhead=(0.5, 0.75))
+    assert formula(found) == pytest.approx(1.5)
+
+
+def test_a_silent_draft_costs_what_it_drafts():
+    """Offered in half of the steps: (pass(1) + pass(2)) / 2 and half a guess, for 1.5 tokens.
+
+    Two tokens: cost(2) = 1.5 + 0.05 + cost(1) / 2 = 2.05.
+    """
+    found = measured([0.5], 0.1, tokens=2, passes=[1.0, 2.0], offered=0.5)
+    assert formula(found) == pytest.approx(2 / 2.05)
+
+
+def test_what_the_clock_said_is_what_is_predicted():
+    """For the measured gamma, interval and all; for others in proportion to the formula."""
+    clock = {"value": 1.2, "low": 1.05, "high": 1.4}
+    by_formula = predictions(measured([0.5, 0.5], 0.1, tokens=3, speedup=4 / 3))
+    found = document([0.5, 0.5], 0.1, tokens=3) | {"speedup": clock}
+    table = predictions(parse(found, Measurement, "by hand"))
+    plain, one, two, *_ = (prediction.speedup for prediction in table)
+    assert asdict(two) == pytest.approx(clock)
+    assert (plain.low, plain.value, plain.high) == (1, 1, 1)
+    share = (3 / 2.4) / (4 / 3)  # as in the first test
+    assert one.value == pytest.approx(1.2 * share)
+    assert (one.low, one.high) == pytest.approx((1.05 * share, 1.4 * share))
+    for before, after in zip(by_formula[1:], table[1:], strict=True):
+        assert after.speedup.value == pytest.approx(before.speedup.value * 1.2 / (4 / 3))
+        assert after.tokens_per_call == before.tokens_per_call
+
+
+def test_passes_cost_what_they_did_in_the_runs():
+    """Beside drafts a pass is slower than alone: pass(2) = 1.5 x 1.2 in the loop, pass(1) = 1.
+
+    Two tokens, gamma 1: 2 / (0.1 + 1.8 + 0.5); gamma 2 has the same pass at its end, as gamma is
+    cut to what is wanted less one."""
+    found = measured([0.5], 0.1, passes=[1.0, 1.2, 1.4], tokens=2, beside=1.5)
+    assert formula(found) == pytest.approx(2 / 2.4)
+    one, two = (prediction.speedup.value for prediction in predictions(found)[1:])
+    assert one == pytest.approx(found.speedup.value) and two == pytest.approx(one)
+
+
+def test_errors_come_from_alpha_guess_and_passes():
+    """Three tokens, against gamma 1 as measured: at gamma 2 each interval's ends by hand.
+
+    With guesses kept with s: cost(2) = 2 + g - s; cost(3) = (1 + g) + (1 - s) cost(2) + s at
+    gamma 1, and (1 + 2 g) + (1 - s) cost(2) + s (1 - s) at gamma 2.
+    """
+
+    def share(s: float, g: float) -> float:
+        two = 2 + g - s
+        return ((1 + g) + (1 - s) * two + s) / ((1 + 2 * g) + (1 - s) * two + s * (1 - s))
+
+    def predicted(found: dict[str, Any]) -> Estimate:
+        return predictions(parse(found, Measurement, "by hand"))[2].speedup
+
+    exact = predicted(document([0.8], 0.1, tokens=3))
+    assert exact.error == pytest.approx(0) and exact.value == pytest.approx(1.5 * share(0.8, 0.1))
+    by_alpha = predicted(document([0.8], 0.1, tokens=3, error=0.05))
+    half = 1.5 * (share(0.85, 0.1) - share(0.75, 0.1)) / 2
+    assert by_alpha.error == pytest.approx(half) and by_alpha.value == exact.value
+    spread = document([0.8], 0.1, tokens=3, error=0.05)
+    spread["draft_seconds"] |= {"q1": 0.08, "q3": 0.12}
+    moved = 1.57 * 0.04 / 3
+    also = 1.5 * (share(0.8, 0.1 - moved) - share(0.8, 0.1 + moved)) / 2
+    assert predicted(spread).error == pytest.approx((half**2 + also**2) ** 0.5)
+    spread["speedup"] = {"value": 1.5, "low": 1.4, "high": 1.6}
+    clock = 0.1 * share(0.8, 0.1)
+    assert predicted(spread).error == pytest.approx((half**2 + also**2 + clock**2) ** 0.5)
+
+
+def test_errors_come_from_how_passes_grow():
+    """Three tokens, guesses always kept: cost(3) is pass(3) at gamma 2; at gamma 1, which was run,
+    pass(2) + pass(1). If pass(2) alone was timed wrongly, pass(3) beside drafts is too, inversely.
+    """
+    found = document([1.0], 0.0, passes=[1.0, 1.2, 1.5], tokens=3)
+    exact = predictions(parse(found, Measurement, "by hand"))[2].speedup
+    assert exact.value == pytest.approx(1.5 * 2.2 / 1.5) and exact.error == pytest.approx(0)
+    error = 1.57 * 0.3 / 3
+    found["passes"][1] |= {"q1": 1.05, "q3": 1.35}
+    two = predictions(parse(found, Measurement, "by hand"))[2].speedup
+    ends = [1.5 * 2.2 / (1.5 * 1.2 / (1.2 + sign * error)) for sign in (1, -1)]
+    assert two.value == exact.value and two.error == pytest.approx((ends[0] - ends[1]) / 2)
