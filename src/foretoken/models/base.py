@@ -32,6 +32,7 @@ class Model(Protocol):
     source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
     source_vocab_size: int | None  # ids the encoder knows; None: no encoder
     runtime: str  # what it runs on, for reports
+    computed: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
     device: torch.device
     takes_tensors: bool  # blocks may come as a tensor: the host need not know their tokens
 

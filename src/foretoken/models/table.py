@@ -20,6 +20,7 @@ class TableModel:
     """
 
     runtime = "table"
+    computed = "float64"
     takes_tensors = False
     source_context: int | None = None
     device = torch.device("cpu")

@@ -50,6 +50,7 @@ class GraphModel:
             raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
+        self.computed = self.eager.computed
         self.context, self.vocab_size = self.eager.context, self.eager.vocab_size
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)

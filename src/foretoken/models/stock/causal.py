@@ -40,6 +40,7 @@ class CausalModel:
             )
         self.model = model
         self.device = model.device
+        self.computed = str(model.dtype).removeprefix("torch.")
         self.takes_tensors = self.device.type != "cpu"
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.vocab_size = output_rows(model)

@@ -58,7 +58,8 @@ class ExactModel:
         self.model = model
         self.encoder_decoder = bool(model.config.is_encoder_decoder)
         self.empty = (Seq2SeqModel if self.encoder_decoder else CausalModel)(model)
-        self.device, self.vocab_size = self.empty.device, self.empty.vocab_size
+        self.device, self.computed = self.empty.device, self.empty.computed
+        self.vocab_size = self.empty.vocab_size
         self.context, self.source_context = self.empty.context, self.empty.source_context
         self.source_vocab_size = self.empty.source_vocab_size
         self.rows: list[Alone] = []

@@ -46,6 +46,7 @@ class Seq2SeqModel:
         accepted = inspect.signature(model.forward).parameters
         self.model = model
         self.device = model.device
+        self.computed = str(model.dtype).removeprefix("torch.")
         self.takes_tensors = self.device.type != "cpu"
         self.context: int | None = limit(model.config.get_text_config(decoder=True))
         self.source_context: int | None = encoder_limit(model)
