@@ -1,6 +1,6 @@
 """The families that foretoken is tested with, each as a tiny random model.
 
-`foretoken doctor` runs the self-check on them; any other family is admitted by its own self-check.
+`foretoken doctor` runs the self-check on them; other families are admitted by their own.
 """
 
 from __future__ import annotations

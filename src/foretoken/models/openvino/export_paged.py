@@ -2,8 +2,8 @@
 OpenVINO makes paged attention.
 
 transformers' own forward is traced once; only the attention function is ours, and it is a plain
-product. The head sees only the positions that are asked for. What comes out is what can be kept on
-disk: the paged operator itself cannot be read back. It does not know how the graph is run.
+product. The output layer runs only at the needed positions. This form can be kept on disk, a graph
+with the paged operator cannot be read back. It does not know how the graph is run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from transformers.integrations.moe import ExpertsInterface
 
 import openvino as ov
 from foretoken.errors import RefusedError
-from foretoken.models.openvino.exported import Exported
-from foretoken.models.openvino.tracing import traced
+from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
 from foretoken.models.stock.cache import KEEPS_TOKENS
-from foretoken.models.stock.causal import limit, output_rows
 from foretoken.models.stock.needed import Kept
+from foretoken.models.stock.sizes import context_limit, output_rows
 from openvino import opset13 as ops
 from openvino._offline_transformations import apply_make_stateful_transformation
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
-BEYOND = ("softcap", "s_aux", "position_bias")  # of attention: no paged form here
+BEYOND = ("softcap", "s_aux", "position_bias")  # kinds of attention without a paged form
 
 MASK: ContextVar[Tensor | None] = ContextVar("foretoken_export_mask", default=None)
 
@@ -41,8 +40,8 @@ def export_paged(model: PreTrainedModel) -> Exported:
     """Graph "decoder" of a decoder-only `model`: inputs input_ids, position_ids, attention_mask,
     needed (flat positions that go through the head), beam_idx; outputs logits and hidden at them.
 
-    Raises RefusedError for attention that the paged form does not have. The graph shares the
-    model's weights; the model itself is left as it was.
+    Raises RefusedError for attention that has no paged form. The graph shares the model's weights;
+    the model itself stays as it is.
     """
     layers = DynamicCache(config=model.config).layers
     if not all(type(layer).__name__ in KEEPS_TOKENS for layer in layers):
@@ -57,7 +56,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
     facts = {
         "form": "paged",
         "vocab_size": output_rows(model),
-        "context": limit(model.config.get_text_config(decoder=True)),
+        "context": context_limit(model.config.get_text_config(decoder=True)),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
     }
@@ -121,27 +120,27 @@ def plain(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What the paged operator replaces: causality, rows and windows are its own."""
+    """The attention that the paged operator replaces, which adds causality, rows and windows."""
     for name in BEYOND:
         if kwargs.get(name) is not None:
             raise RefusedError(f"{type(module).__name__} has {name}, paged attention has not")
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
-        key, value = spread(key, groups), spread(value, groups)
+        key, value = repeated(key, groups), repeated(value, groups)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=MASK.get(), scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
-def spread(x: Tensor, groups: int) -> Tensor:
-    """Keys once per query head; the transformation knows this pattern and takes it out again."""
+def repeated(x: Tensor, groups: int) -> Tensor:
+    """Keys once per query head; the transformation matches this pattern and removes it."""
     B, heads, n, dim = x.shape
     x = x[:, :, None].expand(B, heads, groups, n, dim)
     return x.reshape(B, heads * groups, n, dim)
 
 
 def each_expert(module: Any, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Mixture of experts as a trace can hold it: every expert on the tokens that chose it, which
-    may be none. Stock code loops over the chosen ones, which a trace would freeze."""
+    """Mixture of experts in a form for tracing: every expert on the tokens that chose it, which may
+    be none. Stock code loops over the chosen experts, which a trace would freeze."""
     out = torch.zeros_like(states)
     for expert in range(module.num_experts):
         token, place = torch.where(top_k_index == expert)
@@ -192,7 +191,7 @@ def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
     order: Any = ops.parameter([-1], np.int32, name="beam_idx")
     order.output(0).get_tensor().add_names({"beam_idx"})
     graph.add_parameters([order])
-    for name in names[len(NAMES) :]:  # the gather by which the transformation knows a cache
+    for name in names[len(NAMES) :]:  # the transformation knows a cache by this gather
         source = graph.input(name).get_node().output(0)
         readers = list(source.get_target_inputs())
         gathered: Any = ops.gather(source, order, ops.constant(0))
@@ -212,7 +211,7 @@ def free_shape(i: int, past: list[Tensor]) -> ov.PartialShape:
 
 
 def start_empty(graph: ov.Model) -> None:
-    """State begins as no tokens, for as many rows as the ids have."""
+    """State begins without tokens, for as many rows as the ids have."""
     shape: Any = ops.shape_of(graph.input("input_ids"), output_type="i64")
     rows = ops.gather(shape, ops.constant([0]), ops.constant(0))
     for node in graph.get_ops():

@@ -14,7 +14,7 @@ import pytest
 from openvino import opset13 as ops
 
 from foretoken.models.openvino import store
-from foretoken.models.openvino.exported import Exported
+from foretoken.models.openvino.tracing import Exported
 
 pytestmark = pytest.mark.cpu_only
 
