@@ -38,7 +38,7 @@ class FixedCache(RaggedCache):
         if room == self.room:
             return
         self.rows, self.capacity = room
-        for layer in self._filled():
+        for layer in self.filled():
             layer.fit(layer.keys, layer.values, self.rows, self.capacity)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
@@ -51,7 +51,7 @@ class FixedCache(RaggedCache):
         """The rows of `other` join behind these."""
         first, longest = len(self.lengths), max(other.lengths, default=0)
         if not first:  # NaN that a row has left would survive its mask
-            for layer in self._filled():
+            for layer in self.filled():
                 layer.keys.zero_()
                 layer.values.zero_()
         self.hold(first + len(other.lengths), longest)
@@ -68,13 +68,10 @@ class FixedCache(RaggedCache):
         changed = [(b, row) for b, row in enumerate(rows) if b != row]
         if changed:
             to, source = sent(torch.tensor(changed), self.device).unbind(1)
-            for layer in self._filled():
+            for layer in self.filled():
                 layer.keys[to] = layer.keys[source]
                 layer.values[to] = layer.values[source]
         self.lengths = [self.lengths[b] for b in rows]
-
-    def _filled(self) -> list[RaggedLayer]:
-        return [layer for layer in self.kept() if layer.is_initialized]
 
     # What transformers calls during a forward.
 

@@ -188,20 +188,16 @@ class Pass:
         """Record, after runs that let libraries choose their kernels; each writes the same keys and
         values to the same slots."""
         with torch.cuda.device(self.ids.device):
-            self._settle()
+            side = torch.cuda.Stream()  # as CUDA asks
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self.forward(self.ids, self.lengths)
+            torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
                 self.made = self.forward(self.ids, self.lengths)
             self.graph = graph
-
-    def _settle(self) -> None:
-        """As CUDA asks: on a side stream."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.forward(self.ids, self.lengths)
-        torch.cuda.current_stream().wait_stream(side)
 
 
 def rehearsed(model: GraphModel) -> GraphModel:

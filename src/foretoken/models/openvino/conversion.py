@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import openvino as ov
 import torch
 
-import openvino as ov
 from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
@@ -64,20 +64,15 @@ def arithmetic(graph: ov.CompiledModel) -> str:
 
 def abilities() -> str:
     """The arithmetic of this machine's CPU, for `foretoken doctor`."""
-    if has_bfloat16(ov.Core()):
+    if settings(ov.Core(), "bfloat16")["INFERENCE_PRECISION_HINT"] == "bf16":
         return "runs, float32 and bfloat16"
     return "runs, float32; bfloat16 weights are computed with in float32 on this CPU"
 
 
-def has_bfloat16(core: ov.Core) -> bool:
-    """Whether the CPU has bfloat16 arithmetic; else bfloat16 weights are computed with in
-    float32."""
-    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-
 def settings(core: ov.Core, dtype: str) -> dict[str, Any]:
-    """How to compile."""
-    kind = "bf16" if dtype == "bfloat16" and has_bfloat16(core) else "f32"
+    """How to compile; for bfloat16 in float32 where the CPU has no bfloat16 arithmetic."""
+    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    kind = "bf16" if dtype == "bfloat16" and has_bfloat16 else "f32"
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": kind,

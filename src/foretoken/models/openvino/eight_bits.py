@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 import openvino as ov
 from openvino import opset13 as ops
 

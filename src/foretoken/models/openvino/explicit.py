@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import openvino as ov
 from foretoken.models.base import Blocks
-from foretoken.models.rows import CHUNK, check_lengths, check_room, check_sources, staying
+from foretoken.models.rows import (
+    CHUNK,
+    check_lengths,
+    check_room,
+    check_sources,
+    padded,
+    staying,
+)
 
 BUCKET = 64  # slots: a shape that changed with every token would need new kernels every time
 # numpy has no bf16: OpenVINO shows it as float16, which does for copies of the bits.
@@ -104,14 +111,14 @@ class ExplicitModel:
         if self.encoder is None or sources is None:
             return None, []
         lengths = [len(source) for source in sources]
-        self.encoder.put("ids", padded(sources))
+        self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
         self.encoder.run()
         pair = self.encoder.read("cross_keys").copy(), self.encoder.read("cross_values").copy()
         return Slots(pair), lengths
 
     def _run(self, rows: Rows, blocks: list[list[int]], need: list[int]) -> Tensor:
-        ids, feed = padded(blocks), self.decoder
+        ids, feed = padded(blocks, self.device).numpy(), self.decoder
         most = max(need)
         feed.put("ids", ids)
         feed.put("lengths", np.array(rows.lengths))
@@ -249,12 +256,6 @@ def widened(pair: Pair, capacity: int) -> Pair:
     missing = capacity - pair[0].shape[3]
     more = [(0, 0)] * 3 + [(0, missing), (0, 0)]
     return (np.pad(pair[0], more), np.pad(pair[1], more)) if missing else pair
-
-
-def padded(blocks: list[list[int]]) -> Array:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at."""
-    width = max(map(len, blocks))
-    return np.array([block + [0] * (width - len(block)) for block in blocks], dtype=np.int64)
 
 
 def places(blocks: list[list[int]], need: list[int], width: int) -> Array:

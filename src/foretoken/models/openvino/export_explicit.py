@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import openvino as ov
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-import openvino as ov
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.export_block import Block, Fresh, Pairs, within
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import admit
+from foretoken.models.stock.cache import admit, growing_cache
 from foretoken.models.stock.needed import Kept
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -158,14 +157,10 @@ class DecoderGraph(nn.Module):
         return {"input_ids": feed["ids"], "position_ids": positions, "past_key_values": block}
 
     def seq2seq(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
-        cross = DynamicCache()
-        cross.layer_class_to_replicate = None
-        cross.layers = []
-        for i in range(len(block.past)):
-            layer = DynamicLayer()
+        cross = growing_cache(len(block.past))
+        for i, layer in enumerate(cross.layers):
             layer.keys, layer.values = feed[f"cross_keys.{i}"], feed[f"cross_values.{i}"]
             layer.is_initialized = True
-            cross.layers.append(layer)
         cache = EncoderDecoderCache(block, cross)
         cache.is_updated = dict.fromkeys(range(len(block.past)), True)
         rows, _, width, _ = feed["cross_keys.0"].shape

@@ -12,22 +12,21 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
+from openvino import opset13 as ops
+from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 from transformers.integrations.moe import ExpertsInterface
 
-import openvino as ov
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import KEEPS_TOKENS
+from foretoken.models.stock.cache import KEEPS_TOKENS, growing_cache
 from foretoken.models.stock.needed import Kept
 from foretoken.models.stock.sizes import context_limit, output_rows
-from openvino import opset13 as ops
-from openvino._offline_transformations import apply_make_stateful_transformation
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -80,8 +79,8 @@ class Traced(torch.nn.Module):
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
         token = MASK.set(((1.0 - attention_mask.float()) * -1e9)[:, None, None, :])
-        cache, layers = growing(self.layers)
-        for i, layer in enumerate(layers):
+        cache = growing_cache(self.layers)
+        for i, layer in enumerate(cache.layers):
             keys, values = past[2 * i], past[2 * i + 1]
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
@@ -97,17 +96,12 @@ class Traced(torch.nn.Module):
                 ).logits
         finally:
             MASK.reset(token)
-        present = [t for layer in layers for t in (layer.keys, layer.values)]
-        return logits.float(), kept.hidden.float(), *present
+        return logits.float(), kept.hidden.float(), *flat(cache)
 
 
-def growing(count: int) -> tuple[DynamicCache, list[Any]]:
-    """A cache of `count` layers that only append, and the layers."""
-    layers: list[Any] = [DynamicLayer() for _ in range(count)]
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = None
-    cache.layers = layers
-    return cache, layers
+def flat(cache: Any) -> list[Tensor]:
+    """Keys and values, layer by layer."""
+    return [x for layer in cache.layers for x in (layer.keys, layer.values)]
 
 
 def plain(
@@ -166,16 +160,10 @@ AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None
 
 def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
     """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
-    cache, layers = growing(count)
-    ids = torch.ones(1, PAST, dtype=torch.long)
-    model(
-        input_ids=ids,
-        position_ids=torch.arange(PAST)[None],
-        past_key_values=cache,
-        use_cache=True,
-    )
-    pairs = [(layer.keys, layer.values) for layer in layers]
-    return [torch.zeros_like(t) for pair in pairs for t in pair]
+    cache, ids = growing_cache(count), torch.ones(1, PAST, dtype=torch.long)
+    positions = torch.arange(PAST)[None]
+    model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    return [torch.zeros_like(x) for x in flat(cache)]
 
 
 def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
@@ -217,10 +205,6 @@ def start_empty(graph: ov.Model) -> None:
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             _, heads, _, dim = node.get_output_partial_shape(0)
-            sizes = [rows, *(whole(n) for n in (heads.get_length(), 0, dim.get_length()))]
+            sizes = [rows, *(ops.constant([n]) for n in (heads.get_length(), 0, dim.get_length()))]
             zero: Any = ops.constant(0.0, dtype=node.get_output_element_type(0))
             node.set_arguments([ops.broadcast(zero, ops.concat(sizes, axis=0))])
-
-
-def whole(n: int) -> Any:
-    return ops.constant(np.array([n], dtype=np.int64))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
 import openvino as ov
-from foretoken.models.openvino.eight_bits import is_weight
+import torch
 from openvino import opset13 as ops
+
+from foretoken.models.openvino.eight_bits import is_weight
 
 WORTH = 2**25  # numbers in a graph's matrices; fewer stay in a CPU's cache, where widening costs
 READERS = ("MatMul", "Gather")

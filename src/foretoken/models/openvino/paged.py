@@ -13,15 +13,15 @@ from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
-import openvino as ov
-from foretoken.models.base import Blocks
-from foretoken.models.rows import CHUNK, check_lengths, check_room, staying
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
+from torch import Tensor
+
+from foretoken.models.base import Blocks
+from foretoken.models.rows import CHUNK, check_lengths, check_room, staying
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
 PAGE = 2  # dimension of the cache [pages, heads, tokens of a page, width]

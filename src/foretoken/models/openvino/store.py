@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import openvino as ov
+
 from foretoken.models.openvino.tracing import Exported
 from foretoken.storage import documents
 from foretoken.storage.disk import cache_folder, owned, remember, remembered
@@ -25,7 +26,6 @@ from foretoken.storage.disk import cache_folder, owned, remember, remembered
 FACTS = "facts.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
 STALE = 24 * 3600  # seconds; older ones were left
-PIECE = 1 << 24  # bytes read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,8 @@ def digest(files: list[Path]) -> str:
 
 
 def _content(file: Path) -> str:
-    content = hashlib.sha256()
     with file.open("rb") as stream:
-        while piece := stream.read(PIECE):
-            content.update(piece)
-    return content.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find(key: str) -> Exported | None:

@@ -29,7 +29,6 @@ def traced(module: nn.Module, example: tuple[Tensor, ...]) -> ov.Model:
     """One forward of `module` on `example`, recorded; the graph reads the module's weights in
     place. Raises RuntimeError for an operation that has no counterpart."""
     import torch  # late, as all below: a kept export is read without them
-
     from openvino._offline_transformations import apply_moc_transformations
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder

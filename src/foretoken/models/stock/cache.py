@@ -126,9 +126,8 @@ class RaggedCache(DynamicCache):
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was."""
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        for layer in self.kept():
-            if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[index], layer.values[index]
+        for layer in self.filled():
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
         self.lengths = [self.lengths[b] for b in rows]
 
     def keep(self, slots: list[list[int]]) -> None:
@@ -140,14 +139,16 @@ class RaggedCache(DynamicCache):
         index = torch.tensor([[*row, *range(len(row), end)][start:] for row in slots])
         index = sent(index, self.device)
         row = torch.arange(len(slots), device=self.device)[:, None]
-        for layer in self.kept():
-            if layer.is_initialized:
-                for x in (layer.keys, layer.values):
-                    x[:, :, start:end] = x[row, :, index].transpose(1, 2)
+        for layer in self.filled():
+            for x in (layer.keys, layer.values):
+                x[:, :, start:end] = x[row, :, index].transpose(1, 2)
 
     def kept(self) -> list[RaggedLayer]:
         """The layers that keep tokens."""
         return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
+
+    def filled(self) -> list[RaggedLayer]:
+        return [layer for layer in self.kept() if layer.is_initialized]
 
     # What transformers calls during a forward.
 
@@ -232,6 +233,14 @@ def unmoved(slots: list[int]) -> int:
 
 def pad_slots(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, 0, 0, width - x.shape[2]))
+
+
+def growing_cache(layers: int) -> Any:
+    """transformers' own DynamicCache, of layers that only append."""
+    cache: Any = DynamicCache()
+    cache.layer_class_to_replicate = None
+    cache.layers = [DynamicLayer() for _ in range(layers)]
+    return cache
 
 
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
