@@ -60,17 +60,14 @@ def ragged_mask(
         )
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
+    head = b.new_zeros(1, 1, 1, 1)
     cache = RUNNING.get().cache
     if cache is not None and cache.tree is not None:
-        depths, seen = cache.tree.depths[:, None, None], cache.tree.seen[:, None]
-        by_rule = mask_function(
-            b, b.new_zeros(1, 1, 1, 1), cache.positions[:, None, :, None], depths
-        )
-        return by_rule & seen
+        q, kv = cache.positions[:, None, :, None], cache.tree.depths[:, None, None]
+        return mask_function(b, head, q, kv) & cache.tree.seen[:, None]
     q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
     kv = torch.arange(kv_length, device=device)[None, None, None, :]
-    mask = mask_function(b, b.new_zeros(1, 1, 1, 1), q, kv)
-    return mask.expand(batch_size, -1, q_length, kv_length)
+    return mask_function(b, head, q, kv).expand(batch_size, -1, q_length, kv_length)
 
 
 def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:

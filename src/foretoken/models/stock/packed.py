@@ -41,7 +41,7 @@ def pack(model: PreTrainedModel) -> Packing:
     Only the weight at hand is in memory twice, and a head tied to the embeddings if it is at most
     `SPARE` of the model; a larger tied head is not packed. A trial token must have the same logits
     before and after; otherwise, or if the family's code reads weights by itself, all layers are
-    unpacked. For a model that nobody trains, before it is run: a model class keeps its layers.
+    unpacked. For a model that is not trained, before it is run: runners keep its layers.
     """
     reason = objection(model)
     if reason is not None:

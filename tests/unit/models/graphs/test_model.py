@@ -103,10 +103,10 @@ class Work(TorchDispatchMode):
         self.done: list[tuple[str, list[tuple[int, ...]]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves((args, found)) if isinstance(x, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor)]
         self.done.append((str(func), [(*x.shape, *x.stride()) for x in tensors]))
-        return found
+        return result
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])

@@ -100,10 +100,10 @@ def test_beams_may_hold_more_nodes_than_the_context_has_positions(name: str) -> 
     model = lively(name, max_position_embeddings=24)
     model.generation_config.eos_token_id = None
     spec = load(model, pairs.relative(model))
-    found = spec.beam_search([[5, 6, 7]], num_beams=2, max_new_tokens=16, gamma=4)[0]
+    beams = spec.beam_search([[5, 6, 7]], num_beams=2, max_new_tokens=16, gamma=4)[0]
     plain = spec.beam_search([[5, 6, 7]], num_beams=2, max_new_tokens=16, gamma=0)[0]
-    assert [beam.tokens for beam in found] == [beam.tokens for beam in plain]
-    assert len(found[0].tokens) == 16
+    assert [beam.tokens for beam in beams] == [beam.tokens for beam in plain]
+    assert len(beams[0].tokens) == 16
 
 
 def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:
