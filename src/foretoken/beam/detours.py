@@ -47,7 +47,7 @@ class Detours:
         self.vocab_size, self.context, self.runtime = model.vocab_size, model.context, model.runtime
         self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
         self.source_vocab_size = model.source_vocab_size
-        self.device = model.device
+        self.device, self.computed = model.device, model.computed
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         self.shared.start(prompts, sources)

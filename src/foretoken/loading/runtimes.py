@@ -95,7 +95,7 @@ class Known:
         """Rows of the output layer."""
         if self._facts:
             return self._facts["vocab_size"]
-        from foretoken.models.stock.causal import output_rows  # late: takes seconds
+        from foretoken.models.stock.sizes import output_rows  # late: takes seconds
 
         return output_rows(self.structure)
 

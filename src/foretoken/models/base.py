@@ -1,8 +1,7 @@
-"""What a model is to the step: something that scores blocks of new tokens for rows of different
-lengths.
+"""A model, as the step knows it: it scores blocks of new tokens for rows of different lengths.
 
-A row's length is the number of tokens that are in its cache. Rows are numbered by their place in
-the batch.
+A row's length is the number of its tokens in the cache. Rows are numbered by their place in the
+batch.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ class Scorer(Protocol):
 
     vocab_size: int  # rows of the output layer, padding included
     device: torch.device
-    takes_tensors: bool  # blocks may come as a tensor: the host need not know their tokens
+    takes_tensors: bool  # blocks may be a tensor, whose tokens the host does not know
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         """Append block b to row b, for all rows, in one run; a block may be empty.
 
-        As a tensor `[B, W]` on the model's device, padded on the right with any ids, the blocks
-        are its rows' first need[b] tokens: all are needed.
+        Of a tensor `[B, W]` on the model's device, padded on the right with any ids, block b is the
+        first need[b] tokens of row b.
 
-        Returns logits `[B, max(need), V]`: in row b the first need[b] positions are those of the
-        last need[b] tokens of its block, what follows is finite padding. They hold until the next
-        run.
+        Returns logits `[B, max(need), V]`, valid until the next run: in row b those of the last
+        need[b] tokens of its block, then finite padding.
         """
         ...
 
@@ -48,19 +46,19 @@ class Scorer(Protocol):
 
 
 class Model(Scorer, Protocol):
-    """The same for a target and for a draft."""
+    """A target or a draft."""
 
     context: int | None  # tokens a row can hold; None: no limit
     encoder_decoder: bool
     source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
     source_vocab_size: int | None  # ids the encoder knows; None: no encoder
     runtime: str  # what it runs on, for reports
+    computed: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        """Rows join behind those present, with all of `prompts` in the cache (an empty prompt is
-        allowed).
+        """Rows join behind those present, with all of `prompts`, which may be empty, in the cache.
 
-        `sources`: what the encoder reads, once, where there is one.
+        `sources`: what the encoder reads, once; None for decoder-only models.
         """
         ...
 
@@ -74,27 +72,27 @@ class Model(Scorer, Protocol):
 
 
 def require_model(value: object) -> None:
-    """Raise InputError for what is no model, such as what a model was loaded into."""
+    """Raise InputError for anything else, such as the Speculator that holds a model."""
     if isinstance(value, type) or not hasattr(value, "score"):
         raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Where new tokens stand in rows whose slots hold trees instead of texts."""
+    """Places of new tokens in rows whose slots hold trees instead of texts."""
 
     depths: Tensor  # [B, K], the position of every slot; K: the longest row and the longest block
-    seen: Tensor  # [B, W, K], True where new token i sees a slot: its ancestors and itself
+    seen: Tensor  # [B, W, K], True where new token i attends to a slot: its ancestors and itself
 
 
 @runtime_checkable
 class TreeModel(Model, Protocol):
-    """A model that can score many continuations of a row at once, sharing what they share."""
+    """A model that can score many continuations of a row at once, common tokens only once."""
 
     def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
-        """Append block b to row b, for all rows, in one run; every token sees what `tree` says.
+        """Append block b to row b, for all rows, in one run; tokens attend as `tree` says.
 
-        Returns logits `[B, W, V]` after every token, finite where a block is shorter.
+        Returns logits `[B, W, V]` after every token, finite in the padding.
         """
         ...
 
@@ -108,6 +106,6 @@ class OpenModel(Model, Protocol):
 
     @property
     def hidden(self) -> Tensor:
-        """`[B, max(need), H]`, at the very positions of the last score's logits; holds until the
-        next run."""
+        """`[B, max(need), H]`, at the positions of the last score's logits; valid until the next
+        run."""
         ...

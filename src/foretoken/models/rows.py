@@ -1,5 +1,5 @@
-"""What models of every runtime share about their rows: which stay, how long they may be, and their
-blocks as one tensor. Knows no transformers, whose import takes seconds.
+"""What models of every runtime share: checks of rows and sources, and blocks as one tensor. Does
+not know transformers, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
 
 def staying(rows: int, leaving: list[int]) -> list[int]:
+    """Of so many rows those that do not leave."""
     gone = set(leaving)
     return [b for b in range(rows) if b not in gone]
 
@@ -23,10 +24,6 @@ def staying(rows: int, leaving: list[int]) -> list[int]:
 def check_lengths(old: list[int], new: list[int]) -> None:
     if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
         raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")
-
-
-def check_context(lengths: list[int], blocks: list[list[int]], context: int | None) -> None:
-    check_room(lengths, [len(block) for block in blocks], context)
 
 
 def check_room(lengths: list[int], counts: list[int], context: int | None) -> None:
@@ -42,9 +39,9 @@ def check_room(lengths: list[int], counts: list[int], context: int | None) -> No
 
 
 def padded(blocks: Blocks, device: torch.device, width: int = 0) -> Tensor:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at.
+    """Blocks as ids `[B, width]`, padded on the right with id 0, to which no real token attends.
 
-    A width of at least the longest is found where none is given.
+    `width`: at least this; a block that is longer widens it.
     """
     if isinstance(blocks, Tensor):
         return functional.pad(blocks, (0, width - blocks.shape[1])) if width else blocks

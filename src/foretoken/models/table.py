@@ -1,5 +1,4 @@
-"""A tiny model whose law is known: for proofs, tests and the docs. No weights, no cache,
-float64."""
+"""A tiny model of a known law, for proofs, tests and the docs: no weights, no cache, float64."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ class TableModel:
     """
 
     runtime = "table"
+    computed = "float64"
     takes_tensors = False
     source_context: int | None = None
     device = torch.device("cpu")
@@ -50,13 +50,15 @@ class TableModel:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
         logits = torch.zeros(len(blocks), max(need), self.vocab_size, dtype=torch.float64)
-        for b, (block, wanted) in enumerate(zip(blocks, need, strict=True)):
+        for b, (block, n) in enumerate(zip(blocks, need, strict=True)):
             self._texts[b] += block
             text = (*self._sources[b], *self._texts[b])
-            for i in range(wanted):
-                prefix = text[: len(text) - wanted + i + 1]
-                logits[b, i] = torch.tensor(self.law(prefix), dtype=torch.float64).log()
+            for i in range(n):
+                logits[b, i] = self._logits(text[: len(text) - n + i + 1])
         return logits
+
+    def _logits(self, text: tuple[int, ...]) -> Tensor:
+        return torch.tensor(self.law(text), dtype=torch.float64).log()
 
     def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
         logits = torch.zeros(*tree.seen.shape[:2], self.vocab_size, dtype=torch.float64)
@@ -65,8 +67,8 @@ class TableModel:
             for i in range(len(block)):
                 slots = tree.seen[b, i].nonzero()[:, 0]
                 slots = slots[tree.depths[b, slots].argsort()]
-                prefix = (*self._sources[b], *(self._texts[b][slot] for slot in slots))
-                logits[b, i] = torch.tensor(self.law(prefix), dtype=torch.float64).log()
+                path = (self._texts[b][slot] for slot in slots)
+                logits[b, i] = self._logits((*self._sources[b], *path))
         return logits
 
     def keep(self, slots: list[list[int]]) -> None:

@@ -22,8 +22,8 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading.load import asset, load
 from foretoken.loading.sources import source
 from foretoken.loading.sources import tokenizer as words_of
-from foretoken.models.stock.causal import output_rows
 from foretoken.models.stock.selfcheck import on_torch, self_check
+from foretoken.models.stock.sizes import output_rows
 from foretoken.models.stock.sketch import sketch
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words

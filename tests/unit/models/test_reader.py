@@ -35,6 +35,13 @@ def test_an_unreadable_source_is_silence_for_good() -> None:
     assert rows.budget([2, 2]) == [0, 2]
 
 
+def test_a_source_must_fit_and_be_known() -> None:
+    rows = reader(encoder_decoder=True)
+    rows.model.source_context, sources = 3, [[0, 1, 3], [1], [0, 4], [0, 0, 0, 0]]
+    rows.join([[0]] * 4, sources)
+    assert rows.budget([1] * 4) == [1, 1, 0, 0]
+
+
 def test_an_unknown_id_is_silence_until_it_is_taken_back() -> None:
     rows = reader()
     assert rows.join([[1, 9, 2]], None) == ([[]], None)

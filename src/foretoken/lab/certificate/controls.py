@@ -67,7 +67,7 @@ class OffByOne:
         self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
         self.source_vocab_size = model.source_vocab_size
         self.runtime, self.device = model.runtime, model.device
-        self.takes_tensors = model.takes_tensors
+        self.takes_tensors, self.computed = model.takes_tensors, model.computed
         self.start, self.set_lengths = model.start, model.set_lengths
         self.permute, self.leave = model.permute, model.leave
 

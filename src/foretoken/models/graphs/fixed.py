@@ -1,9 +1,9 @@
-"""What a forward of fixed shapes needs: a ragged cache whose tensors stay where they are, and a
-guard that names what could not be recorded.
+"""A ragged cache whose tensors stay where they are, for forwards of fixed shapes, and a guard that
+names operations which cannot be recorded.
 
-Shapes follow from rows, width and slots, never from what the rows hold: every query sees all the
-slots, and the mask, made on the device from each row's length, hides what is not its own. It does
-not know CUDA graphs, tokens or vocabularies.
+Shapes follow from rows, width and slots, never from the rows' content: every query reads all the
+slots, and the mask, made on the device from each row's length, hides all but its own. It does not
+know CUDA graphs, tokens or vocabularies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FixedCache(RaggedCache):
 
     @property
     def room(self) -> tuple[int, int]:
-        """Rows and slots; where it changes, tensors have moved."""
+        """Rows and slots; when it changes, tensors have moved."""
         return self.rows, self.capacity
 
     def hold(self, rows: int, slots: int) -> None:
@@ -38,11 +38,11 @@ class FixedCache(RaggedCache):
         if room == self.room:
             return
         self.rows, self.capacity = room
-        for layer in self._filled():
+        for layer in self.filled():
             layer.fit(layer.keys, layer.values, self.rows, self.capacity)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        """Where a block's tokens go: behind `offset [B]`. For any content of it, the same work."""
+        """Put the block's tokens behind `offset [B]`; its values do not change the operations."""
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.slots = offset[:, None] + torch.arange(width, device=self.device)
@@ -50,8 +50,8 @@ class FixedCache(RaggedCache):
     def join(self, other: RaggedCache) -> None:
         """The rows of `other` join behind these."""
         first, longest = len(self.lengths), max(other.lengths, default=0)
-        if not first:  # what NaN a row may have left would survive its mask
-            for layer in self._filled():
+        if not first:  # NaN that a row has left would survive its mask
+            for layer in self.filled():
                 layer.keys.zero_()
                 layer.values.zero_()
         self.hold(first + len(other.lengths), longest)
@@ -68,15 +68,12 @@ class FixedCache(RaggedCache):
         changed = [(b, row) for b, row in enumerate(rows) if b != row]
         if changed:
             to, source = sent(torch.tensor(changed), self.device).unbind(1)
-            for layer in self._filled():
+            for layer in self.filled():
                 layer.keys[to] = layer.keys[source]
                 layer.values[to] = layer.values[source]
         self.lengths = [self.lengths[b] for b in rows]
 
-    def _filled(self) -> list[RaggedLayer]:
-        return [layer for layer in self.kept() if layer.is_initialized]
-
-    # What transformers asks during a forward.
+    # What transformers calls during a forward.
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -111,7 +108,7 @@ class Recordable(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = str(func)
-        if "aten.index" in name:  # by a mask it takes as many as are true
+        if "aten.index" in name:  # its shape depends on data where a mask is an index
             indices = args[1] if isinstance(args[1], list | tuple) else []
             barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
         else:
@@ -121,21 +118,21 @@ class Recordable(TorchDispatchMode):
                 f"{self.whose} cannot be run in fixed shapes: its work depends on what it computes "
                 f"({name}); give runtime='transformers'"
             )
-        with self:  # what an operation is made of is looked at as well
-            found = func.decompose(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+        with self:  # the parts of an operation are checked as well
+            result = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 def power(n: int) -> int:
-    """The power of two from n on; 0 of 0."""
+    """The smallest power of two from n on; 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
 def bucket(slots: int) -> int:
-    """The capacity that holds so many: 64 times a power of two."""
+    """The smallest capacity for so many slots: 64 times a power of two."""
     return BUCKET * power(-(-slots // BUCKET))
 
 
 def wide(tokens: int) -> int:
-    """The width of a block of so many: 1, 2, 3, 5, 9, 17, .., for gammas of 0 and powers of two."""
+    """The smallest width for so many: 1, 2, 3, 5, 9, 17, .., for gammas of 0 and powers of two."""
     return tokens if tokens < 2 else 1 + power(tokens - 1)

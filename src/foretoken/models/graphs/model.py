@@ -1,9 +1,9 @@
-"""A decoder-only transformers model as passes of fixed shapes: on CUDA recorded as graphs, and
+"""A decoder-only transformers model as passes of fixed shapes, on CUDA recorded as graphs and
 replayed.
 
-Rows, widths and slots come in buckets, so that a few passes serve all; a prompt is read without
-them. A CPU runs the very same passes, unrecorded: there it is for tests. It does not know how
-tokens are chosen.
+Rows, widths and slots come in buckets, so that few passes serve all blocks; prompts are read
+without passes. A CPU runs the same passes unrecorded, for tests. It does not know how tokens are
+chosen.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from foretoken.models.graphs.fixed import FixedCache, Recordable, bucket, power,
 from foretoken.models.rows import check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward
 from foretoken.models.stock.cache import ragged_cache
-from foretoken.models.stock.causal import CausalModel, nothing
-from foretoken.models.stock.needed import Needed, Read, shown
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.needed import Needed, Read
 from foretoken.models.stock.selfcheck import Form
+from foretoken.models.stock.sizes import no_logits
 from foretoken.transfer import sent
 
 Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
 
-WIDEST = 33  # tokens of a block that is worth a recording; a row that catches up may bring more
+WIDEST = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
 
 
 class GraphModel:
-    """Model protocol over `model`, whose weights it shares and which stays stock between calls.
+    """Model protocol over a twin of `model`, whose weights it shares.
 
     A pass of B rows, W tokens and S slots runs over the first rows and slots of the same buffers,
-    so that rows may leave, and texts be short, without another recording; only growth makes all
-    anew. Raises RefusedError for what cannot be run in fixed shapes.
+    so that rows may leave, and texts be short, without another recording; only growth discards the
+    recordings. Raises RefusedError for what cannot be run in fixed shapes.
     """
 
     encoder_decoder = False
@@ -50,23 +51,25 @@ class GraphModel:
             raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
+        self.computed = self.eager.computed
         self.context, self.vocab_size = self.eager.context, self.eager.vocab_size
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
         self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
-        self.room = self.cache.room  # that they were made for
+        self.room = self.cache.room  # for which they were made
         self.pool: Any = None
-        self.at: Tensor | None = None  # the rows' lengths on the device, where they are known
+        self.offset: Tensor | None = None  # lengths on the device; None: not sent yet
         self._hidden: Tensor | None = None
 
     @property
     def hidden(self) -> Tensor:
-        return shown(self._hidden)
+        assert self._hidden is not None, "no output layer has run"
+        return self._hidden
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         self.cache.join(self.eager.read(prompts))
-        self.at = None
+        self.offset = None
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -74,7 +77,7 @@ class GraphModel:
         check_room(self.cache.lengths, counts, self.context)
         B, most = len(counts), max(counts, default=0)
         if not most:
-            return nothing(self.model, B)
+            return no_logits(self.model, B)
         ids = padded(blocks, self.device)[:, :most]
         width = wide(most)
         end = bucket(max(self.cache.lengths) + width)
@@ -88,29 +91,29 @@ class GraphModel:
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.cache.lengths, lengths)
         if lengths != self.cache.lengths:
-            self.cache.lengths, self.at = list(lengths), None
+            self.cache.lengths, self.offset = list(lengths), None
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
         self.cache.select(rows)
-        self.at = None
+        self.offset = None
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.cache.lengths), rows))
 
     def _lengths(self) -> Tensor:
-        if self.at is None:
-            self.at = sent(torch.tensor(self.cache.lengths), self.device)
-        return self.at
+        if self.offset is None:
+            self.offset = sent(torch.tensor(self.cache.lengths), self.device)
+        return self.offset
 
     def _advance(self, counts: list[int]) -> None:
-        """Even rows are counted on the device, where nothing need be sent."""
+        """Rows that grow alike are counted on the device, so that nothing need be sent."""
         self.cache.advance(counts)
         even = min(counts) == max(counts)
-        self.at = self.at + counts[0] if even and self.at is not None else None
+        self.offset = self.offset + counts[0] if even and self.offset is not None else None
 
     def _pass(self, rows: int, width: int, end: int) -> Pass:
-        if self.room != self.cache.room:  # what was recorded writes where the cache was
+        if self.room != self.cache.room:  # recordings write to where the cache was
             self.passes.clear()
             self.room = self.cache.room
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
@@ -125,7 +128,7 @@ class GraphModel:
         return self.passes[rows, width, end]
 
     def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Made:
-        """Of tokens behind so many; no shape depends on a number."""
+        """Run tokens behind `lengths` others; no shape depends on their values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.slots
         if self.context is not None:
@@ -146,8 +149,8 @@ class GraphModel:
 class Pass:
     """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths.
 
-    Its first run is looked at by `guard`. On CUDA it is then recorded, and from then on
-    replayed: what it returned is overwritten by the next run.
+    Its first run is watched by `guard`. On CUDA it is then recorded, and from then on replayed:
+    the next run overwrites what it returned.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class Pass:
         self.made: Made = torch.empty(0), torch.empty(0)
 
     def __call__(self, ids: Tensor, lengths: Tensor) -> Made:
-        """Rows and columns that are not given keep what they had: padding, which must be ids."""
+        """Rows and columns that are not given keep their old ids, as padding."""
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
         if self.guard is not None:
@@ -182,26 +185,23 @@ class Pass:
         return self.made
 
     def _record(self) -> None:
-        """The first runs on a side stream settle what libraries choose; each writes the same keys
-        and values to the same slots."""
+        """Record, after runs that let libraries choose their kernels; each writes the same keys and
+        values to the same slots."""
         with torch.cuda.device(self.ids.device):
-            self._settle()
+            side = torch.cuda.Stream()  # as CUDA asks
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self.forward(self.ids, self.lengths)
+            torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
                 self.made = self.forward(self.ids, self.lengths)
             self.graph = graph
 
-    def _settle(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.forward(self.ids, self.lengths)
-        torch.cuda.current_stream().wait_stream(side)
-
 
 def rehearsed(model: GraphModel) -> GraphModel:
-    """The same model, after a short pass has been recorded; RefusedError where it cannot be."""
+    """The same model, after short passes were recorded; RefusedError where they cannot be."""
     try:
         model.start([[0]])
         for blocks in ([[0]], [[0, 0]]):
@@ -209,7 +209,7 @@ def rehearsed(model: GraphModel) -> GraphModel:
         model.leave([0])
     except RefusedError:
         raise
-    except Exception as error:  # what a recording raises is of many kinds
+    except Exception as error:  # recording raises many kinds
         raise RefusedError(f"it cannot be recorded as a graph: {one_line(error)}") from error
     return model
 

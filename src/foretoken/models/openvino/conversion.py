@@ -1,7 +1,7 @@
 """Models on OpenVINO: which form serves a model, its conversion, made once and kept on disk, and
 its compilation for this machine.
 
-It does not know names, folders or tokenizers, nor which runtime is wanted.
+It does not know names, folders or tokenizers, nor how a runtime is chosen.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import openvino as ov
 import torch
 
-import openvino as ov
 from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
 from foretoken.models.openvino.eight_bits import eight_bits
 from foretoken.models.openvino.explicit import ExplicitModel
-from foretoken.models.openvino.exported import Exported
 from foretoken.models.openvino.halves import halved, widened_in_products
 from foretoken.models.openvino.paged import PagedModel, paged
+from foretoken.models.openvino.tracing import Exported
 from foretoken.storage.lineage import lineage, versions
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -57,24 +57,22 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
 
 
 def arithmetic(graph: ov.CompiledModel) -> str:
-    """What a compiled graph computes in, which need not be what it was asked to."""
+    """What a compiled graph computes in, which may differ from what was asked for."""
     kind = graph.get_property("INFERENCE_PRECISION_HINT").to_string()
     return {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[kind]
 
 
 def abilities() -> str:
-    """The arithmetic that this machine's CPU has, in words."""
-    found = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if "BF16" in found:
+    """The arithmetic of this machine's CPU, for `foretoken doctor`."""
+    if settings(ov.Core(), "bfloat16")["INFERENCE_PRECISION_HINT"] == "bf16":
         return "runs, float32 and bfloat16"
     return "runs, float32; bfloat16 weights are computed with in float32 on this CPU"
 
 
 def settings(core: ov.Core, dtype: str) -> dict[str, Any]:
-    """How to compile. Where the CPU has no bfloat16 arithmetic, bfloat16 weights are computed
-    with in float32."""
-    able = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    kind = "bf16" if dtype == "bfloat16" and able else "f32"
+    """How to compile; for bfloat16 in float32 where the CPU has no bfloat16 arithmetic."""
+    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    kind = "bf16" if dtype == "bfloat16" and has_bfloat16 else "f32"
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": kind,
@@ -92,7 +90,7 @@ class Way:
 
     @property
     def form(self) -> Form:
-        """What the self-check tries."""
+        """For the self-check."""
         from foretoken.models.stock.selfcheck import Form  # late: as below
 
         return Form(f"OpenVINO, {self.name}", self.run)
@@ -103,9 +101,7 @@ class Way:
 
 
 def _export_paged(network: PreTrainedModel) -> Exported:
-    from foretoken.models.openvino.export_paged import (
-        export_paged,  # late: a kept conversion needs none
-    )
+    from foretoken.models.openvino.export_paged import export_paged  # late: takes seconds
 
     return export_paged(network)
 
@@ -122,7 +118,7 @@ WAYS = (PAGED, EXPLICIT)  # the faster first
 
 
 def ways(network: PreTrainedModel) -> list[Way]:
-    """Those that may serve a model, the faster first."""
+    """The ways that may serve a model, the faster first."""
     return [EXPLICIT] if network.config.is_encoder_decoder else [PAGED, EXPLICIT]
 
 
@@ -148,43 +144,44 @@ def converted(
     network: Callable[[], PreTrainedModel],
     more: dict[str, Any],
 ) -> Model:
-    """The model that `network()` makes, on OpenVINO. It is only made where no conversion of the
-    same files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
+    """The model that `network()` loads, on OpenVINO. It is loaded only if no conversion of the same
+    files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
     key = name_of(source, way, dtype)
     kept = store.find(key)
     if kept is None:
         log.info("converting %s for OpenVINO", source.name)
         began = time.perf_counter()
-        made = _export(way, source.name, dtype, network)
-        made.facts.update(more, identity=key)  # what costs and acceptance are remembered by
+        exported = _export(way, source.name, dtype, network)
+        exported.facts.update(more, identity=key)  # costs and acceptance are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        kept = store.find(key) if store.keep(key, made, name, dtype) else None
-        kept = kept or made  # from disk, so that torch's weights can go
+        kept = store.find(key) if store.keep(key, exported, name, dtype) else None
+        kept = kept or exported  # from disk, so that torch's weights can be freed
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
-        if kept is made:
+        if kept is exported:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
     return _ready(source, kept, dtype)
 
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
-    """What is known of a kept conversion, without a look at its graphs; None where there is none.
+    """The facts of a kept conversion, without its graphs; None where none is kept.
 
-    One that is kept has passed the self-check: of the same code, config and versions.
+    Its model has passed the self-check, with the same code, config and versions.
     """
     kept = (store.facts(name_of(source, way, dtype)) for way in WAYS)
-    return next((known for known in kept if known is not None), None)
+    return next((facts for facts in kept if facts is not None), None)
 
 
 def kept(source: Convertible, dtype: str) -> Model | None:
-    """The model from its kept conversion; None where there is none."""
-    kept = (store.find(name_of(source, way, dtype)) for way in WAYS)
-    found = next((exported for exported in kept if exported is not None), None)
-    return found and _ready(source, found, dtype)
+    """The model from its kept conversion; None where none is kept."""
+    for way in WAYS:
+        if exported := store.find(name_of(source, way, dtype)):
+            return _ready(source, exported, dtype)
+    return None
 
 
 def name_of(source: Convertible, way: Way, dtype: str) -> str:
-    """What a conversion is kept under."""
+    """The key under which a conversion is kept."""
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
@@ -202,9 +199,10 @@ def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
 def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedModel]) -> Exported:
     loaded = network().float()
     try:
-        made = way.export(loaded)
+        exported = way.export(loaded)
         smaller = eight_bits if dtype == "int8" else halved
-        return Exported({name: smaller(graph) for name, graph in made.graphs.items()}, made.facts)
+        graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
+        return Exported(graphs, exported.facts)
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # a tracer raises anything
@@ -212,6 +210,6 @@ def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedMod
 
 
 def fingerprint(content: str, *choices: str) -> str:
-    """What a conversion depends on: the model, what was asked for, our code and the libraries'."""
+    """A digest of what a conversion depends on: model, choices, our code, libraries' versions."""
     parts = json.dumps([content, choices, lineage(__name__), versions()])
     return hashlib.sha256(parts.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Weights as eight-bit integers, one scale for each output of a product: a smaller, other model.
+"""Weights as eight-bit integers, with a scale for each output of a product: another, smaller model.
 
 w is read as scale * round(w / scale), with scale = max |w| / 127 over what flows into one output.
 OpenVINO's products read such weights as they are. It does not know models, only graphs.
@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 import openvino as ov
 from openvino import opset13 as ops
 
-WORTH = 2**14  # elements; what is smaller costs no time
+WORTH = 2**14  # elements; smaller weights cost no time
 
 
 def eight_bits(graph: ov.Model) -> ov.Model:
@@ -22,8 +21,8 @@ def eight_bits(graph: ov.Model) -> ov.Model:
         if node.get_type_name() == "MatMul":
             weight = node.input_value(1).get_node()
             if is_weight(weight):
-                turned = node.get_attributes()["transpose_b"]
-                node.input(1).replace_source_output(rounded(weight, axis=1 if turned else 0))
+                transposed = node.get_attributes()["transpose_b"]
+                node.input(1).replace_source_output(rounded(weight, axis=1 if transposed else 0))
     graph.validate_nodes_and_infer_types()
     return graph
 

@@ -1,8 +1,8 @@
-"""An exported model behind the Model protocol: OpenVINO graphs over a cache that we own.
+"""OpenVINO graphs over a cache that we own, behind the Model protocol.
 
-Row b owns slots 0 .. lengths[b]-1 of every layer. A pass reads them where they stand; the new keys
-and values it hands back are written behind them, so going back is a smaller length. It does not
-know transformers' code, how tokens are chosen, nor how graphs are made and compiled.
+Row b owns slots 0 .. lengths[b]-1 of every layer. A pass reads them in place; the new keys and
+values that it returns are written behind them, so rollback is a smaller length. It does not know
+transformers' code, how tokens are chosen, nor how graphs are made and compiled.
 """
 
 from __future__ import annotations
@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import openvino as ov
 from foretoken.models.base import Blocks
-from foretoken.models.rows import CHUNK, check_context, check_lengths, check_sources, staying
+from foretoken.models.rows import (
+    CHUNK,
+    check_lengths,
+    check_room,
+    check_sources,
+    padded,
+    staying,
+)
 
-BUCKET = 64  # slots: shapes that change with every token would make new kernels with every token
-# numpy knows no bf16: OpenVINO shows its bits as float16, and bits are all that we copy.
+BUCKET = 64  # slots: a shape that changed with every token would need new kernels every time
+# numpy has no bf16: OpenVINO shows it as float16, which does for copies of the bits.
 STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.float16}
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
@@ -29,8 +36,8 @@ Pair = tuple[Array, Array]
 class ExplicitModel:
     """Runs what `export_explicit` made: `facts` and its graphs, compiled for the CPU.
 
-    `encoder` is None where the model has none. The cache has the precision of the decoder's
-    inputs `keys.i` and `values.i`.
+    `encoder` is None for a decoder-only model. The cache has the precision of the decoder's inputs
+    `keys.i` and `values.i`.
     """
 
     runtime = "openvino"
@@ -45,7 +52,7 @@ class ExplicitModel:
         self.source_context: int | None = facts["source_context"]
         self.source_vocab_size: int | None = facts["source_vocab_size"]
         self.identity: str | None = facts.get("identity")  # what its speed follows from
-        self.computed: str = facts.get("computed", "float32")  # the arithmetic's dtype
+        self.computed: str = facts.get("computed", "float32")
         self.device = torch.device("cpu")
         self.encoder = None if encoder is None else Feed(encoder)
         self.decoder = Feed(decoder)
@@ -67,15 +74,15 @@ class ExplicitModel:
         if self.encoder is not None:
             check_sources(prompts, sources, self.source_context)
         fresh = Rows([0] * len(prompts), self._empty(len(prompts)), *self._read(sources))
-        check_context(fresh.lengths, prompts, self.context)
+        check_room(fresh.lengths, [len(p) for p in prompts], self.context)
         for at in range(0, max(map(len, prompts)), CHUNK):
             self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
         self.rows = fresh if self.rows is None else self.rows.joined(fresh)
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
+        check_room(self.lengths, [len(block) for block in blocks], self.context)
         if self.rows is None or not any(blocks):
-            check_context(self.lengths, blocks, self.context)
             return torch.zeros(len(blocks), 0, self.vocab_size)
         return self._run(self.rows, blocks, need)
 
@@ -104,15 +111,14 @@ class ExplicitModel:
         if self.encoder is None or sources is None:
             return None, []
         lengths = [len(source) for source in sources]
-        self.encoder.put("ids", padded(sources))
+        self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
         self.encoder.run()
         pair = self.encoder.read("cross_keys").copy(), self.encoder.read("cross_values").copy()
         return Slots(pair), lengths
 
     def _run(self, rows: Rows, blocks: list[list[int]], need: list[int]) -> Tensor:
-        check_context(rows.lengths, blocks, self.context)
-        ids, feed = padded(blocks), self.decoder
+        ids, feed = padded(blocks, self.device).numpy(), self.decoder
         most = max(need)
         feed.put("ids", ids)
         feed.put("lengths", np.array(rows.lengths))
@@ -130,10 +136,10 @@ class ExplicitModel:
 
 
 class Feed:
-    """One graph's inputs and outputs. Inputs are arrays of ours, set anew only if they changed.
+    """One graph's inputs and outputs. Inputs are arrays of ours, set anew only if they moved.
 
-    A request keeps no array alive: what it reads is in `held` and `bound`. A name is absent there
-    while its input changes, so that nothing stale is read where that was broken off.
+    A request keeps no array alive: `held` and `bound` do. A name is absent there while its input
+    changes, so that a change that was broken off is made again.
     """
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
@@ -151,7 +157,7 @@ class Feed:
         self.held[name] = values
 
     def bind(self, prefix: str, slots: Slots, shapes: Shapes) -> None:
-        """The cache's inputs are `slots`, where they stand."""
+        """Let the cache's inputs read `slots` in place."""
         if self.bound.get(prefix) is slots.pair:
             return
         self.bound.pop(prefix, None)
@@ -171,7 +177,7 @@ class Feed:
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of different lengths: how many tokens each holds, its keys and values, its source's."""
+    """Tokens that each row holds, their keys and values, and those of its source."""
 
     lengths: list[int]
     own: Slots
@@ -179,7 +185,7 @@ class Rows:
     sources: list[int]
 
     def append(self, tokens: list[int], new: Pair) -> None:
-        """Write the first tokens[b] slots of `new` `[layers, B, heads, n, dim]` behind row b."""
+        """Write the first tokens[b] slots of `new [layers, B, heads, n, dim]` behind row b."""
         ends = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
         self.own.reserve(max(ends))
         for b, (start, end) in enumerate(zip(self.lengths, ends, strict=True)):
@@ -230,7 +236,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the decoder's inputs say about its cache."""
+    """The shapes of the decoder's cache inputs."""
 
     layers: int
     heads: int
@@ -246,25 +252,19 @@ def shapes(decoder: ov.CompiledModel, layers: int) -> Shapes:
 
 
 def widened(pair: Pair, capacity: int) -> Pair:
-    """Room for `capacity` slots; zeros, as what a mask hides is still multiplied by zero."""
-    more = [(0, 0)] * 3 + [(0, capacity - pair[0].shape[3]), (0, 0)]
-    return (np.pad(pair[0], more), np.pad(pair[1], more)) if more[3][1] else pair
-
-
-def padded(blocks: list[list[int]]) -> Array:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, which no real token looks at."""
-    width = max(map(len, blocks))
-    return np.array([block + [0] * (width - len(block)) for block in blocks], dtype=np.int64)
+    """Room for `capacity` slots; zeros, as NaN would survive a mask."""
+    missing = capacity - pair[0].shape[3]
+    more = [(0, 0)] * 3 + [(0, missing), (0, 0)]
+    return (np.pad(pair[0], more), np.pad(pair[1], more)) if missing else pair
 
 
 def places(blocks: list[list[int]], need: list[int], width: int) -> Array:
-    """Where row b's last need[b] tokens stand in the flat block `[B * width]`, max(need) per row.
-
-    What follows a row's own repeats its last place.
+    """Places of row b's last need[b] tokens in the flat block `[B * width]`, max(need) per row;
+    a row that needs fewer repeats its last.
     """
-    found: list[int] = []
+    flat: list[int] = []
     for b, (block, n) in enumerate(zip(blocks, need, strict=True)):
         assert n <= len(block), f"{n} logits needed of a block of {len(block)}"
         last = b * width + max(len(block) - 1, 0)
-        found += [min(last + 1 - n + i, last) for i in range(max(need))]
-    return np.array(found, dtype=np.int64)
+        flat += [min(last + 1 - n + i, last) for i in range(max(need))]
+    return np.array(flat, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""A block of new tokens over an explicit past, as it is traced: cache, masks and attention.
+"""Cache, masks and attention for tracing a block of new tokens over an explicit past.
 
-Attention scores past and new tokens apart and joins the scores, so the past is read where it
-stands. Masks, windows, positions and T5's relative bias follow each row's own length. It does not
-know models, inputs or outputs.
+Attention scores past and new tokens apart and joins the scores, so the past is read in place.
+Masks, windows, positions and T5's relative bias follow each row's own length. It does not know
+models, inputs or outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 
 class Fresh(DynamicCache):
-    """transformers' cache while it is traced: notes new keys and values, and adds no past."""
+    """A transformers cache without a past, which notes the new keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Fresh(DynamicCache):
 
 
 class Block(Fresh):
-    """New tokens of rows of different lengths, and what each of them may see."""
+    """New tokens of rows of different lengths, and which keys each of them attends to."""
 
     def __init__(self, past: Pairs, lengths: Tensor, width: Any) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Block(Fresh):
         self.positions = lengths[:, None] + torch.arange(width)  # [B, n]: slots too
         slots = torch.arange(capacity).expand(lengths.shape[0], -1)
         self.keys_at = torch.cat([slots, self.positions], 1)  # [B, capacity + n]
-        self.there = torch.cat([slots < lengths[:, None], self.positions >= 0], 1)
+        self.filled = torch.cat([slots < lengths[:, None], self.positions >= 0], 1)
         self.capacity, self.width = capacity, width
         self.bias: Tensor | None = None
 
@@ -59,7 +59,7 @@ class Block(Fresh):
         """`[B, 1, n, capacity + n]`, to add: the model's rule at each row's own positions."""
         b = torch.arange(self.lengths.shape[0])[:, None, None, None]
         q, kv = self.positions[:, None, :, None], self.keys_at[:, None, None, :]
-        return additive(rule(b, b.new_zeros(1, 1, 1, 1), q, kv) & self.there[:, None, None], dtype)
+        return additive(rule(b, b.new_zeros(1, 1, 1, 1), q, kv) & self.filled[:, None, None], dtype)
 
     def relative(self, module: Any, mask: Tensor) -> Tensor:
         """T5's bias `[B, H, n, capacity + n]` at each row's own distances, with the mask."""
@@ -78,7 +78,7 @@ class Block(Fresh):
 def explicit_mask(
     *, mask_function: Any, attention_mask: Tensor | None, dtype: torch.dtype, **kwargs: Any
 ) -> Tensor | None:
-    """What attention adds to its scores: over past and block, or over a padded source."""
+    """The mask to add to scores: over past and block, or over a padded source."""
     block: Any = RUNNING.get().cache
     if block is not None and isinstance(kwargs["q_offset"], Tensor):
         return block.mask(mask_function, dtype)
@@ -121,16 +121,16 @@ def joined(
 ) -> Tensor:
     """Attention `[B, H, n, dim]` over past and new keys without putting them in one tensor.
 
-    Query heads that share keys stand in one block.
+    Query heads that share keys are stacked as one longer block.
     """
     b, heads, n, dim = query.shape
-    few, capacity = past[0].shape[1], past[0].shape[2]
-    query = query.reshape(b, few, -1, dim)
+    key_heads, capacity = past[0].shape[1], past[0].shape[2]
+    query = query.reshape(b, key_heads, -1, dim)
     scores = torch.cat([query @ keys.transpose(2, 3) for keys in (past[0], new[0])], -1)
     scores = scores.reshape(b, heads, n, -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.softmax(scores + bias, -1).reshape(b, few, -1, capacity + n)
+    weights = torch.softmax(scores + bias, -1).reshape(b, key_heads, -1, capacity + n)
     out = weights[..., :capacity] @ past[1] + weights[..., capacity:] @ new[1]
     return out.reshape(b, heads, n, -1)
 

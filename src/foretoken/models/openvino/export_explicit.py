@@ -1,37 +1,39 @@
 """Export of a transformers model to OpenVINO graphs over an explicit cache.
 
 transformers' own forward is traced once, over a cache whose past is an input (export_block.py).
-Keys and values of the past come in and only those of new tokens go out: a graph copies nothing,
-and its caller owns the cache. It does not know how graphs are compiled, kept on disk or fed.
+Keys and values of the past are inputs and only those of new tokens are outputs: a graph copies
+nothing, and its caller owns the cache. It does not know how graphs are compiled, kept or fed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import openvino as ov
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-import openvino as ov
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.export_block import Block, Fresh, Pairs, within
-from foretoken.models.openvino.exported import Exported
-from foretoken.models.openvino.tracing import traced
+from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import admit
-from foretoken.models.stock.causal import limit, output_rows
+from foretoken.models.stock.cache import admit, growing_cache
 from foretoken.models.stock.needed import Kept
-from foretoken.models.stock.seq2seq import encoder_limit, encoder_rows
+from foretoken.models.stock.sizes import (
+    context_limit,
+    encoder_limit,
+    encoder_rows,
+    output_rows,
+)
 
 
 def export_explicit(model: PreTrainedModel) -> Exported:
     """Graphs of `model`, which stays as it is; they read its weights in place.
 
     "decoder": ids [B, n], lengths [B] (tokens of each row in the cache), keep [N] (places b * n + i
-    in the block that someone needs) and, per layer, keys.i and values.i [B, heads, capacity, dim]
+    in the block that are needed) and, per layer, keys.i and values.i [B, heads, capacity, dim]
     -> logits [1, N, V], hidden [1, N, width] (what the head reads), new_keys and new_values
     [layers, B, heads, n, dim]. With an encoder also sources [B] (tokens of each row's source),
     cross_keys.i and cross_values.i [B, heads, S, dim], made by
@@ -60,7 +62,7 @@ def export_explicit(model: PreTrainedModel) -> Exported:
 
 
 def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
-    """What a runner must know that the graphs do not say."""
+    """What a runner cannot read from the graphs."""
     seq2seq = bool(model.config.is_encoder_decoder)
     return {
         "form": "explicit",
@@ -68,7 +70,7 @@ def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
         "encoder_decoder": seq2seq,
         "layers": layers,
         "vocab_size": output_rows(model),
-        "context": limit(model.config.get_text_config(decoder=True)),
+        "context": context_limit(model.config.get_text_config(decoder=True)),
         "source_context": encoder_limit(model) if seq2seq else None,
         "source_vocab_size": encoder_rows(model) if seq2seq else None,
     }
@@ -93,15 +95,15 @@ def pairs(cache: Any) -> Pairs:
 
 def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
     """The graph over inputs like `feed`, all sizes free but heads and their width."""
-    made = traced(graph.eval(), tuple(feed.values()))
-    for port, (name, x) in zip(made.inputs, feed.items(), strict=True):
+    model = traced(graph.eval(), tuple(feed.values()))
+    for port, (name, x) in zip(model.inputs, feed.items(), strict=True):
         free = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
         port.get_node().set_partial_shape(ov.PartialShape(free))
         port.get_tensor().set_names({name})
-    for port, name in zip(made.outputs, outputs, strict=True):
+    for port, name in zip(model.outputs, outputs, strict=True):
         port.get_tensor().set_names({name})
-    made.validate_nodes_and_infer_types()
-    return made
+    model.validate_nodes_and_infer_types()
+    return model
 
 
 class EncoderGraph(nn.Module):
@@ -116,7 +118,7 @@ class EncoderGraph(nn.Module):
         mask = within(sources, ids.shape[1]).long()
         with self.running(None):
             states = self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
-            # The decoder is run for its cross-attention's projections: the rest is no output.
+            # The decoder runs for its cross-attention's projections; its logits are no output.
             cross = Fresh()
             self.model(
                 decoder_input_ids=ids[:, :1],
@@ -148,21 +150,17 @@ class DecoderGraph(nn.Module):
         return logits.float(), kept.hidden, *stacked(block.fresh)
 
     def causal(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
-        most = limit(self.model.config.get_text_config(decoder=True))
-        slots = (
-            block.positions if most is None else block.positions.clamp(max=most - 1)
-        )  # padding only
-        return {"input_ids": feed["ids"], "position_ids": slots, "past_key_values": block}
+        positions = block.positions
+        limit = context_limit(self.model.config.get_text_config(decoder=True))
+        if limit is not None:
+            positions = positions.clamp(max=limit - 1)  # padding only
+        return {"input_ids": feed["ids"], "position_ids": positions, "past_key_values": block}
 
     def seq2seq(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
-        cross = DynamicCache()
-        cross.layer_class_to_replicate = None
-        cross.layers = []
-        for i in range(len(block.past)):
-            layer = DynamicLayer()
+        cross = growing_cache(len(block.past))
+        for i, layer in enumerate(cross.layers):
             layer.keys, layer.values = feed[f"cross_keys.{i}"], feed[f"cross_values.{i}"]
             layer.is_initialized = True
-            cross.layers.append(layer)
         cache = EncoderDecoderCache(block, cross)
         cache.is_updated = dict.fromkeys(range(len(block.past)), True)
         rows, _, width, _ = feed["cross_keys.0"].shape

@@ -2,8 +2,8 @@
 OpenVINO makes paged attention.
 
 transformers' own forward is traced once; only the attention function is ours, and it is a plain
-product. The head sees only the positions that are asked for. What comes out is what can be kept on
-disk: the paged operator itself cannot be read back. It does not know how the graph is run.
+product. The output layer runs only at the needed positions. This form can be kept on disk, a graph
+with the paged operator cannot be read back. It does not know how the graph is run.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
+from openvino import opset13 as ops
+from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 from transformers.integrations.moe import ExpertsInterface
 
-import openvino as ov
 from foretoken.errors import RefusedError
-from foretoken.models.openvino.exported import Exported
-from foretoken.models.openvino.tracing import traced
+from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import KEEPS_TOKENS
-from foretoken.models.stock.causal import limit, output_rows
+from foretoken.models.stock.cache import KEEPS_TOKENS, growing_cache
 from foretoken.models.stock.needed import Kept
-from openvino import opset13 as ops
-from openvino._offline_transformations import apply_make_stateful_transformation
+from foretoken.models.stock.sizes import context_limit, output_rows
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
-BEYOND = ("softcap", "s_aux", "position_bias")  # of attention: no paged form here
+BEYOND = ("softcap", "s_aux", "position_bias")  # kinds of attention without a paged form
 
 MASK: ContextVar[Tensor | None] = ContextVar("foretoken_export_mask", default=None)
 
@@ -41,8 +39,8 @@ def export_paged(model: PreTrainedModel) -> Exported:
     """Graph "decoder" of a decoder-only `model`: inputs input_ids, position_ids, attention_mask,
     needed (flat positions that go through the head), beam_idx; outputs logits and hidden at them.
 
-    Raises RefusedError for attention that the paged form does not have. The graph shares the
-    model's weights; the model itself is left as it was.
+    Raises RefusedError for attention that has no paged form. The graph shares the model's weights;
+    the model itself stays as it is.
     """
     layers = DynamicCache(config=model.config).layers
     if not all(type(layer).__name__ in KEEPS_TOKENS for layer in layers):
@@ -57,7 +55,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
     facts = {
         "form": "paged",
         "vocab_size": output_rows(model),
-        "context": limit(model.config.get_text_config(decoder=True)),
+        "context": context_limit(model.config.get_text_config(decoder=True)),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
     }
@@ -81,8 +79,8 @@ class Traced(torch.nn.Module):
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
         token = MASK.set(((1.0 - attention_mask.float()) * -1e9)[:, None, None, :])
-        cache, layers = growing(self.layers)
-        for i, layer in enumerate(layers):
+        cache = growing_cache(self.layers)
+        for i, layer in enumerate(cache.layers):
             keys, values = past[2 * i], past[2 * i + 1]
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
@@ -98,17 +96,12 @@ class Traced(torch.nn.Module):
                 ).logits
         finally:
             MASK.reset(token)
-        present = [t for layer in layers for t in (layer.keys, layer.values)]
-        return logits.float(), kept.hidden.float(), *present
+        return logits.float(), kept.hidden.float(), *flat(cache)
 
 
-def growing(count: int) -> tuple[DynamicCache, list[Any]]:
-    """A cache of `count` layers that only append, and the layers."""
-    layers: list[Any] = [DynamicLayer() for _ in range(count)]
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = None
-    cache.layers = layers
-    return cache, layers
+def flat(cache: Any) -> list[Tensor]:
+    """Keys and values, layer by layer."""
+    return [x for layer in cache.layers for x in (layer.keys, layer.values)]
 
 
 def plain(
@@ -121,27 +114,27 @@ def plain(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What the paged operator replaces: causality, rows and windows are its own."""
+    """The attention that the paged operator replaces, which adds causality, rows and windows."""
     for name in BEYOND:
         if kwargs.get(name) is not None:
             raise RefusedError(f"{type(module).__name__} has {name}, paged attention has not")
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
-        key, value = spread(key, groups), spread(value, groups)
+        key, value = repeated(key, groups), repeated(value, groups)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=MASK.get(), scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
-def spread(x: Tensor, groups: int) -> Tensor:
-    """Keys once per query head; the transformation knows this pattern and takes it out again."""
+def repeated(x: Tensor, groups: int) -> Tensor:
+    """Keys once per query head; the transformation matches this pattern and removes it."""
     B, heads, n, dim = x.shape
     x = x[:, :, None].expand(B, heads, groups, n, dim)
     return x.reshape(B, heads * groups, n, dim)
 
 
 def each_expert(module: Any, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Mixture of experts as a trace can hold it: every expert on the tokens that chose it, which
-    may be none. Stock code loops over the chosen ones, which a trace would freeze."""
+    """Mixture of experts in a form for tracing: every expert on the tokens that chose it, which may
+    be none. Stock code loops over the chosen experts, which a trace would freeze."""
     out = torch.zeros_like(states)
     for expert in range(module.num_experts):
         token, place = torch.where(top_k_index == expert)
@@ -167,16 +160,10 @@ AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None
 
 def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
     """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
-    cache, layers = growing(count)
-    ids = torch.ones(1, PAST, dtype=torch.long)
-    model(
-        input_ids=ids,
-        position_ids=torch.arange(PAST)[None],
-        past_key_values=cache,
-        use_cache=True,
-    )
-    pairs = [(layer.keys, layer.values) for layer in layers]
-    return [torch.zeros_like(t) for pair in pairs for t in pair]
+    cache, ids = growing_cache(count), torch.ones(1, PAST, dtype=torch.long)
+    positions = torch.arange(PAST)[None]
+    model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    return [torch.zeros_like(x) for x in flat(cache)]
 
 
 def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
@@ -192,7 +179,7 @@ def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
     order: Any = ops.parameter([-1], np.int32, name="beam_idx")
     order.output(0).get_tensor().add_names({"beam_idx"})
     graph.add_parameters([order])
-    for name in names[len(NAMES) :]:  # the gather by which the transformation knows a cache
+    for name in names[len(NAMES) :]:  # the transformation knows a cache by this gather
         source = graph.input(name).get_node().output(0)
         readers = list(source.get_target_inputs())
         gathered: Any = ops.gather(source, order, ops.constant(0))
@@ -212,16 +199,12 @@ def free_shape(i: int, past: list[Tensor]) -> ov.PartialShape:
 
 
 def start_empty(graph: ov.Model) -> None:
-    """State begins as no tokens, for as many rows as the ids have."""
+    """State begins without tokens, for as many rows as the ids have."""
     shape: Any = ops.shape_of(graph.input("input_ids"), output_type="i64")
     rows = ops.gather(shape, ops.constant([0]), ops.constant(0))
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             _, heads, _, dim = node.get_output_partial_shape(0)
-            sizes = [rows, *(whole(n) for n in (heads.get_length(), 0, dim.get_length()))]
+            sizes = [rows, *(ops.constant([n]) for n in (heads.get_length(), 0, dim.get_length()))]
             zero: Any = ops.constant(0.0, dtype=node.get_output_element_type(0))
             node.set_arguments([ops.broadcast(zero, ops.concat(sizes, axis=0))])
-
-
-def whole(n: int) -> Any:
-    return ops.constant(np.array([n], dtype=np.int64))

@@ -1,8 +1,8 @@
-"""Weights that bfloat16 holds to the last bit are kept as bfloat16: half the bytes to read, the
-same numbers to compute with. Most published models are such, whatever they are loaded as.
+"""Weights that bfloat16 represents exactly, as most published ones, are kept as bfloat16: half the
+bytes to read, the same numbers to compute with.
 
-OpenVINO's products widen such weights on the way from memory, where the graph asks for it. It does
-not know models, only graphs.
+OpenVINO's products widen such weights on the way from memory, if the graph asks for it. It does not
+know models, only graphs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
 import openvino as ov
-from foretoken.models.openvino.eight_bits import is_weight
+import torch
 from openvino import opset13 as ops
+
+from foretoken.models.openvino.eight_bits import is_weight
 
 WORTH = 2**25  # numbers in a graph's matrices; fewer stay in a CPU's cache, where widening costs
 READERS = ("MatMul", "Gather")
@@ -29,9 +29,9 @@ def halved(graph: ov.Model) -> ov.Model:
     for node in matrices:
         readers = node.output(0).get_target_inputs()
         if all(reader.get_node().get_type_name() in READERS for reader in readers):
-            narrow = half(node)
-            for reader in readers if narrow else ():
-                reader.replace_source_output(narrow)
+            widened = half(node)
+            for reader in readers if widened else ():
+                reader.replace_source_output(widened)
     graph.validate_nodes_and_infer_types()
     return graph
 
@@ -47,9 +47,9 @@ def half(node: Any) -> Any:
 
 
 def widened_in_products(graph: ov.Model) -> ov.Model:
-    """Mark what `halved` made, in place; else compiling would make it float32. Returns the graph.
+    """Mark what `halved` made, in place: else compiling widens it beforehand. Returns the graph.
 
-    A file does not keep the mark.
+    The mark is not saved with a graph.
     """
     for node in graph.get_ops():
         if node.get_type_name() == "Convert":

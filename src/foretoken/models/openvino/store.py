@@ -1,7 +1,7 @@
-"""Converted models on disk, in the user's cache folder, one folder each, named by what they were
-made from.
+"""Converted models on disk, in the user's cache folder, one folder each, named by a digest of what
+they were made from.
 
-A folder appears whole or not at all, whoever else writes at the same time; what cannot be read is
+A folder appears whole or not at all, even if several processes write it; one that cannot be read is
 made again. It does not know how models are converted or run.
 """
 
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import openvino as ov
-from foretoken.models.openvino.exported import Exported
+
+from foretoken.models.openvino.tracing import Exported
 from foretoken.storage import documents
 from foretoken.storage.disk import cache_folder, owned, remember, remembered
 
 FACTS = "facts.json"
-MAKING = ".making-"  # what is being written, or was when a process died
-STALE = 24 * 3600  # seconds after which nobody is writing any more
-PIECE = 1 << 24  # bytes read at a time
+MAKING = ".making-"  # prefix of folders being written, or left by a process that died
+STALE = 24 * 3600  # seconds; older ones were left
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Entry:
 
 
 def folder() -> Path | None:
-    """Where conversions are; None where nothing can be kept safely."""
+    """Where conversions are kept; None where it cannot be done safely."""
     cache = cache_folder()
     return cache and cache / "converted"
 
@@ -49,8 +49,8 @@ def digest(files: list[Path]) -> str:
     """sha256 over names and contents; a file is read again only when its times or size changed."""
     total = hashlib.sha256()
     for file in sorted(files):
-        found = file.stat()
-        stamp = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        stat = file.stat()
+        stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         key = ".".join(map(str, stamp))
         content = remembered("digests.json").get(key)
         if not isinstance(content, str):
@@ -61,35 +61,32 @@ def digest(files: list[Path]) -> str:
 
 
 def _content(file: Path) -> str:
-    content = hashlib.sha256()
     with file.open("rb") as stream:
-        while piece := stream.read(PIECE):
-            content.update(piece)
-    return content.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find(key: str) -> Exported | None:
-    """What was kept under `key`; its weights are read from disk as they are needed."""
+    """The conversion kept under `key`; its weights are read from disk as they are needed."""
     home = folder()
     if home is None:
         return None
     place = home / key
     try:
-        known = _facts(place)
-        if known["content"] != digest(_parts(place)):
+        facts = _facts(place)
+        if facts["content"] != digest(_parts(place)):
             raise ValueError("its files are not those that were written")
         core = ov.Core()
-        graphs = {name: core.read_model(place / f"{name}.xml") for name in known["graphs"]}
+        graphs = {name: core.read_model(place / f"{name}.xml") for name in facts["graphs"]}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        shutil.rmtree(place, ignore_errors=True)  # damaged, or never there
+        shutil.rmtree(place, ignore_errors=True)  # damaged, or missing
         return None
-    except (OSError, RuntimeError):  # no memory, too many files: it may be whole
+    except (OSError, RuntimeError):  # no memory, too many open files: it may be whole
         return None
-    return Exported(graphs, known)
+    return Exported(graphs, facts)
 
 
 def facts(key: str) -> dict[str, Any] | None:
-    """What is known of what was kept under `key`, which may be damaged itself."""
+    """The facts of the conversion kept under `key`, whose graphs may be damaged."""
     home = folder()
     try:
         return home and _facts(home / key)
@@ -102,14 +99,14 @@ def _parts(place: Path) -> list[Path]:
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    """What is known of a kept model; ValueError where the file is not as it was written, or where
-    any of it is somebody else's."""
+    """The facts in a folder; ValueError if they were changed since, or if any file in it belongs to
+    another user."""
     if not owned(place.parent, place, *place.iterdir()):
-        raise ValueError("somebody else has written it")
-    found = documents.read((place / FACTS).read_text())
-    if found["seal"] != _seal(found["facts"]):
+        raise ValueError("another user has written it")
+    document = documents.read((place / FACTS).read_text())
+    if document["seal"] != _seal(document["facts"]):
         raise ValueError("its facts are not those that were written")
-    return found["facts"]
+    return document["facts"]
 
 
 def _seal(facts: dict[str, Any]) -> str:
@@ -117,8 +114,9 @@ def _seal(facts: dict[str, Any]) -> str:
 
 
 def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
-    """Write it, whole or not at all, in place of what older versions made of the same model; False
-    where the disk has no room or cannot be written."""
+    """Write a conversion, whole or not at all, in place of older ones of the same model; False
+    where the disk is full or cannot be written."""
+    # Not by files.folder: its `.part` has one name, and several processes may write one key at once
     facts: dict[str, Any] = {**exported.facts, "graphs": list(exported.graphs)}
     facts |= {"name": name, "dtype": dtype, "made": time.time()}
     home, making = folder(), None
@@ -136,7 +134,7 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
     except (OSError, RuntimeError):
         if making:
             shutil.rmtree(making, ignore_errors=True)
-        return (home / key / FACTS).exists()  # another process was first
+        return (home / key / FACTS).exists()  # of a process that was faster
     for entry in entries():
         if (entry.name, entry.dtype) == (name, dtype) and entry.folder.name != key:
             shutil.rmtree(entry.folder, ignore_errors=True)
@@ -151,20 +149,19 @@ def _sweep(home: Path) -> None:
 
 def entries() -> list[Entry]:
     """All that is kept, newest first."""
-    home, found = folder(), list[Entry]()
+    home, kept = folder(), list[Entry]()
     for file in home.glob(f"*/{FACTS}") if home else ():
         try:
             facts = _facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            found.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
+            kept.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return sorted(found, key=lambda entry: -entry.made)
+    return sorted(kept, key=lambda entry: -entry.made)
 
 
 def clear() -> int:
-    """Remove everything that is kept; returns the number of models. They are made again when they
-    are next loaded."""
+    """Remove all conversions, which are made again when next loaded; returns their number."""
     home, count = folder(), len(entries())
     if home:
         shutil.rmtree(home, ignore_errors=True)

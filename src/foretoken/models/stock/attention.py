@@ -2,7 +2,6 @@
 
 The causal mask is built from each row's own offset, and so are T5's relative bias and Bart's
 positions. `Forward` has a twin of the model that attends so: the model itself stays stock.
-With cache.py this is all that knows transformers' cache, mask and attention interfaces.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.models.stock.cache import RaggedCache
-from foretoken.models.stock.needed import Shown
+from foretoken.models.stock.needed import HeadHook
 from foretoken.models.stock.twin import twin
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
 EXPERTS = "_experts_implementation_internal"
-PAD = "pad_token_id"  # without one no model looks for padding, for which a device's host waits
+PAD = "pad_token_id"  # None: else models look for padding, and the host waits for a device
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
 
 
 class Running(NamedTuple):
-    """What a forward under way runs over. A Ctrl-C may leave it behind: only models of `Forward`
-    look at it, and each of their runs has its own."""
+    """The context of a forward under way. A Ctrl-C may leave it set, to no harm: only models of
+    `Forward` read it, and each of their runs sets its own."""
 
-    cache: Any  # RaggedCache, or what an export traces; None: a source, or a decoder that begins
-    needed: Shown | None
+    cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
+    needed: HeadHook | None
 
 
 IDLE = Running(None, None)
@@ -51,9 +50,9 @@ def ragged_mask(
     mask_function: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """`[B, 1, q, K]`, True where a query may look: the model's rule at each row's own positions.
+    """`[B, 1, q, K]`, True where a query attends: the model's rule at each row's own positions.
 
-    No 2D mask is needed besides: padding stands behind a row's tokens, where causality hides it.
+    Padding needs no 2D mask: it stands behind a row's tokens, where causality hides it.
     """
     if not isinstance(q_offset, Tensor):
         return sdpa_mask(
@@ -61,21 +60,18 @@ def ragged_mask(
         )
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
+    head = b.new_zeros(1, 1, 1, 1)
     cache = RUNNING.get().cache
     if cache is not None and cache.tree is not None:
-        depths, seen = cache.tree.depths[:, None, None], cache.tree.seen[:, None]
-        by_rule = mask_function(
-            b, b.new_zeros(1, 1, 1, 1), cache.positions[:, None, :, None], depths
-        )
-        return by_rule & seen
+        q, kv = cache.positions[:, None, :, None], cache.tree.depths[:, None, None]
+        return mask_function(b, head, q, kv) & cache.tree.seen[:, None]
     q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
     kv = torch.arange(kv_length, device=device)[None, None, None, :]
-    mask = mask_function(b, b.new_zeros(1, 1, 1, 1), q, kv)
-    return mask.expand(batch_size, -1, q_length, kv_length)
+    return mask_function(b, head, q, kv).expand(batch_size, -1, q_length, kv_length)
 
 
 def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
-    """The same for attention code that adds its mask to the scores."""
+    """`ragged_mask` for attention code that adds its mask to the scores."""
     if not isinstance(kwargs.get("q_offset"), Tensor):
         return eager_mask(batch_size, q_length, kv_length, **kwargs)
     mask = ragged_mask(batch_size, q_length, kv_length, **kwargs)
@@ -97,7 +93,7 @@ def ragged_sdpa(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Stock attention, but T5's relative bias as each row sees it, and shared keys not copied."""
+    """Stock attention, but with T5's relative bias of each row, and shared keys not copied."""
     cache = RUNNING.get().cache
     if cache is not None and key is cache.view:
         if position_bias is not None:
@@ -112,7 +108,7 @@ def ragged_sdpa(
 
 
 def own_bias(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Relative bias `[B, H, q, K]` as each row sees it, the mask in it; once for all layers."""
+    """Each row's relative bias `[B, H, q, K]` plus the mask; made once for all layers."""
     return cache.once(bias, lambda: additive(mask, shifted(cache, bias)).contiguous())
 
 
@@ -120,7 +116,7 @@ def shifted(cache: RaggedCache, bias: Tensor) -> Tensor:
     """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
 
     It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
-    right. In a tree the last query, for which all distances are there, is read by distance.
+    right. In a tree it is looked up by distance, in the last query's row, which has all distances.
     """
     if cache.tree is not None:
         last = bias.shape[-1] - 1
@@ -148,25 +144,25 @@ def shared(
     mask: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """Attention `[B, q, H, dim]` whose query heads may share keys: they stand in one block.
+    """Attention `[B, q, H, dim]`; query heads that share keys are stacked as one longer block.
 
     Stock code copies the keys once per query head instead, which for a block of a few tokens costs
     several times the attention itself, and makes the mask additive once per layer. No mask: a
     single query, which sees everything.
     """
     b, heads, q, dim = query.shape
-    few, group = key.shape[1], heads // key.shape[1]
+    key_heads, group = key.shape[1], heads // key.shape[1]
     if mask is not None:
         hidden, zero = mask, query.new_zeros(())
         mask = cache.once(hidden, lambda: additive(hidden, zero).repeat(1, 1, group, 1))
     out = F.scaled_dot_product_attention(
-        query.reshape(b, few, group * q, dim), key, value, attn_mask=mask, scale=scale
+        query.reshape(b, key_heads, group * q, dim), key, value, attn_mask=mask, scale=scale
     )
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """The attention function of the model's own file, for what sdpa cannot do (softcap, sinks)."""
+    """The attention of the model's own file, which knows what sdpa does not (softcap, sinks)."""
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
@@ -177,26 +173,26 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 
 class Forward:
-    """A model over the same weights whose attention is ragged: `model` itself is never changed.
+    """A twin of `model`, over the same weights, whose attention is ragged.
 
-    `attention`, `experts`: names of others that are registered with transformers.
+    `attention`, `experts`: implementations to use instead, by their names in transformers.
     """
 
     def __init__(
         self, model: PreTrainedModel, attention: str | None = None, experts: str | None = None
     ) -> None:
         ragged = {ATTENTION: "ragged_sdpa" if model._supports_sdpa else "ragged_eager", PAD: None}
-        asked = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
-        self._first, self._settings = model, asked if attention else ragged
+        given = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
+        self._original, self._settings = model, given if attention else ragged
         self.renew()
 
     def renew(self) -> None:
-        """Follow what has become of the first model since; for the start of a run."""
-        self.model = switched(self._first, self._settings)
+        """Make the twin anew, as the original may have changed since; for the start of a run."""
+        self.model = switched(self._original, self._settings)
         head = self.model.get_output_embeddings()
         if head is not None:
             for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-                setattr(head, hooks, getattr(head, hooks).copy())  # the first model keeps its own
+                setattr(head, hooks, getattr(head, hooks).copy())  # the original keeps its own
             head.register_forward_pre_hook(needed_only)
         decoder: Any = self.model.get_decoder() if self.model.config.is_encoder_decoder else None
         table = getattr(decoder, "embed_positions", None)
@@ -205,10 +201,9 @@ class Forward:
 
     @contextmanager
     def __call__(
-        self, cache: RaggedCache | None, needed: Shown | None = None
+        self, cache: RaggedCache | None, needed: HeadHook | None = None
     ) -> Iterator[PreTrainedModel]:
-        """The model, to be run over `cache`, and with the output layer at the positions that are
-        `needed` only."""
+        """The twin, to be run over `cache`, its output layer only at the positions `needed`."""
         token = RUNNING.set(Running(cache, needed))
         try:
             yield self.model
@@ -217,13 +212,13 @@ class Forward:
 
 
 def switched(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
-    """A twin whose configurations have these settings, where they have such at all."""
-    made = twin(model)
-    for part in made.modules():
+    """A twin whose configurations have these settings, where they know them."""
+    copied = twin(model)
+    for part in copied.modules():
         if isinstance(part, PreTrainedModel):
             own = vars(part.config)  # its setattr validates
             own.update((name, value) for name, value in settings.items() if name in own)
-    return made
+    return copied
 
 
 def needed_only(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -233,8 +228,8 @@ def needed_only(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
 
 
 class OwnPositions(nn.Module):
-    """Embeddings of each row's own positions, for decoders that count from the longest row: there
-    the table may have ended."""
+    """Embeddings at each row's own positions, in place of a decoder's that counts from the longest
+    row; padding past the end of the table reads its last entry."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -243,7 +238,7 @@ class OwnPositions(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         cache = RUNNING.get().cache
-        if cache is None:  # a decoder that begins
+        if cache is None:
             return self.table(*args, **kwargs)
         places = cache.positions + getattr(self.table, "offset", 0)
         return F.embedding(places.clamp(max=len(self.table.weight) - 1), self.table.weight)

@@ -1,9 +1,9 @@
 """Blockwise heads (Stern et al. 2018, arXiv 1811.03115): small blocks between a target's last
 hidden state and its output layer, and the file they are kept in.
 
-Head k takes what the output layer read when the target chose a token, and that token, to what the
-output layer is to read for the token k places further. The output layer is the target's own, as
-Medusa's (arXiv 2401.10774), so a file holds little. It does not know how heads are trained or used.
+Head k maps the state that the output layer read when the target chose a token, and that token, to
+the state it is to read for the token k places further. The output layer is the target's own, as
+Medusa's (arXiv 2401.10774), so the file is small. It does not know how heads are trained or used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TENSORS = ("inner", "outer", "sketch")
 
 
 class Heads(nn.Module):
-    """K heads: `inner [K, H, H + E]` and `outer [K, H, H]`. `sketch`: the target they are for."""
+    """K heads: `inner [K, H, H + E]` and `outer [K, H, H]`. `sketch`: of their target's weights."""
 
     def __init__(self, inner: Tensor, outer: Tensor, sketch: Tensor) -> None:
         super().__init__()
@@ -48,20 +48,20 @@ class Heads(nn.Module):
     def count(self) -> int:
         return len(self.inner)
 
-    def forward(self, hidden: Tensor, words: Tensor, first: int, last: int) -> Tensor:
-        """What the output layer is to read for heads first to last - 1, counted from 0,
+    def forward(self, hidden: Tensor, embedded: Tensor, first: int, last: int) -> Tensor:
+        """States for the output layer from heads first to last - 1, counted from 0,
         `[N, last - first, H]`.
 
-        `hidden [N, H]`: what it read last; `words [N, E]`: embeddings of the tokens chosen then.
+        `hidden [N, H]`: what it read last; `embedded [N, E]`: the tokens that were chosen then.
         """
-        seen = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, words)], -1)
+        seen = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, embedded)], -1)
         inner = self.inner[first:last]
         wide = functional.silu(functional.linear(seen, inner.flatten(0, 1)))
-        wide = wide.view(len(hidden), *inner.shape[:2])  # there may be no rows
+        wide = wide.view(len(hidden), *inner.shape[:2])  # not -1: N may be 0
         return hidden[:, None] + torch.einsum("nki,koi->nko", wide, self.outer[first:last])
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all; OSError where that cannot be."""
+        """Write one safetensors file, whole or not at all; OSError where it cannot be written."""
         tensors = {name: getattr(self, name).detach().contiguous() for name in TENSORS}
         files.write(Path(path), save(tensors, {FORMAT: json.dumps({"version": VERSION})}))
 
@@ -86,7 +86,7 @@ class Heads(nn.Module):
         return cls(*tensors).requires_grad_(False)
 
     def require_shape(self, name: str, target: PreTrainedModel) -> None:
-        """Raise RefusedError where they cannot be this target's; it may be on the meta device."""
+        """Raise RefusedError unless the target, which may be on meta, has their widths."""
         H, E = widths(target)
         own = self.outer.shape[1], self.inner.shape[2] - self.outer.shape[1]
         if own != (H, E):
@@ -96,7 +96,7 @@ class Heads(nn.Module):
             )
 
     def require_target(self, name: str, target: PreTrainedModel) -> None:
-        """Raise RefusedError where they were trained for another target."""
+        """Raise RefusedError unless they were trained for this target."""
         if not alike(self.sketch, sketch(target)):
             raise RefusedError(
                 f"{name} holds heads of another target: its weights differ; train heads for this "
@@ -105,7 +105,7 @@ class Heads(nn.Module):
 
 
 def sound(inner: Tensor, outer: Tensor, sketch: Tensor) -> bool:
-    """Whether these are heads: shapes that fit each other, and numbers."""
+    """Whether these are heads: finite, of shapes that fit each other."""
     if not {inner.dtype, outer.dtype} <= DTYPES or sketch.dtype != torch.float32:
         return False
     if not (inner.ndim == outer.ndim == 3 and sketch.ndim == 1 and len(inner) == len(outer) > 0):
@@ -118,20 +118,20 @@ def sound(inner: Tensor, outer: Tensor, sketch: Tensor) -> bool:
 def ends_of(target: PreTrainedModel) -> tuple[Any, Any]:
     """The output layer, and the embeddings of the tokens that the decoder reads.
 
-    Raises RefusedError where the output layer is no layer of its own.
+    Raises RefusedError where the output layer is not a linear one.
     """
     output = target.get_output_embeddings()
     decoder = target.get_decoder() if target.config.is_encoder_decoder else target
-    words = decoder.get_input_embeddings()
-    if not hasattr(output, "in_features") or not hasattr(words, "embedding_dim"):
+    embeddings = decoder.get_input_embeddings()
+    if not hasattr(output, "in_features") or not hasattr(embeddings, "embedding_dim"):
         raise RefusedError(
             f"{type(target).__name__} has no linear output layer that heads could share; "
             "give another draft"
         )
-    return output, words
+    return output, embeddings
 
 
 def widths(target: PreTrainedModel) -> tuple[int, int]:
     """H, what the output layer reads, and E, the embeddings' width."""
-    output, words = ends_of(target)
-    return int(output.in_features), int(words.embedding_dim)
+    output, embeddings = ends_of(target)
+    return int(output.in_features), int(embeddings.embedding_dim)

@@ -1,8 +1,7 @@
 """Keys and values of rows of different lengths, as a transformers cache.
 
 Row b of a `RaggedCache` owns slots 0 .. lengths[b]-1 of every layer; new tokens are written behind
-them, and rollback is a smaller length: what stands behind it is hidden and written over later.
-With attention.py this is all that knows transformers' cache, mask and attention interfaces. It
+them, and rollback is a smaller length: what stands behind it is hidden and written over later. It
 does not know tokens, vocabularies or which positions are scored.
 """
 
@@ -24,7 +23,7 @@ from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
 BUCKET = 64  # slots; capacity grows by half and up to a multiple of this
-KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that we can replace by ours
+KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
 
 
@@ -36,7 +35,7 @@ class RaggedLayer(DynamicLayer):
     is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
 
     def fit(self, k: Tensor, v: Tensor, rows: int, capacity: int) -> None:
-        """Room for `rows` rows of `capacity` slots of what looks like k and v; content stays."""
+        """Make room for `rows` rows of `capacity` slots, shaped like k and v; content stays."""
         if self.is_initialized and self.keys.shape[0] == rows and self.keys.shape[2] >= capacity:
             return
         old = (self.keys, self.values) if self.is_initialized else None
@@ -67,10 +66,15 @@ class RaggedCache(DynamicCache):
         self.width = 0  # of the running forward's block, padding included
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.slots = torch.empty(0)  # [B, width]: where new tokens go
-        self.positions = self.slots  # [B, width]: the same, but in a tree
+        self.positions = self.slots  # [B, width]: the slots, except in a tree
         self.tree: Tree | None = None  # of the running forward
         self.view: Any = None  # the keys handed out last
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
+
+    @property
+    def decoder(self) -> RaggedCache:
+        """Of a decoder-only model this is the whole cache."""
+        return self
 
     def prepare(self, width: int, tree: Tree | None = None) -> None:
         """Make room for `width` more tokens in every row and lay out where they go."""
@@ -96,13 +100,13 @@ class RaggedCache(DynamicCache):
             self.capacity = -(-slots // BUCKET) * BUCKET
 
     def advance(self, tokens: list[int]) -> None:
-        """The block's real tokens, per row, now count."""
+        """From now on each row holds this many of the block's tokens."""
         self.lengths = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
         self.view = None
         self.made.clear()
 
     def once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """What is made of `source`, once in a forward: layers hand on the same masks and biases."""
+        """`make()`, once per `source` and forward: layers are given the same masks and biases."""
         if id(source) not in self.made:
             self.made[id(source)] = source, make()
         return self.made[id(source)][1]
@@ -122,29 +126,31 @@ class RaggedCache(DynamicCache):
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was."""
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
-        for layer in self.kept():
-            if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[index], layer.values[index]
+        for layer in self.filled():
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
         self.lengths = [self.lengths[b] for b in rows]
 
     def keep(self, slots: list[list[int]]) -> None:
         """Row b keeps these of its slots, which ascend, and closes the gaps."""
         self.lengths = [len(row) for row in slots]
-        start, end = min(map(stays, slots), default=0), max(self.lengths, default=0)
+        start, end = min(map(unmoved, slots), default=0), max(self.lengths, default=0)
         if start >= end:
             return
         index = torch.tensor([[*row, *range(len(row), end)][start:] for row in slots])
         index = sent(index, self.device)
         row = torch.arange(len(slots), device=self.device)[:, None]
-        for layer in self.kept():
-            if layer.is_initialized:
-                for x in (layer.keys, layer.values):
-                    x[:, :, start:end] = x[row, :, index].transpose(1, 2)
+        for layer in self.filled():
+            for x in (layer.keys, layer.values):
+                x[:, :, start:end] = x[row, :, index].transpose(1, 2)
 
     def kept(self) -> list[RaggedLayer]:
+        """The layers that keep tokens."""
         return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
 
-    # What transformers asks during a forward.
+    def filled(self) -> list[RaggedLayer]:
+        return [layer for layer in self.kept() if layer.is_initialized]
+
+    # What transformers calls during a forward.
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -181,21 +187,26 @@ class CrossCache(EncoderDecoderCache):
     def __init__(self, ragged: RaggedCache, sources: list[int]) -> None:
         super().__init__(ragged, DynamicCache())
         self.sources = sources  # tokens of each row's source
+        self.states: Tensor | None = None  # the encoder's, until their keys and values are cached
+
+    @property
+    def decoder(self) -> RaggedCache:
+        return self.self_attention_cache
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
-        return self.self_attention_cache.offset
+        return self.decoder.offset
 
     def mask(self) -> Tensor | None:
         """`[B, S]`, 1 where a source has a token; None where all sources are equally long."""
         if min(self.sources) == max(self.sources):
             return None
-        device = self.self_attention_cache.device
+        device = self.decoder.device
         lengths = sent(torch.tensor(self.sources), device)
         return (torch.arange(max(self.sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
-        """The rows of `other` join behind these; both have seen a forward."""
-        self.self_attention_cache.join(other.self_attention_cache)
+        """The rows of `other` join behind these; both have been through a forward."""
+        self.decoder.join(other.decoder)
         width = max(self.sources + other.sources)
         for mine, theirs in zip(self.cross(), other.cross(), strict=True):
             mine.keys = torch.cat([pad_slots(x.keys, width) for x in (mine, theirs)])
@@ -204,10 +215,10 @@ class CrossCache(EncoderDecoderCache):
 
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was; slots that no source needs any more go."""
-        self.self_attention_cache.select(rows)
+        self.decoder.select(rows)
         self.sources = [self.sources[b] for b in rows]
         width = max(self.sources, default=0)
-        index = torch.tensor(rows, dtype=torch.long, device=self.self_attention_cache.device)
+        index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
         for layer in self.cross():
             layer.keys, layer.values = layer.keys[index, :, :width], layer.values[index, :, :width]
 
@@ -215,13 +226,21 @@ class CrossCache(EncoderDecoderCache):
         return self.cross_attention_cache.layers
 
 
-def stays(slots: list[int]) -> int:
-    """How many slots stay where they are."""
+def unmoved(slots: list[int]) -> int:
+    """How many of the first slots stay where they are."""
     return next((i for i, slot in enumerate(slots) if slot != i), len(slots))
 
 
 def pad_slots(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, 0, 0, width - x.shape[2]))
+
+
+def growing_cache(layers: int) -> Any:
+    """transformers' own DynamicCache, of layers that only append."""
+    cache: Any = DynamicCache()
+    cache.layer_class_to_replicate = None
+    cache.layers = [DynamicLayer() for _ in range(layers)]
+    return cache
 
 
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
@@ -235,7 +254,7 @@ def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
 
 
 def admit(model: PreTrainedModel) -> None:
-    """Raise RefusedError for what cannot roll back row by row, by name and reason."""
+    """Raise RefusedError, with a reason, for a model that cannot be rolled back row by row."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not SUPPORTED[0] <= version < SUPPORTED[1]:
         raise RefusedError(
@@ -258,7 +277,7 @@ def objection(model: PreTrainedModel) -> str | None:
     if not model._can_set_attn_implementation():
         return "its attention is outside transformers' attention interface (ALiBi and older models)"
     names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
-    other = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING)
-    if other:
-        return f"its cache layers ({', '.join(other)}) keep a state that is not per token"
+    stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING)
+    if stateful:
+        return f"its cache layers ({', '.join(stateful)}) keep a state that is not per token"
     return None

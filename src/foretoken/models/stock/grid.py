@@ -1,9 +1,9 @@
 """A model whose logits are, to the bit, a function of the text alone (`exact_shapes=True`).
 
-Rounding follows the shape of a pass, and within one shape a token's place in it. So every row runs
-by itself, and its passes lie on a grid: pass k is of the positions from k * WIDTH on. However a
-text is cut into blocks, a token then meets the same shapes at the same place behind the same
-predecessors; only what stands behind it differs, which causality hides. It does not know how
+Rounding depends on the shape of a pass, and within one shape on a token's place in it. So every
+row runs by itself, and its passes lie on a grid: pass k starts at position k * WIDTH. However a
+text is cut into blocks, a token is then computed in the same shapes, at the same place, behind the
+same predecessors; what stands behind it differs, but causality hides that. It does not know how
 tokens are chosen.
 """
 
@@ -29,24 +29,24 @@ WIDTH = 16  # tokens of a pass; a block that crosses a line of the grid takes tw
 
 @dataclass(slots=True)
 class Alone:
-    """A row: its tokens, and a model that holds only it. What that holds beyond them is written
-    over."""
+    """A row: its tokens, and a model that holds only it. Tokens that the model holds beyond them
+    are written over by the next pass."""
 
     text: list[int]
     model: Any  # causal or encoder-decoder; its cache is the row's own
 
     def twin(self) -> Alone:
-        """The same row once more."""
+        """A copy of the row."""
         model = copy.copy(self.model)
         model.cache = copy.deepcopy(self.model.cache)
         return Alone(list(self.text), model)
 
 
 class ExactModel:
-    """Model protocol over `model` on torch; a pass takes its whole width, be it for one token.
+    """Model protocol over `model` on torch; a pass runs its whole width even for one token.
 
-    Raises RefusedError where rows cannot be rolled back one by one, and for experts, whose products
-    take as many rows as chose them: which rows round differently is a matter of luck.
+    Raises RefusedError where rows cannot be rolled back one by one, and for experts: the shapes of
+    their products, and so the rounding, follow how many tokens chose them.
     """
 
     runtime = "transformers, exact shapes"
@@ -58,7 +58,8 @@ class ExactModel:
         self.model = model
         self.encoder_decoder = bool(model.config.is_encoder_decoder)
         self.empty = (Seq2SeqModel if self.encoder_decoder else CausalModel)(model)
-        self.device, self.vocab_size = self.empty.device, self.empty.vocab_size
+        self.device, self.computed = self.empty.device, self.empty.computed
+        self.vocab_size = self.empty.vocab_size
         self.context, self.source_context = self.empty.context, self.empty.source_context
         self.source_vocab_size = self.empty.source_vocab_size
         self.rows: list[Alone] = []
@@ -79,8 +80,8 @@ class ExactModel:
         check_room([len(row.text) for row in self.rows], [len(b) for b in blocks], self.context)
         shape = len(blocks), max(need, default=0), self.vocab_size
         logits = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
-        for b, (row, block, wanted) in enumerate(zip(self.rows, blocks, need, strict=True)):
-            logits[b, :wanted] = self._extend(row, block, wanted)
+        for b, (row, block, n) in enumerate(zip(self.rows, blocks, need, strict=True)):
+            logits[b, :n] = self._extend(row, block, n)
         return logits
 
     def set_lengths(self, lengths: list[int]) -> None:
@@ -99,25 +100,24 @@ class ExactModel:
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.rows), rows))
 
-    def _extend(self, row: Alone, block: list[int], wanted: int) -> Tensor:
-        """Logits `[wanted, V]` of the last tokens of `block`, which joins the row."""
+    def _extend(self, row: Alone, block: list[int], need: int) -> Tensor:
+        """Logits `[need, V]` of the last tokens of `block`, which joins the row."""
         begin = len(row.text) // WIDTH * WIDTH
         row.text += block
-        first = len(row.text) - wanted
-        found = [row.model.score([[]], [0])[0]]
+        first = len(row.text) - need
+        parts = [row.model.score([[]], [0])[0]]
         for at in range(begin, len(row.text) if block else begin, WIDTH):
             width = WIDTH if self.context is None else min(WIDTH, self.context - at)
             ids = row.text[at : at + width]
-            seen = min(at + width, len(row.text)) > first  # else nobody asks: the head rests
+            needed = min(at + width, len(row.text)) > first  # else the output layer does not run
             row.model.set_lengths([at])
-            logits = row.model.score([ids + [0] * (width - len(ids))], [width * seen])[0]
-            found.append(logits[max(0, first - at) : len(ids)])
-        return torch.cat(found)
+            logits = row.model.score([ids + [0] * (width - len(ids))], [width * needed])[0]
+            parts.append(logits[max(0, first - at) : len(ids)])
+        return torch.cat(parts)
 
 
 def steady(model: ExactModel) -> ExactModel:
-    """The same model, after a look whether logits follow what stands behind a token; RefusedError
-    where they do."""
+    """The same model, after a trial; RefusedError where logits depend on later tokens."""
     ids = [(7 * i + 1) % model.vocab_size for i in range(WIDTH)]
     ids = ids[: model.context]
     model.start([[]], [ids[:1]] if model.encoder_decoder else None)
@@ -131,14 +131,13 @@ def steady(model: ExactModel) -> ExactModel:
 
 
 def has_experts(model: PreTrainedModel) -> bool:
-    """Whether a part of it is an expert or chooses among them, by the names of parts and
-    classes."""
+    """Whether the names of its parts or classes speak of experts or routers."""
     names = (f"{name} {type(part).__name__}".lower() for name, part in model.named_modules())
     return any("expert" in name or "router" in name for name in names)
 
 
 def unsteady(model: PreTrainedModel) -> RefusedError:
-    """That there are no exact shapes, and why."""
+    """The error that says why a model has no exact shapes."""
     return RefusedError(
         f"{type(model).__name__} has no exact shapes: its logits depend on what stands behind a "
         "token in a pass; leave exact_shapes at False"

@@ -1,7 +1,7 @@
-"""The output layer, applied only to the positions that someone needs.
+"""The output layer, applied only to the positions that are needed.
 
-A block's hidden states are cut down on their way into the layer, so a prefill never makes rows as
-wide as the vocabulary, whatever the family does between its last layer and its head.
+A block's hidden states are cut down by a forward pre-hook of the layer, so a prefill never makes
+rows as wide as the vocabulary, whatever the family does between its last layer and its head.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from foretoken.transfer import sent
 
 
-class Shown(Protocol):
-    """What a forward pre-hook of the output layer does: which positions it lets through."""
+class HeadHook(Protocol):
+    """Decides which positions enter the output layer."""
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
@@ -30,7 +30,7 @@ class Needed:
         firsts = {start for start in starts if start is not None} or {0}
         self.first = firsts.pop()
         self.even = not firsts
-        self.hidden: Tensor | None = None  # what a head has seen: these positions only
+        self.hidden: Tensor | None = None  # what the output layer read: these positions only
         if not self.even:
             last = max(counts) - 1
             places = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
@@ -38,7 +38,7 @@ class Needed:
             self.places = sent(torch.tensor(places), device)
 
     def of(self, x: Tensor) -> Tensor:
-        """`[B, width, n]` -> `[B, max(need), n]`; behind a row's own stand other positions."""
+        """`[B, width, n]` -> `[B, max(need), n]`; a row that needs fewer is padded with others."""
         if self.even:
             return x[:, self.first : self.first + self.most]
         return x[self.rows, self.places]
@@ -48,12 +48,12 @@ class Needed:
         return self.hidden, *args[1:]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """What a model returned, `[B, max(need), V]` also where its head is no layer."""
+        """A model's logits as `[B, max(need), V]`, also where its head is no layer with a hook."""
         return self.of(logits) if self.hidden is None else logits
 
 
 class Kept:
-    """The hidden states at flat places of a block, `[1, N, H]`, as a trace can hold it."""
+    """Lets hidden states at flat places of a block through, `[1, N, H]`, in a form for tracing."""
 
     def __init__(self, places: Tensor) -> None:
         self.places = places
@@ -66,16 +66,10 @@ class Kept:
 
 
 class Read:
-    """What the output layer reads, all of it."""
+    """Lets everything through and notes it."""
 
     def __init__(self) -> None:
         self.hidden = torch.empty(0)
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> None:
         self.hidden: Tensor = args[0]
-
-
-def shown(hidden: Tensor | None) -> Tensor:
-    """Hidden states that a run has left; there must be some."""
-    assert hidden is not None, "no output layer has run"
-    return hidden

@@ -1,8 +1,8 @@
 """Linear layers of a torch model on a CPU, packed once for products with few rows.
 
 oneDNN lays the weights out so that a pass over 8 tokens costs little more than one over 1. The
-packed weight takes the place of the original. It does not know caches, tokens or who owns a model:
-only one that we loaded ourselves may be packed.
+packed weight replaces the original, so only a model that we loaded ourselves may be packed. It does
+not know caches, tokens or who owns a model.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ Layer = nn.Linear | Conv1D
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What became of a model's linear layers."""
+    """The outcome for a model's linear layers."""
 
-    layers: int  # packed
-    reason: str | None  # why none is
+    layers: int  # how many are packed
+    reason: str | None  # why none is packed
 
 
 @torch.no_grad()
 def pack(model: PreTrainedModel) -> Packing:
     """Pack the linear layers of `model` in place, one after the other.
 
-    No weight is in memory twice but the one in work, and a head tied to the embeddings where it is
-    at most `SPARE` of the model; else such a head stays as it is. A trial token must have the same
-    logits before and after; where it has not, or the family's code reads weights by itself, all
-    layers are put back. For a model that nobody trains, before it stands behind the Model protocol:
-    what runs it keeps hold of its layers.
+    Only the weight at hand is in memory twice, and a head tied to the embeddings if it is at most
+    `SPARE` of the model; a larger tied head is not packed. A trial token must have the same logits
+    before and after; otherwise, or if the family's code reads weights by itself, all layers are
+    unpacked. For a model that is not trained, before it is run: runners keep its layers.
     """
     reason = objection(model)
     if reason is not None:
@@ -56,7 +55,7 @@ def pack(model: PreTrainedModel) -> Packing:
         drift = float((trial(model) - before).abs().max() / (before.max() - before.min()))
         if not drift <= DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
-    except Exception as error:  # whatever a stranger's forward or another processor raises
+    except Exception as error:  # unknown code on an unknown processor raises anything
         reason = f"it does not run packed: {one_line(error)}"
     if reason is None:
         return Packing(len(done), None if done else "no layer is large enough to gain by it")
@@ -68,15 +67,15 @@ def pack(model: PreTrainedModel) -> Packing:
 
 
 class PackedLinear(nn.Module):
-    """What the layer was, without gradients. `weight` tells its dtype and shape, and no more: T5
-    reads the dtype."""
+    """The layer, without gradients. Only dtype and shape of `weight` can be read: T5 reads the
+    dtype."""
 
     weight: Tensor  # [out, in], in oneDNN's layout
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.turned = isinstance(layer, Conv1D)  # holds its weight as [in, out]
-        weight = layer.weight.t() if self.turned else layer.weight
+        self.transposed = isinstance(layer, Conv1D)  # holds its weight as [in, out]
+        weight = layer.weight.t() if self.transposed else layer.weight
         self.out_features, self.in_features = weight.shape
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
         self.register_buffer("weight", packed, persistent=False)
@@ -86,15 +85,15 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
     def unpacked(self) -> Layer:
-        """The layer that it was, to the bit."""
+        """The original layer, to the bit."""
         weight = self.weight.to_dense()
         with torch.device("meta"):
             layer = (
                 Conv1D(self.out_features, self.in_features)
-                if self.turned
+                if self.transposed
                 else nn.Linear(self.in_features, self.out_features, bias=False)
             )
-        layer.weight = nn.Parameter(weight.t().contiguous() if self.turned else weight, False)
+        layer.weight = nn.Parameter(weight.t().contiguous() if self.transposed else weight, False)
         layer.bias = self.bias
         return layer
 
@@ -115,17 +114,17 @@ def objection(model: PreTrainedModel) -> str | None:
 
 
 def packable(model: PreTrainedModel) -> list[list[str]]:
-    """Layers to pack, each by all its names; no references, or their weights could not be freed."""
+    """Layers to pack, each as all its names: a reference would keep its weight in memory."""
     holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     spare = SPARE * sum(p.nbytes for p in model.parameters())
     head = model.get_output_embeddings()
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, layer in model.named_modules(remove_duplicate=False):
         if fits(layer):
             weight: Any = layer.weight
             if holders[id(weight)] == 1 or (layer is head and weight.nbytes <= spare):
-                found.setdefault(id(layer), []).append(name)
-    return list(found.values())
+                names.setdefault(id(layer), []).append(name)
+    return list(names.values())
 
 
 def fits(layer: nn.Module) -> bool:

@@ -1,9 +1,9 @@
-"""Is this family exact over our cache? Found out by running it, before it is used.
+"""Whether a family is exact over our cache, tried before the model is used.
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
 through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
-of the stock model on that row alone. What was measured is remembered per structure and versions.
-It does not know the real weights: it tests the family's code, not the model.
+of the stock model on that row alone. The outcome is remembered per structure and versions. It does
+not know the real weights: it tests the family's code, not the model.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.rows import staying
-from foretoken.models.stock import cache, causal
+from foretoken.models.stock import cache
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.sizes import context_limit
 from foretoken.storage.disk import remember, remembered
 from foretoken.storage.lineage import lineage, versions
 
@@ -45,7 +46,7 @@ FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation o
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way to run a model, and what it is called in an error."""
+    """A way to run a model, and its name in an error."""
 
     name: str
     run: Callable[[PreTrainedModel], Model]
@@ -59,13 +60,13 @@ ON_TORCH = Form("a ragged cache", on_torch)
 
 
 class Unfinished(RefusedError):
-    """A check that broke off, by a mistake in the family's code or for want of memory: the next
-    one may end otherwise."""
+    """A check that broke off, by an error in the family's code or for lack of memory. It is not
+    remembered: the next one may end otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a self-check found."""
+    """The outcome of a self-check that passed."""
 
     name: str  # class
     delta: float  # largest |delta logit| over the spread of the logits
@@ -90,8 +91,8 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     if isinstance(known, float):
         return Check(type(model).__name__, known, time.perf_counter() - start, True)
     try:
-        found = check(model, form)
-        FOUND[key] = found.delta
+        passed = check(model, form)
+        FOUND[key] = passed.delta
     except Unfinished:
         raise
     except RefusedError as error:
@@ -100,11 +101,11 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     finally:
         if key in FOUND:
             remember(FILE, key, FOUND[key])
-    return found
+    return passed
 
 
 def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
-    """The self-check itself, run anew."""
+    """The self-check itself, whatever is remembered."""
     cache.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     with torch.random.fork_rng(devices=[]):
@@ -114,19 +115,20 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         delta = deviation(small, form.run(small))
     except RefusedError:
         raise
-    except Exception as error:  # whatever a stranger's forward raises
+    except Exception as error:  # an unknown forward raises anything
         raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
     if not delta < TOLERANCE:
-        wrong = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(f"{name} is not exact over {form.name}: {wrong}")
+        off = f"logits differ by {delta:.1e} of their spread from a full forward"
+        raise RefusedError(f"{name} is not exact over {form.name}: {off}")
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
 
 def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
-    """Largest |delta logit| over the spread of the logits, ragged against each row alone and stock.
+    """Largest |delta logit| over the spread of the logits, of ragged batches against the stock
+    model on each row alone.
 
-    `runner` runs the model in ragged batches; None: on torch. Rows join, grow by ragged blocks, go
-    back, change places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
+    `runner` runs the batches; None: on torch. Rows join, grow by ragged blocks, go back, change
+    places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
     """
     rows = Rows(model.eval(), random.Random(0), runner)
     rows.start([cache.BUCKET - 4, 3, 11])
@@ -144,7 +146,7 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
 
 
 class Rows:
-    """A random conversation with a model, and the same told to the stock model row by row."""
+    """Random operations on a model's rows; its logits are compared with the stock model's."""
 
     def __init__(
         self, model: PreTrainedModel, dice: random.Random, runner: Model | None = None
@@ -166,7 +168,7 @@ class Rows:
         self.texts, self.sources = self.texts + texts, self.sources + sources
 
     def score(self, width: int) -> None:
-        """A block of up to `width` tokens per row; then some of it, and now and then more, goes."""
+        """A block of up to `width` tokens per row, then a rollback of up to `width`."""
         blocks = [self.draw(self.dice.randint(width // 2, width)) for _ in self.texts]
         need = [self.dice.randint(min(1, len(b)), len(b)) for b in blocks]
         logits = self.runner.score(blocks, need)
@@ -185,6 +187,7 @@ class Rows:
 
     @torch.inference_mode()
     def alone(self, b: int, n: int) -> Tensor:
+        """Logits `[n, V]` of the last tokens of row b by the stock model."""
         text = torch.tensor([self.texts[b]], device=self.model.device)
         ids: Any = {"input_ids": text}
         if self.runner.encoder_decoder:
@@ -214,11 +217,11 @@ def small_copy(model: PreTrainedModel) -> PreTrainedModel:
             with torch.inference_mode():
                 small(input_ids=ids, **(sources if model.config.is_encoder_decoder else {}))
             return small
-        except Exception as error:  # widths that do not fit each other raise many kinds
+        except Exception as error:  # narrow widths may not fit each other
             problem = error
     assert problem is not None
-    what = f"{type(model).__name__}: no small copy can be built to check it"
-    raise Unfinished(f"{what}: {one_line(problem)}")
+    refusal = f"{type(model).__name__}: no small copy can be built to check it"
+    raise Unfinished(f"{refusal}: {one_line(problem)}")
 
 
 def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
@@ -234,11 +237,11 @@ def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
 def shrink(part: PreTrainedConfig, narrow: bool) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
-    # Where a model does otherwise beyond some length, the check is to come there
+    # Lengths beyond which a model behaves otherwise: the check is to get there
     settings |= {"floor_scale": WINDOW, "keep_window_size": WINDOW}
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
-    settings["max_position_embeddings"] = max(CONTEXT, causal.limit(part) or 0)
+    settings["max_position_embeddings"] = max(CONTEXT, context_limit(part) or 0)
     if hasattr(part, "num_hidden_layers"):
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
@@ -249,6 +252,7 @@ def shrink(part: PreTrainedConfig, narrow: bool) -> None:
 
 
 def shorten(part: PreTrainedConfig) -> None:
+    """Keep one layer of each kind, at least two."""
     count = part.num_hidden_layers
     lists = {k: v for k, v in vars(part).items() if isinstance(v, list) and len(v) == count}
     kinds = [repr([values[i] for values in lists.values()]) for i in range(count)]
@@ -264,9 +268,9 @@ def shorten(part: PreTrainedConfig) -> None:
 def widths(part: PreTrainedConfig) -> dict[str, Any]:
     """Few and narrow heads, as many queries per key as before but two at most."""
     heads = part.num_attention_heads
-    keys = getattr(part, "num_key_value_heads", None) or heads
-    few = min(keys, 2)
-    queries = few * min(heads // keys, 2)
+    key_heads = getattr(part, "num_key_value_heads", None) or heads
+    few = min(key_heads, 2)
+    queries = few * min(heads // key_heads, 2)
     settings: dict[str, Any] = dict.fromkeys(
         ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
     )
@@ -277,7 +281,7 @@ def widths(part: PreTrainedConfig) -> dict[str, Any]:
 
 
 def stir(model: PreTrainedModel) -> None:
-    """Weights of a size that keeps logits far from flat: at their usual start they nearly are."""
+    """Draw larger weights than the usual initial ones, whose logits are nearly flat."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
@@ -285,8 +289,8 @@ def stir(model: PreTrainedModel) -> None:
 
 
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
-    """A digest of what a check depends on: classes, small configuration, versions, our code and
-    that of classes that are not transformers' own; None where theirs cannot be read."""
+    """A digest of what a check depends on: class, small configuration, versions, our code and that
+    of classes from no library; None where the latter cannot be read."""
     config = shrunk(model.config, narrow=True).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
@@ -301,9 +305,8 @@ def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
 
 
 def strangers(model: PreTrainedModel) -> list[str]:
-    """The source of all parts of the model that are not of a library, and of all that these are
-    made from: files outside the libraries' folders, with what they import from such files. Raises
-    where a part has no source."""
+    """The sources of all parts of the model that come from no library, with what they import from
+    outside the libraries' folders. Raises where a part has no source."""
     kinds = {base for part in model.modules() for base in type(part).__mro__}
     files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
     fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}
@@ -317,12 +320,12 @@ def strangers(model: PreTrainedModel) -> list[str]:
         named = {
             getattr(v, "__name__" if inspect.ismodule(v) else "__module__", "") for v in values
         }
-        fresh |= {one for one in named - seen if isinstance(one, str) and not _is_library(one)}
+        fresh |= {part for part in named - seen if isinstance(part, str) and not _is_library(part)}
     return [Path(file).read_text() for file in sorted(files)]
 
 
 def _is_library(name: str) -> bool:
-    """Whether a module is installed, Python's own, this package's or none."""
+    """Whether a module is installed, Python's own, this package's, or not loaded."""
     package = name.split(".")[0]
     if not name or package in OURS or package in sys.stdlib_module_names:
         return True

@@ -1,6 +1,6 @@
-"""A few weights of every layer: they tell a model from another, in whatever precision it is loaded.
+"""A sample of every layer's weights, which tells models apart in whatever precision they are.
 
-It does not know what the sketch is kept for.
+It does not know what the sketch is for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUNDING = 2**-7  # relative: one model in float32, bfloat16 and float16 differs
 @torch.no_grad()
 def sketch(model: PreTrainedModel) -> Tensor:
     """Values of all weights in the order of the modules, `[N]`, float32 on the CPU."""
-    return torch.cat([_some(weight) for weight in _weights(model)]).cpu()
+    return torch.cat([_sample(weight) for weight in _weights(model)]).cpu()
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
@@ -34,6 +34,6 @@ def _weights(model: PreTrainedModel) -> Iterator[Tensor]:
         yield from layer.parameters(recurse=False)
 
 
-def _some(weight: Tensor) -> Tensor:
+def _sample(weight: Tensor) -> Tensor:
     steps = torch.arange(PER_WEIGHT, device=weight.device)
     return weight.flatten()[steps * (weight.numel() - 1) // (PER_WEIGHT - 1)].float()

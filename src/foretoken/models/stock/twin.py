@@ -1,5 +1,5 @@
 """A second module tree over the same weights, whose configuration and parts can be changed while
-the first stays as it is: in every thread, and wherever a Ctrl-C comes.
+the original stays as it is: in every thread, and wherever a Ctrl-C comes.
 
 It does not know attention, nor what is changed.
 """
@@ -20,22 +20,22 @@ from foretoken.errors import RefusedError
 def twin(model: PreTrainedModel) -> PreTrainedModel:
     """`model` as it stands, in evaluation mode, over its very weights and hooks.
 
-    Weights that are changed or trained later are so here; what else is changed is not: a run makes
-    itself another twin. Buffers that some forwards compute anew, such as rotary frequencies, are
-    its own. Raises RefusedError where a part's forward was replaced by an unknown function.
+    Later changes of the weights show in the twin, other changes do not: each run makes a new one.
+    Buffers that some forwards recompute, such as rotary frequencies, are the twin's own. Raises
+    RefusedError where a part's forward was replaced by an unknown function.
     """
     parts = list(model.modules())
     twins = [type(part).__new__(type(part)) for part in parts]
-    remade: dict[int, Any] = {id(part): two for part, two in zip(parts, twins, strict=True)}
-    for part, two in zip(parts, twins, strict=True):
-        own = _attributes(part).items()
-        vars(two).update({name: _own(value, remade) for name, value in own})
+    remade: dict[int, Any] = {id(part): copied for part, copied in zip(parts, twins, strict=True)}
+    for part, copied in zip(parts, twins, strict=True):
+        attributes = _attributes(part).items()
+        vars(copied).update({name: _own(value, remade) for name, value in attributes})
     return cast(PreTrainedModel, twins[0])
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    """What a part of the twin begins with. What was compiled is taken as it was before: compiled it
-    would run the first tree."""
+    """A part's attributes for its twin. A compiled forward would run the original tree: the one it
+    was compiled from is taken."""
     own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
@@ -48,7 +48,7 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
 
 
 def _buffers(part: nn.Module) -> dict[str, Any]:
-    """The same buffers; those that are computed, and no part of what is saved, as copies."""
+    """The same buffers, but copies of those that are computed and not saved."""
     computed = part._non_persistent_buffers_set
     return {
         name: x.clone() if x is not None and name in computed and x.is_floating_point() else x
@@ -57,8 +57,8 @@ def _buffers(part: nn.Module) -> dict[str, Any]:
 
 
 def _own(value: Any, remade: dict[int, Any]) -> Any:
-    """The same value for the twin: what refers to modules refers to the twin's, and its
-    configurations are its own. `remade`: by id, what there is already."""
+    """The same value for the twin: modules become the twin's, configurations copies. `remade`: what
+    has been made already, by the id of its original."""
     if isinstance(value, nn.Module):
         return remade.get(id(value), value)
     if isinstance(value, PreTrainedConfig):
@@ -66,10 +66,10 @@ def _own(value: Any, remade: dict[int, Any]) -> Any:
     if isinstance(value, MethodType):
         return MethodType(value.__func__, _own(value.__self__, remade))
     if isinstance(value, partial):
-        arguments = [_own(one, remade) for one in (value.func, *value.args)]
+        arguments = [_own(part, remade) for part in (value.func, *value.args)]
         return partial(*arguments, **{k: _own(v, remade) for k, v in value.keywords.items()})
-    if isinstance(value, dict) and any(isinstance(one, nn.Module) for one in value.values()):
-        return {name: _own(one, remade) for name, one in value.items()}
-    if isinstance(value, list | tuple) and any(isinstance(one, nn.Module) for one in value):
-        return type(value)(_own(one, remade) for one in value)
+    if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
+        return {name: _own(part, remade) for name, part in value.items()}
+    if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):
+        return type(value)(_own(part, remade) for part in value)
     return value

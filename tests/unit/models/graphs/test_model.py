@@ -15,7 +15,7 @@ import pairs
 from foretoken.errors import RefusedError
 from foretoken.loading.runtimes import Wish, forms, place
 from foretoken.models.families import FAMILIES, build
-from foretoken.models.graphs.fixed import FixedCache, bucket, power, wide
+from foretoken.models.graphs.fixed import FixedCache
 from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, Pass, rehearsed
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.selfcheck import Form, Rows, check, deviation
@@ -103,10 +103,10 @@ class Work(TorchDispatchMode):
         self.done: list[tuple[str, list[tuple[int, ...]]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves((args, found)) if isinstance(x, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor)]
         self.done.append((str(func), [(*x.shape, *x.stride()) for x in tensors]))
-        return found
+        return result
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])
@@ -174,12 +174,6 @@ def test_what_a_broken_text_left_harms_no_later_one() -> None:
     for one in (model, fresh):
         one.start([[9, 8]])
     assert torch.equal(model.score([[3]], [1]), fresh.score([[3]], [1]))
-
-
-def test_buckets() -> None:
-    assert [power(n) for n in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
-    assert [bucket(n) for n in (0, 1, 64, 65, 129)] == [0, 64, 64, 128, 256]
-    assert [wide(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [1, 2, 3, 5, 5, 9, 9, 17, 17]
 
 
 def test_what_looks_at_its_numbers_is_refused_by_name() -> None:

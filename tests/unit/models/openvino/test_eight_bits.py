@@ -30,10 +30,10 @@ def test_each_output_has_its_own_scale(turned: bool) -> None:
     kinds = [op.get_element_type() for op in graph.get_ops() if op.get_type_name() == "Constant"]
     assert ov.Type.i8 in kinds
     state = np.eye(128, dtype=np.float32)
-    found = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(state)[0].T
+    product = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(state)[0].T
     step = np.abs(weight).max(1, keepdims=True) / 127
-    assert np.all(np.abs(found - weight) <= 0.5 * step * (1 + 1e-3) + 1e-9)
-    assert not np.array_equal(found, weight)
+    assert np.all(np.abs(product - weight) <= 0.5 * step * (1 + 1e-3) + 1e-9)
+    assert not np.array_equal(product, weight)
 
 
 def test_small_weights_and_sums_stay() -> None:

@@ -26,8 +26,10 @@ from pairs import PROMPTS, BrokenOff, assert_greedy, relative, target
 
 pytestmark = pytest.mark.cpu_only
 
-HEARING = [name for name, (_, kind, _) in FAMILIES.items() if kind.startswith(("T5", "MT5"))]
-HEARING += ["BART", "Marian"]
+ENCODER_DECODERS = [
+    name for name, (_, kind, _) in FAMILIES.items() if kind.startswith(("T5", "MT5"))
+]
+ENCODER_DECODERS += ["BART", "Marian"]
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
@@ -57,7 +59,7 @@ def t5() -> ExplicitModel:
     return ExplicitModel(*family("T5")[1])
 
 
-@pytest.mark.parametrize("name", [*HEARING, "Gemma 2"])
+@pytest.mark.parametrize("name", [*ENCODER_DECODERS, "Gemma 2"])
 def test_ragged_rows_are_each_row_alone(name: str) -> None:
     """Joins, blocks of different lengths, rollbacks, permutation and leaving, past a bucket."""
     model, graphs = family(name)
@@ -208,7 +210,7 @@ def test_greedy_text_is_transformers_own() -> None:
     for gamma, drafter in ((0, NoDrafter()), (4, draft)):
         spec = Speculator(runner, drafter, ends=Ends(decoder_start=0))
         done = spec.generate(PROMPTS, gamma=gamma, max_new_tokens=24)
-        for found, prompt in zip(done, PROMPTS, strict=True):
-            assert_greedy(found, stock, prompt, 24)
-    assert 0 < found.stats.accepted < found.stats.drafted
-    assert found.stats.runtime == "openvino"
+        for completion, prompt in zip(done, PROMPTS, strict=True):
+            assert_greedy(completion, stock, prompt, 24)
+    assert 0 < completion.stats.accepted < completion.stats.drafted
+    assert completion.stats.runtime == "openvino"

@@ -114,10 +114,10 @@ def test_a_model_of_bfloat16_computes_what_the_stock_model_does(
         spec = load(str(tmp_path / "m"), "none", dtype=dtype)
         assert spec.target.runtime == "openvino"
         models = spec.target, on_torch(stock)
-        found = [read(model, name == "T5") for model in models]
-        height = (found[1].amax(-1) - found[1].mean(-1)).mean()
+        logits = [read(model, name == "T5") for model in models]
+        height = (logits[1].amax(-1) - logits[1].mean(-1)).mean()
         assert spec.target.computed == ("float32" if dtype == "float32" else arithmetic())
-        assert (found[0] - found[1]).abs().max() < TOLERANCE[spec.target.computed] * height
+        assert (logits[0] - logits[1]).abs().max() < TOLERANCE[spec.target.computed] * height
     assert all(ov.Type.bf16 in kinds(graph) for graph in made) and made
 
 
@@ -139,9 +139,9 @@ def arithmetic() -> str:
     return conversion.arithmetic(ov.Core().compile_model(product(matrix()), "CPU", hint))
 
 
-def read(model: Any, heard: bool) -> torch.Tensor:
-    prompts = [[0], [0]] if heard else [[5, 17, 33], [60, 12]]
-    model.start(prompts, [[5, 17, 33], [60, 12, 7, 9]] if heard else None)
+def read(model: Any, encoder_decoder: bool) -> torch.Tensor:
+    prompts = [[0], [0]] if encoder_decoder else [[5, 17, 33], [60, 12]]
+    model.start(prompts, [[5, 17, 33], [60, 12, 7, 9]] if encoder_decoder else None)
     blocks = [[1, 2, 3], [4]]
     logits = model.score(blocks, [3, 1])
     return torch.cat([logits[0], logits[1, :1]]).clone()

@@ -1,4 +1,4 @@
-"""Decoders over paged attention: what the torch path computes, from blocks that rows share."""
+"""Decoders over paged attention: what the torch path computes, from pages that rows share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_ragged_blocks_score_as_on_torch(model: PagedModel, network: PreTrainedM
             runner.set_lengths(back)
 
 
-def test_copies_share_blocks_until_one_of_them_writes(
+def test_copies_share_pages_until_one_of_them_writes(
     model: PagedModel, network: PreTrainedModel
 ) -> None:
     stock = CausalModel(network)
@@ -72,15 +72,15 @@ def test_copies_share_blocks_until_one_of_them_writes(
     for runner in (model, stock):
         runner.start([text, [3]])
         runner.permute([0, 0, 1, 0])
-    assert model.blocks[0] == model.blocks[1] == model.blocks[3]
+    assert model.pages[0] == model.pages[1] == model.pages[3]
     blocks = [[5], [6], [7], [8]]
     assert same(model.score(blocks, [1] * 4), stock.score(blocks, [1] * 4))
-    assert model.blocks[0][0] == model.blocks[1][0]  # the full first block is still one
-    assert len({row[1] for row in (model.blocks[i] for i in (0, 1, 3))}) == 3
+    assert model.pages[0][0] == model.pages[1][0]  # the full first page is still shared
+    assert len({row[1] for row in (model.pages[i] for i in (0, 1, 3))}) == 3
     assert same(model.score(blocks, [1] * 4), stock.score(blocks, [1] * 4))
 
 
-def test_blocks_come_back(model: PagedModel) -> None:
+def test_pages_come_back(model: PagedModel) -> None:
     free = len(model.pool.free)
     model.start([[1] * 70, [2] * 40])
     model.permute([1, 0, 1])
@@ -169,14 +169,14 @@ def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
         model.leave([0, 1])
 
 
-def test_a_ctrl_c_anywhere_gives_no_block_away(model: PagedModel) -> None:
-    """Wherever it comes, a block that a row holds is not free, and one that two rows hold is known
-    to be shared; once all rows have left, all blocks are free."""
+def test_a_ctrl_c_anywhere_gives_no_page_away(model: PagedModel) -> None:
+    """Wherever it comes, a page that a row holds is not free, and one that two rows hold is known
+    to be shared; once all rows have left, all pages are free."""
     pool = model.pool
 
     def use() -> None:
         model.start([[2] * 40, [3] * 5])
-        model.permute([0, 0, 1])  # the first row twice, over the same blocks
+        model.permute([0, 0, 1])  # the first row twice, over the same pages
         model.score([[4], [5, 6], [7] * 30], [1, 1, 1])
         model.leave([1])
 
@@ -184,23 +184,25 @@ def test_a_ctrl_c_anywhere_gives_no_block_away(model: PagedModel) -> None:
     model.permute([])
     nth = 1
     while interrupted(use, nth, ("openvino/paged.py",)):
-        held = Counter(block for blocks in model.blocks for block in blocks)
+        held = Counter(page for pages in model.pages for page in pages)
         assert not set(held) & set(pool.free), f"line {nth}"
-        assert all(pool.holders[block] >= count for block, count in held.items()), f"line {nth}"
+        assert all(pool.holders[page] >= count for page, count in held.items()), f"line {nth}"
         model.leave(list(range(len(model.lengths))))
         assert sorted(pool.free) == list(range(pool.size)) and not any(pool.holders), f"line {nth}"
         nth += 3
     assert nth > 50
 
 
-def test_a_ctrl_c_while_the_pool_grows_makes_no_block_twice(
+def test_a_ctrl_c_while_the_pool_grows_makes_no_page_twice(
     model: PagedModel, network: PreTrainedModel
 ) -> None:
-    compiled, facts, nth = model.request.get_compiled_model(), export_paged(network).facts, 1
-    while nth:
+    compiled, facts = model.request.get_compiled_model(), export_paged(network).facts
+    came, nth = True, 0
+    while came:
+        nth += 1
         fresh = PagedModel(compiled, facts)
         came = interrupted(fresh.pool.grow, nth, ("openvino/paged.py",))
         fresh.start([[2] * 40, [3] * 40])
-        blocks = [block for row in fresh.blocks for block in row]
-        assert len(set(blocks)) == 4 and sorted(blocks + fresh.pool.free) == [*range(16)]
-        nth = nth + 1 if came else 0
+        pages = [page for row in fresh.pages for page in row]
+        assert len(set(pages)) == 4 and sorted(pages + fresh.pool.free) == [*range(16)]
+    assert nth > 20

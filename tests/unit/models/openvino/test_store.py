@@ -14,7 +14,7 @@ import pytest
 from openvino import opset13 as ops
 
 from foretoken.models.openvino import store
-from foretoken.models.openvino.exported import Exported
+from foretoken.models.openvino.tracing import Exported
 
 pytestmark = pytest.mark.cpu_only
 
@@ -31,17 +31,17 @@ def exported(value: float = 1.0) -> Exported:
     return Exported({"decoder": graph}, {"form": "paged", "context": None})
 
 
-def runs(found: Exported) -> float:
-    compiled = ov.Core().compile_model(found.graphs["decoder"], "CPU")
+def runs(loaded: Exported) -> float:
+    compiled = ov.Core().compile_model(loaded.graphs["decoder"], "CPU")
     return float(compiled(np.zeros(2, np.float32))[0][0])
 
 
 def test_what_was_kept_is_found() -> None:
     assert store.find("k") is None
     assert store.keep("k", exported(3.0), "a model", "float32")
-    found = store.find("k")
-    assert found is not None and runs(found) == 3.0
-    assert found.facts["form"] == "paged" and found.facts["context"] is None
+    loaded = store.find("k")
+    assert loaded is not None and runs(loaded) == 3.0
+    assert loaded.facts["form"] == "paged" and loaded.facts["context"] is None
     (entry,) = store.entries()
     assert (entry.name, entry.dtype) == ("a model", "float32") and entry.bytes > 0
 
@@ -59,16 +59,16 @@ def test_a_damaged_one_is_as_none(damage: str) -> None:
     (store.folder() / "k" / damage).unlink()
     assert store.find("k") is None
     assert store.keep("k", exported(4.0), "m", "float32")
-    found = store.find("k")
-    assert found is not None and runs(found) == 4.0
+    loaded = store.find("k")
+    assert loaded is not None and runs(loaded) == 4.0
 
 
 def test_several_writers_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         kept = list(pool.map(lambda _: store.keep("k", exported(2.0), "m", "float32"), range(6)))
     assert all(kept)
-    found = store.find("k")
-    assert found is not None and runs(found) == 2.0
+    loaded = store.find("k")
+    assert loaded is not None and runs(loaded) == 2.0
     assert [place.name for place in store.folder().iterdir()] == ["k"]
 
 
@@ -142,8 +142,8 @@ def test_a_passing_failure_does_not_cost_the_conversion(
         for name, value in busy.items():
             patch.setattr(store, name, value)
         assert store.find("k") is None
-    found = store.find("k")
-    assert found is not None and runs(found) == 3.0
+    loaded = store.find("k")
+    assert loaded is not None and runs(loaded) == 3.0
 
 
 def test_without_a_safe_folder_nothing_is_kept(

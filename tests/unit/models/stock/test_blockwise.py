@@ -14,8 +14,6 @@ from foretoken import load
 from foretoken.drafters.heads import HeadsDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.stock.blockwise import Heads
-from foretoken.models.stock.packed import PackedLinear, pack
-from foretoken.models.stock.sketch import alike, sketch
 
 
 @pytest.fixture
@@ -58,23 +56,9 @@ def test_another_target_is_refused(file):
     refused(RefusedError, "heads of another target", tuned, f"heads:{file}")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_the_same_target_in_another_precision(dtype):
-    network = tiny.llama()
-    assert alike(sketch(network), sketch(tiny.llama().to(dtype)))
-    assert not alike(sketch(network), sketch(tiny.llama(seed=1).to(dtype)))
-
-
 def test_exact_shapes_show_no_states(file):
     with pytest.raises(RefusedError, match="no hidden states, which heads read"):
         load(tiny.llama(), f"heads:{file}", exact_shapes=True)
-
-
-def test_the_same_target_with_packed_layers():
-    network = tiny.llama(20_000)
-    before = sketch(network)
-    assert pack(network).layers and isinstance(network.lm_head, PackedLinear)
-    assert torch.equal(before, sketch(network))
 
 
 @pytest.mark.openvino

@@ -43,16 +43,16 @@ def logits(model: Model, text: list[int], seed: int, read: int = 0) -> Tensor:
     each part that are taken back."""
     dice = random.Random(seed)
     model.start([text[:read]], [[3, 4, 5]] if model.encoder_decoder else None)
-    found, at = [], read
+    parts, at = [], read
     while at < len(text):
         n = min(dice.choice([1, 1, 2, 3, 5, WIDTH, 2 * WIDTH + 1]), len(text) - at)
         wrong = [dice.randrange(model.vocab_size) for _ in range(dice.choice([0, 1, 4, 9]))]
         scores = model.score([[*text[at : at + n], *wrong]], [n + len(wrong)])[0, :n]
-        found.append(scores.clone())
+        parts.append(scores.clone())
         at += n
         model.set_lengths([at])
     model.leave([0])
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def text(V: int, n: int = LENGTH) -> list[int]:
@@ -87,12 +87,12 @@ def test_neither_do_they_depend_on_batch_mates(dtype: torch.dtype) -> None:
     whole = logits(model, ids, 0)
     model.start([ids[:9], ids[4:30]])
     model.permute([1, 0, 0])
-    found = model.score([[7, 8], ids[9:20], ids[9:12]], [1, 11, 2])
-    assert found.shape == (3, 11, model.vocab_size)
-    assert torch.equal(found[1], whole[9:20]) and torch.equal(found[2, :2], whole[10:12])
+    rows = model.score([[7, 8], ids[9:20], ids[9:12]], [1, 11, 2])
+    assert rows.shape == (3, 11, model.vocab_size)
+    assert torch.equal(rows[1], whole[9:20]) and torch.equal(rows[2, :2], whole[10:12])
     model.leave([0])
-    found = model.score([[], ids[12:50]], [0, 38])
-    assert torch.equal(found[1], whole[12:50])
+    rows = model.score([[], ids[12:50]], [0, 38])
+    assert torch.equal(rows[1], whole[12:50])
     assert torch.equal(model.score([ids[20:21], []], [1, 0])[0, 0], whole[20])
 
 

@@ -38,8 +38,8 @@ def layers(model: nn.Module, kind: type[nn.Module]) -> int:
     return sum(type(layer) is kind for layer in model.modules())
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def relative(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).abs().max() / expected.abs().max())
 
 
 @needs_onednn
@@ -167,9 +167,9 @@ def test_layers_are_put_back_where_a_trial_fails(
     else:
         monkeypatch.setattr(PackedLinear, "forward", doubled)
     expected = trial(model)
-    found = pack(model)
-    assert found.layers == 0
-    assert reason in (found.reason or "")
+    packing = pack(model)
+    assert packing.layers == 0
+    assert reason in (packing.reason or "")
     assert not layers(model, PackedLinear)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(trial(model), expected)
@@ -185,9 +185,9 @@ def test_layers_are_put_back_where_a_trial_fails(
 )
 def test_a_model_that_cannot_be_packed_stays(make: Any, reason: str) -> None:
     model = make()
-    found = pack(model)
-    assert found.layers == 0
-    assert reason in (found.reason or "") or packed.objection(HERE.float())
+    packing = pack(model)
+    assert packing.layers == 0
+    assert reason in (packing.reason or "") or packed.objection(HERE.float())
     assert not layers(model, PackedLinear)
 
 
@@ -202,8 +202,8 @@ def test_stirred_t5_keeps_its_mixed_precision(all_sizes: None) -> None:
     stir(model)
     for block in (*model.encoder.block, *model.decoder.block):
         block.layer[-1].DenseReluDense.wo.float()
-    found = pack(model)
-    assert found.layers or found.reason
+    packing = pack(model)
+    assert packing.layers or packing.reason
     assert trial(model).isfinite().all()
 
 

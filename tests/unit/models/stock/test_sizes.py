@@ -1,0 +1,64 @@
+"""What networks say of their sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, PreTrainedConfig
+
+from foretoken.models.families import build
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.sizes import (
+    context_limit,
+    encoder_limit,
+    encoder_rows,
+    no_logits,
+    output_rows,
+)
+
+
+@pytest.mark.parametrize(("positions", "limit"), [(77, 77), (None, None), (0, None), (-1, None)])
+def test_the_limit_is_that_of_the_positions(positions: Any, limit: int | None) -> None:
+    config = PreTrainedConfig()
+    assert context_limit(config) is None
+    config.max_position_embeddings = positions
+    assert context_limit(config) == limit
+
+
+def test_relative_positions_have_no_limit() -> None:
+    model = build("T5")
+    assert context_limit(model.config) is None and encoder_limit(model) is None
+
+
+def test_longrope_ends_where_its_frequencies_change() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    config = build("Phi-3").config
+    config.rope_parameters, config.original_max_position_embeddings = rope, 32
+    assert CausalModel(transformers.Phi3ForCausalLM(config)).context == 32
+
+
+def test_dynamic_frequencies_within_the_trained_length() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert context_limit(LlamaConfig(max_position_embeddings=64, rope_parameters=rope)) == 64
+    by_layer = {"full_attention": rope | {"original_max_position_embeddings": 16}}
+    config = PreTrainedConfig()
+    config.max_position_embeddings, config.rope_parameters = 64, by_layer
+    assert context_limit(config) == 16
+
+
+def test_encoders_and_output_layers() -> None:
+    bart = build("BART")
+    assert (encoder_limit(bart), encoder_rows(bart), output_rows(bart)) == (128, 64, 64)
+    bart.config.max_source_positions = 40
+    assert encoder_limit(bart) == 40
+    logits = no_logits(bart.bfloat16(), 3)
+    assert logits.shape == (3, 0, 64) and logits.dtype == torch.bfloat16

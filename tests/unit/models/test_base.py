@@ -1,0 +1,46 @@
+"""What holds of models of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken import load
+from foretoken.errors import InputError
+from foretoken.models.base import TreeModel, counts_of, require_model
+from foretoken.models.families import build
+from foretoken.models.graphs.model import GraphModel
+from foretoken.models.openvino import conversion
+from foretoken.models.stock.grid import ExactModel
+from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.table import TableModel
+
+TABLE = TableModel(lambda text: [0.5, 0.5], 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [on_torch, ExactModel, GraphModel])
+def test_a_model_says_what_it_computes_in(form, dtype: torch.dtype) -> None:
+    names = ("Llama",) if form is GraphModel else ("Llama", "T5")
+    for name in names:
+        assert form(build(name).to(dtype)).computed == str(dtype).removeprefix("torch.")
+    assert TABLE.computed == "float64"
+
+
+@pytest.mark.openvino
+def test_graphs_of_openvino_say_it_too() -> None:
+    assert conversion.PAGED.run(build("Llama")).computed == "float32"
+    assert conversion.EXPLICIT.run(build("T5")).computed == "float32"
+
+
+def test_rows_gain_their_blocks() -> None:
+    assert counts_of([[1, 2], []], [1, 0]) == [2, 0]
+    assert counts_of(torch.zeros(2, 5), [3, 1]) == [3, 1]
+
+
+def test_only_models_pass_for_models() -> None:
+    require_model(TABLE)
+    assert isinstance(TABLE, TreeModel)
+    for value in (TableModel, load(build("Llama"), "none"), None, "a name"):
+        with pytest.raises(InputError, match=r"is no model; give that of a Speculator"):
+            require_model(value)

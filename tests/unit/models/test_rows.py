@@ -1,0 +1,49 @@
+"""Checks of rows and sources, and blocks as one tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.errors import InputError
+from foretoken.models.rows import check_lengths, check_room, check_sources, padded, staying
+
+CPU = torch.device("cpu")
+
+
+def test_those_that_do_not_leave() -> None:
+    assert staying(4, [2, 0]) == [1, 3] and staying(2, []) == [0, 1] and staying(0, []) == []
+
+
+def test_lengths_only_go_back() -> None:
+    check_lengths([3, 1], [0, 1])
+    for new in ([4, 1], [-1, 1], [3]):
+        with pytest.raises(InputError, match="can only go back"):
+            check_lengths([3, 1], new)
+
+
+def test_rows_end_with_the_context() -> None:
+    check_room([5, 9], [3, 0], 8)  # a row that is too long already gains nothing
+    check_room([5], [3000], None)
+    with pytest.raises(InputError, match="row 1 would hold 9 tokens, the model 8"):
+        check_room([5, 7], [3, 2], 8)
+    with pytest.raises(InputError, match="2 blocks for 1 rows: give one per row"):
+        check_room([5], [1, 1], None)
+
+
+def test_blocks_are_padded_on_the_right() -> None:
+    assert padded([[1, 2], [], [3]], CPU).tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert padded([[1, 2], [3]], CPU, 3).tolist() == [[1, 2, 0], [3, 0, 0]]
+    assert padded([[1, 2]], CPU, 1).tolist() == [[1, 2]]
+    assert padded([[], []], CPU).shape == (2, 0)
+    block = torch.tensor([[1, 2]])
+    assert padded(block, CPU) is block and padded(block, CPU, 4).tolist() == [[1, 2, 0, 0]]
+
+
+def test_every_prompt_has_a_source_that_fits() -> None:
+    check_sources([[], [1]], [[1], [2, 3]], 2)
+    for sources in (None, [[1]], [[1], []]):
+        with pytest.raises(InputError, match="one non-empty source for each prompt"):
+            check_sources([[], [1]], sources, None)
+    with pytest.raises(InputError, match="a source of 3 tokens, the encoder takes 2"):
+        check_sources([[]], [[1, 2, 3]], 2)

@@ -1,0 +1,42 @@
+"""The model of a known law."""
+
+from __future__ import annotations
+
+import torch
+
+from foretoken.models.base import Tree
+from foretoken.models.table import TableModel
+
+MATRIX = [[0.1, 0.9], [0.7, 0.3]]
+
+
+def test_a_row_of_the_matrix_behind_every_token() -> None:
+    model = TableModel.markov(MATRIX)
+    model.start([[0], []])
+    laws = model.score([[1, 0], [1]], [2, 1]).exp()
+    assert torch.allclose(laws[0], torch.tensor([MATRIX[1], MATRIX[0]], dtype=torch.float64))
+    assert torch.allclose(laws[1, 0], torch.tensor(MATRIX[1], dtype=torch.float64))
+
+
+def test_rows_go_back_change_places_and_leave() -> None:
+    seen: list[tuple[int, ...]] = []
+    model = TableModel(lambda text: seen.append(text) or [0.5, 0.5], 2, encoder_decoder=True)
+    model.start([[0, 1], [1]], [[9], [8]])
+    model.set_lengths([1, 1])
+    model.permute([1, 0, 0])
+    model.leave([1])
+    model.score([[1], [0]], [1, 1])
+    assert seen == [(8, 1, 1), (9, 0, 0)]
+
+
+def test_the_tokens_of_a_tree_follow_their_ancestors() -> None:
+    seen: list[tuple[int, ...]] = []
+    model = TableModel(lambda text: seen.append(text) or [0.5, 0.5], 2)
+    model.start([[7]])
+    depths = torch.tensor([[0, 1, 1, 2]])  # 7, then 3 or 4, then 5 behind 4
+    attends = torch.tensor([[[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]]).bool()
+    model.score_tree([[3, 4, 5]], Tree(depths, attends))
+    assert seen == [(7, 3), (7, 4), (7, 4, 5)]
+    model.keep([[0, 2, 3]])
+    model.score([[6]], [1])
+    assert seen[-1] == (7, 4, 5, 6)
