@@ -15,7 +15,7 @@ from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage import disk
+from foretoken.storage.cache import remember
 from tiny import llama
 
 
@@ -104,7 +104,7 @@ def test_what_was_kept_is_recalled():
     ],
 )
 def test_a_broken_memory_is_none(broken):
-    disk.remember(costs.FILE, "a", broken)
+    remember(costs.FILE, "a", broken)
     assert recall("a") is None
     keep("a", KNOWN)
     assert recall("a") == KNOWN
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_json_is_none(cache, text):
 
 
 def test_a_whole_memory_is_recalled():
-    disk.remember(costs.FILE, "a", WHOLE)
+    remember(costs.FILE, "a", WHOLE)
     assert recall("a") == KNOWN
 
 

@@ -24,7 +24,7 @@ from foretoken.loading import load as loading
 from foretoken.loading import memory
 from foretoken.loading.sources import CLASSES, tokenizer
 from foretoken.models.families import build
-from foretoken.storage.disk import remember, remembered
+from foretoken.storage.cache import remember, remembered
 from foretoken.train.ngram import fit
 from tiny import TEXT, byte_level, folder, llama, metaspace, t5
 
@@ -155,11 +155,12 @@ def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypa
 
 
 def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch):
-    seen, words_of = [], loading.words_of
-    monkeypatch.setattr(loading, "words_of", lambda *a, **k: seen.append(a) or words_of(*a, **k))
+    calls, original = [], loading.tokenizer_of
+    record = lambda *a, **k: calls.append(a) or original(*a, **k)  # noqa: E731
+    monkeypatch.setattr(loading, "tokenizer_of", record)
     foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
     foretoken.load(bare, "none", revision="old")
-    assert [revision for _, revision, _ in seen] == [None, "old"]
+    assert [revision for _, revision, _ in calls] == [None, "old"]
 
 
 # How a model's own generation config would sample

@@ -19,8 +19,8 @@ from typing import Any
 
 import openvino as ov
 from foretoken.models.openvino.exported import Exported
-from foretoken.storage import documents
-from foretoken.storage.disk import cache_folder, owned, remember, remembered
+from foretoken.storage.cache import cache_folder, owned, remember, remembered
+from foretoken.storage.files import parse_json
 
 FACTS = "facts.json"
 MAKING = ".making-"  # what is being written, or was when a process died
@@ -106,7 +106,7 @@ def _facts(place: Path) -> dict[str, Any]:
     any of it is somebody else's."""
     if not owned(place.parent, place, *place.iterdir()):
         raise ValueError("somebody else has written it")
-    found = documents.read((place / FACTS).read_text())
+    found = parse_json((place / FACTS).read_text())
     if found["seal"] != _seal(found["facts"]):
         raise ValueError("its facts are not those that were written")
     return found["facts"]

@@ -30,7 +30,7 @@ from foretoken.models.rows import staying
 from foretoken.models.stock import cache, causal
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
-from foretoken.storage.disk import remember, remembered
+from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import lineage, versions
 
 TOLERANCE = 1e-4  # of the spread of the logits, in float32

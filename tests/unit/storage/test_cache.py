@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.storage.disk import cache_folder, remember, remembered
+from foretoken.storage.cache import cache_folder, remember, remembered
 
 
 @pytest.fixture(autouse=True)
