@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import median_low
@@ -64,13 +64,9 @@ class Costs:
         longest, seconds = shared.draft[-1]
         alone = at(self.draft, longest)
         ratio = max(1.0, seconds / alone) if longest and alone > 0 else 1.0
-        return Costs(
-            self.draft,
-            tuple(sorted((dict(self.score) | dict(shared.score)).items())),
-            tuple(sorted((dict(self.verify) | dict(shared.verify)).items())),
-            ((1, 1.0), (rows, ratio)),
-            self.prior,
-        )
+        score = tuple(sorted((dict(self.score) | dict(shared.score)).items()))
+        verify = tuple(sorted((dict(self.verify) | dict(shared.verify)).items()))
+        return replace(self, score=score, verify=verify, rows=((1, 1.0), (rows, ratio)))
 
 
 def of(steps: list[StepRecord], rows: int = 1) -> Costs:

@@ -33,9 +33,6 @@ def request(tokens: int = TOKENS) -> Request:
     return Request([1, 2], tokens, RowKey(0, 0))
 
 
-NAMES = ["model", "lookup", "none"]
-
-
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
 @pytest.mark.parametrize(
     "drafter", [None, LookupDrafter(), NoDrafter()], ids=["model", "lookup", "none"]

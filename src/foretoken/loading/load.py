@@ -126,11 +126,9 @@ def load(
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     at = memory.usable(device)
-    for name, value in (
-        ("exact_shapes", exact_shapes),
-        ("trust_remote_code", trust_remote_code),  # "False" would be true, and run the code
-    ):
-        if not isinstance(value, bool):
+    flags = {"exact_shapes": exact_shapes, "trust_remote_code": trust_remote_code}
+    for name, value in flags.items():
+        if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
     wish, draft_wish = Wish(dtype, at, runtime), Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:

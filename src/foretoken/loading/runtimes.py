@@ -60,7 +60,7 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     device = wish.device if loaded else source.device
     if not loaded and wish.runtime == "auto" and device.type != "cuda":
         return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
-    dtype = stated(wish.dtype, source) if loaded else wish.dtype
+    dtype = _dtype(source, wish)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype != "int8" else "openvino"
     fast = fast if wish.runtime == "auto" else wish.runtime
@@ -72,7 +72,8 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
             if wish.runtime == fast or dtype == "int8":
                 raise
             reason = str(error)
-            log.info("%s stays on torch: %s", _name(source), reason)
+            name = source.name if loaded else type(source).__name__
+            log.info("%s stays on torch: %s", name, reason)
     if dtype == "int8":
         raise RefusedError("dtype='int8' runs on OpenVINO only; leave runtime at 'auto'")
     model, packed = _torch(source, dtype, wish.device)
@@ -80,8 +81,8 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
 
 
 class Known:
-    """What must be known of a model before it runs: read from its kept conversion, in no time, or
-    else from its structure, which takes seconds to build."""
+    """Facts of a model that does not run yet: from its kept conversion, at once, or else from its
+    structure, which takes seconds to build."""
 
     def __init__(self, read: Source | PreTrainedModel, wish: Wish) -> None:
         self.read = read
@@ -114,8 +115,7 @@ class Known:
 
 
 def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:
-    """Facts of a folder's kept conversion. To find the conversion of a hub model, its config would
-    have to be read."""
+    """A folder's kept conversion has them; for a hub model's, its config would have to be read."""
     if wish.runtime not in ("auto", "openvino") or wish.dtype == "auto" or source.trust:
         return None
     try:
@@ -131,8 +131,7 @@ def place_exact(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     require_torch(wish)
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
-    dtype = stated(wish.dtype, source) if isinstance(source, Source) else wish.dtype
-    network, packed = _network(source, dtype, wish.device, ON_A_GRID)
+    network, packed = _network(source, _dtype(source, wish), wish.device, ON_A_GRID)
     return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
 
 
@@ -161,8 +160,7 @@ def _torch(
 def _network(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A network on torch whose family has passed the self-check in that form, and the outcome of
-    packing: only networks loaded here are packed."""
+    """A network whose family passes the self-check in that form; if loaded here, it is packed."""
     from foretoken.models.stock.packed import pack  # late: takes seconds
     from foretoken.models.stock.selfcheck import self_check
 
@@ -199,10 +197,10 @@ def _require_precision(network: PreTrainedModel) -> None:
         ) from error
 
 
-def stated(dtype: str, source: Source) -> str:
+def _dtype(source: Source | PreTrainedModel, wish: Wish) -> str:
     """The precision by name; "auto" is that of the model's own config."""
-    if dtype != "auto":
-        return dtype
+    if wish.dtype != "auto" or not isinstance(source, Source):
+        return wish.dtype
     own = source.config.dtype
     return str(own).removeprefix("torch.") if isinstance(own, torch.dtype) else "float32"
 
@@ -292,7 +290,3 @@ def _library():  # not annotated: the type checker infers the module itself, as 
     except Exception as error:  # also a library that this machine cannot load
         raise RefusedError(f"OpenVINO cannot be used: {one_line(error)}") from None
     return conversion
-
-
-def _name(source: Source | PreTrainedModel) -> str:
-    return source.name if isinstance(source, Source) else type(source).__name__

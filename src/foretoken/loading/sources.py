@@ -111,9 +111,9 @@ class Source:
         return network.to(device).eval()
 
     def files(self) -> list[Path] | None:
-        """All files that the model is made from, also where an index of weights points outside its
-        folder; None for a model of the hub, which a commit identifies. Raises RefusedError for an
-        adapter, whose base model is elsewhere."""
+        """All that it is made from, also where an index points outside the folder; None for a model
+        of the hub, which a commit identifies. Raises RefusedError for an adapter, whose base model
+        is elsewhere."""
         folder = Path(self.path)
         if not hub.is_folder(self.path):
             return None
@@ -150,15 +150,13 @@ def source(given: str | Path, revision: str | None, trust: bool) -> Source:
 
 
 def in_memory(given: object) -> TypeGuard[PreTrainedModel]:
-    """Whether it is a network. Their module takes seconds to import; until somebody has imported
-    it, no network exists."""
+    """Whether it is a network. Before their module, slow to import, is imported, none exists."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(given, modeling.PreTrainedModel)
 
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
-    """InputError where weights are missing or of another shape: transformers would draw them at
-    random."""
+    """InputError where weights are missing or of another shape; transformers would invent them."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise InputError(
@@ -215,8 +213,7 @@ def tokenizer(
         made = _tokenizer(given, options | hub.way(str(given), revision))
         needed = set(made.vocab_files_names.values())
         if local and needed and not _holds(given, {*TOKENIZER_FILES[1:], *needed}):
-            # the library made an empty one
-            raise OSError(f"there is none of {', '.join(sorted(needed))}")
+            raise OSError(f"there is none of {', '.join(sorted(needed))}")  # an empty one was made
         return made
     except Exception as error:
         if not local and not wanted:
