@@ -121,7 +121,8 @@ def load(
     change the law, which are refused otherwise. Its sampling settings are never followed: the
     logger "foretoken" warns once, at the first text sampled otherwise.
 
-    Raises InputError for what cannot be read, RefusedError for what cannot be done exactly.
+    Raises InputError for invalid options and unreadable models, RefusedError for what cannot be
+    done exactly.
     """
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
@@ -221,9 +222,9 @@ def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | None:
         return NAMES[name + colon](file, target)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
-    names = {known: known + "FILE" * known.endswith(":") for known in NAMES}
-    likely = [known for known in NAMES if known.endswith(colon)]
-    nearest = get_close_matches(name.lower() + colon, likely, n=1, cutoff=SIMILAR)
+    names = {n: f"{n}FILE" if n.endswith(":") else n for n in NAMES}
+    candidates = [n for n in NAMES if n.endswith(colon)]
+    nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
     if nearest:
         raise InputError(
             f"draft is {draft!r:.100}; did you mean {names[nearest[0]]!r}? A model is a folder or "
