@@ -1,4 +1,4 @@
-"""What formulas take, as given: laws and numbers, or an InputError that names what is none.
+"""Laws and numbers as callers give them, checked: an InputError names an invalid one.
 
 Knows no formula.
 """
@@ -6,6 +6,7 @@ Knows no formula.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,31 +14,35 @@ from numpy.typing import ArrayLike, NDArray
 from foretoken.errors import InputError, as_float, shown
 
 Law = NDArray[np.float64]
-MOST = 1_000_000  # guesses or tokens: a table of more has no room
-DEAREST = 1e100  # a cost: times so many guesses it is still a float
-LEAST = 1e-30  # a lenience: a probability in float32 divided by it is one, too
+MOST = 1_000_000  # guesses or tokens: a longer table would not fit in memory
+DEAREST = 1e100  # the largest cost: times so many guesses it is still finite
+LEAST = 1e-30  # the least lenience: a float32 probability divided by it is still finite
 
 
 def laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, Law]:
-    """Two, `[V]` each, over the same tokens."""
-    one, other = law("p", p), law("q", q)
-    if one.size != other.size:
+    """Two laws, `[V]` each, over the same tokens."""
+    p, q = law("p", p), law("q", q)
+    if p.size != q.size:
+        raise InputError(f"p has {p.size} tokens and q {q.size}; give laws over the same tokens")
+    return p, q
+
+
+def law(name: str, values: ArrayLike, outcomes: Sequence[Hashable] | None = None) -> Law:
+    """A law `[V]` in float64; `outcomes`: what an error calls its entries, if not 0..V-1."""
+    masses = numbers(name, values)
+    if masses.ndim != 1:
+        raise InputError(f"{name} has shape {masses.shape}; give one law, of shape (V,)")
+    invalid = np.flatnonzero(~((masses >= 0) & (masses < math.inf)))
+    if invalid.size:
+        i = int(invalid[0])
+        outcome = shown(i if outcomes is None else outcomes[i])
         raise InputError(
-            f"p has {one.size} tokens and q {other.size}; give laws over the same tokens"
+            f"{name} has a probability of {masses[i]} for {outcome}; give numbers, 0 or more"
         )
-    return one, other
-
-
-def law(name: str, values: ArrayLike) -> Law:
-    """One, `[V]`."""
-    found = numbers(name, values)
-    if found.ndim != 1:
-        raise InputError(f"{name} has shape {found.shape}; give one law, of shape (V,)")
-    if not (found >= 0).all():
-        raise InputError(f"{name} has a probability of {found.min()}; give none below 0")
-    if not abs(found.sum() - 1) < 1e-4:  # float32 laws are sums of many roundings
-        raise InputError(f"{name} sums to {found.sum()}; give a law, which sums to 1")
-    return found
+    total = masses.sum()
+    if not abs(total - 1) < 1e-4:  # a float32 law carries the rounding of many terms
+        raise InputError(f"{name} sums to {total:g}; give a law, which sums to 1")
+    return masses
 
 
 def numbers(name: str, values: ArrayLike) -> Law:
@@ -49,32 +54,32 @@ def numbers(name: str, values: ArrayLike) -> Law:
 
 
 def probability(name: str, value: float) -> float:
-    found = as_float(value)
-    if not 0 <= found <= 1:
+    number = as_float(value)
+    if not 0 <= number <= 1:
         raise InputError(f"{name} is {shown(value)}; give a number in [0, 1]")
-    return found
+    return number
 
 
 def lenience(value: float) -> float:
-    found = as_float(value)
-    if not LEAST <= found <= 1:
+    number = as_float(value)
+    if not LEAST <= number <= 1:
         raise InputError(
             f"lenience is {shown(value)}; give a number from {LEAST:g} to 1, 1 being exact"
         )
-    return found
+    return number
 
 
 def cost(name: str, value: float) -> float:
-    found = as_float(value)
-    if not 0 <= found <= DEAREST:
+    number = as_float(value)
+    if not 0 <= number <= DEAREST:
         raise InputError(f"{name} is {shown(value)}; give a number from 0 to {DEAREST:g}")
-    return found
+    return number
 
 
 def count(name: str, value: float, least: int = 0) -> int:
-    found = as_float(value)
-    if not (found >= least and (found == math.inf or found.is_integer())):
+    number = as_float(value)
+    if not (number >= least and (number == math.inf or number.is_integer())):
         raise InputError(f"{name} is {shown(value)}; give a whole number, {least} or more")
-    if found > MOST:
+    if number > MOST:
         raise InputError(f"{name} is {shown(value)}; give {MOST:,} or less")
-    return int(found)
+    return int(number)

@@ -1,8 +1,8 @@
-"""What a step costs on one pair and one machine, in seconds, and the memory of it.
+"""What a step costs on one pair and one machine, in seconds, and its cache on disk.
 
-Measured from step records, then frozen: gamma follows from it, and no clock that runs while text
-is made may have a say in the text. Kept on disk by what speed depends on: shapes, precision,
-runtime, machine and versions, not the weights' values. Knows no engine and no policy.
+Measured from step records, then frozen: gamma follows from it, and no clock that runs during
+generation may influence the text. Cached by what speed depends on: shapes, precision, runtime,
+machine and versions, not the weights' values. Knows no engine and no policy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import median_low
@@ -22,24 +22,24 @@ import torch
 
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage import disk
+from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import versions
 
 FILE, FORMAT = "costs.json", 3
-TICK = 1e-9  # seconds: no pass takes less, whatever a coarse clock says
+TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
-Table = tuple[tuple[int, float], ...]  # ascending; between and beyond its points it is straight
+Table = tuple[tuple[int, float], ...]  # ascending; linear between and beyond its points
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a step's three parts, and how likely its guesses are to be kept at first."""
+    """Seconds of a step's three parts, and the acceptance expected of a new row."""
 
-    draft: Table  # of so many guesses for one row
-    score: Table  # of the target's pass over so many tokens, those of all rows
-    verify: Table  # of what follows the pass, by the same tokens
-    rows: Table = ((1, 1.0),)  # a draft for so many rows, against one for one row
-    prior: tuple[float, float] = (3.0, 0.8)  # alpha expected of a new row; worth so many guesses
+    draft: Table  # by the number of guesses, for one row
+    score: Table  # the target's pass, by the tokens of all rows
+    verify: Table  # what follows the pass, by the same tokens
+    rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
+    prior: tuple[float, float] = (3.0, 0.8)  # weight, in guesses, and alpha
 
     def seconds(self, gamma: int, rows: int = 1) -> float:
         """A step in which each of `rows` rows makes `gamma` guesses."""
@@ -49,32 +49,28 @@ class Costs:
 
     @property
     def c(self) -> float:
-        """T_q / T_p (Definition 3.7), T_q from the longest draft; 0 where none was measured."""
-        most, seconds = self.draft[-1]
-        return seconds / most / at(self.score, 1) if most else 0.0
+        """T_q / T_p (Definition 3.7), T_q from the longest draft; 0 without a measured draft."""
+        longest, seconds = self.draft[-1]
+        return seconds / longest / at(self.score, 1) if longest else 0.0
 
     def v(self, n: int) -> float:
-        """A pass over n tokens and what follows it, against those of plain decoding."""
-        one = at(self.score, 1) + at(self.verify, 1)
-        return (at(self.score, n) + at(self.verify, n)) / one
+        """A pass over n tokens and what follows it, relative to plain decoding."""
+        plain = at(self.score, 1) + at(self.verify, 1)
+        return (at(self.score, n) + at(self.verify, n)) / plain
 
     def among(self, steps: list[StepRecord], rows: int) -> Costs:
-        """These costs, with what steps of `rows` equal rows add to them."""
+        """These costs, extended by steps of `rows` equal rows."""
         shared = of(steps, rows)
-        most, seconds = shared.draft[-1]
-        alone = at(self.draft, most)
-        ratio = max(1.0, seconds / alone) if most and alone > 0 else 1.0
-        return Costs(
-            self.draft,
-            tuple(sorted((dict(self.score) | dict(shared.score)).items())),
-            tuple(sorted((dict(self.verify) | dict(shared.verify)).items())),
-            ((1, 1.0), (rows, ratio)),
-            self.prior,
-        )
+        longest, seconds = shared.draft[-1]
+        alone = at(self.draft, longest)
+        ratio = max(1.0, seconds / alone) if longest and alone > 0 else 1.0
+        score = tuple(sorted((dict(self.score) | dict(shared.score)).items()))
+        verify = tuple(sorted((dict(self.verify) | dict(shared.verify)).items()))
+        return replace(self, score=score, verify=verify, rows=((1, 1.0), (rows, ratio)))
 
 
 def of(steps: list[StepRecord], rows: int = 1) -> Costs:
-    """Costs from one row's steps, of which there must be some, in a batch of `rows` like it."""
+    """Costs from one row's steps, at least one, in a batch of `rows` rows like it."""
     groups: dict[int, list[StepRecord]] = {}
     for step in steps:
         groups.setdefault(step.drafted, []).append(step)
@@ -93,7 +89,7 @@ def of(steps: list[StepRecord], rows: int = 1) -> Costs:
 
 
 def at(table: Table, x: int) -> float:
-    """The table at x; beyond its ends it goes on as it last did, but never falls."""
+    """The table at x, continued beyond its end with its last slope, but never falling."""
     if len(table) == 1 or x <= table[0][0]:
         return table[0][1]
     i = next((i for i in range(1, len(table) - 1) if x <= table[i][0]), len(table) - 1)
@@ -112,19 +108,19 @@ def kind(params: SamplingParams) -> str:
 
 
 def key(target: object, drafter: object, *more: object) -> str | None:
-    """The name under which costs are kept; None where a part cannot be told from others."""
+    """The key under which costs are cached; None for a model or drafter without an identity."""
     parts = [identity(target), identity(drafter)]
     if None in parts:
         return None
-    found = json.dumps([FORMAT, *parts, *more, _machine(), versions()])
-    return hashlib.sha256(found.encode()).hexdigest()
+    content = json.dumps([FORMAT, *parts, *more, _machine(), versions()])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def identity(part: Any) -> str | None:
-    """What a model's or drafter's speed follows from: its own `identity`, else its config.
+    """What determines a model's or drafter's speed: its own `identity`, else its config.
 
-    None for what has no name: a network in memory may differ from its config, and a stranger's
-    drafter from its class.
+    None where that is unknown: a network in memory may differ from its config, and a drafter of
+    the user's own from its class.
     """
     own = getattr(part, "identity", None)
     if isinstance(own, str):
@@ -143,34 +139,35 @@ def identity(part: Any) -> str | None:
 
 
 def recall(name: str) -> Costs | None:
-    """What was kept under that name; None where nothing was, or it is broken."""
-    found = disk.remembered(FILE).get(name)
+    """The costs cached under `name`; None where there are none, or they are broken."""
+    entry = remembered(FILE).get(name)
     try:
-        parts = dict(cast(dict[str, Any], found))
-        worth, alpha = map(float, parts.pop("prior"))
-        if not (worth > 0 and 0 <= alpha <= 1):
+        parts = dict(cast(dict[str, Any], entry))
+        weight, alpha = map(float, parts.pop("prior"))
+        if not (weight > 0 and 0 <= alpha <= 1):
             return None
-        kept = Costs(**{name: _table(part) for name, part in parts.items()}, prior=(worth, alpha))
-        # rates are divided by what a pass takes, and no pass takes no time
-        return kept if all(value > 0 for _, value in (*kept.score, *kept.rows)) else None
+        costs = Costs(**{name: _table(part) for name, part in parts.items()}, prior=(weight, alpha))
+        # rates are divided by the time of a pass
+        return costs if all(value > 0 for _, value in (*costs.score, *costs.rows)) else None
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
 
 def keep(name: str, costs: Costs) -> None:
-    disk.remember(FILE, name, asdict(costs))
+    remember(FILE, name, asdict(costs))
 
 
 def _table(points: Any) -> Table:
+    """A table as JSON holds it, checked; ValueError where it is broken."""
     table = tuple((int(n), float(value)) for n, value in points)
     rising = all(a < b for (a, _), (b, _) in zip(table, table[1:], strict=False))
     if not table or not rising or not all(isfinite(v) and v >= 0 for _, v in table):
-        raise ValueError("no table of costs")
+        raise ValueError("not a table of costs")
     return table
 
 
 def _machine() -> list[Any]:
-    """What passes run on."""
+    """The hardware that passes run on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""Everything a caller can cause.
+"""The errors that a caller can cause, and what their messages are made of.
 
 ForetokenError
-├── InputError     a value that is not allowed: the message names it and the remedy
+├── InputError     an invalid value: the message names it and the remedy
 └── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
-    └── NumericsError   logits that are no logits (NaN, +inf, nothing possible)
+    └── NumericsError   invalid logits (NaN, +inf, or every token impossible)
 """
 
 import math
@@ -14,52 +14,52 @@ WIDEST = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base of all errors meant for the user: one line, no traceback on the command line."""
+    """Base of all errors meant for the user: one line, without a traceback on the command line."""
 
 
 class InputError(ForetokenError, ValueError):
-    """A value outside what is allowed."""
+    """An invalid value."""
 
 
 class RefusedError(ForetokenError):
-    """Something that cannot be done exactly, and is therefore not done."""
+    """A request that cannot be honoured exactly."""
 
 
 class NumericsError(RefusedError):
-    """A model returned logits from which no law can be made."""
+    """A model returned logits that define no law."""
 
 
 def whole(value: object) -> bool:
-    """Whether it is a whole number: True and False, though Python counts with them, are none."""
+    """Whether it is a whole number, which True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def real(value: object) -> bool:
-    """Whether it is a number, as `whole` means it."""
+    """Whether it is a real number, which True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def as_float(value: object) -> float:
-    """The nearest float of what may be a Fraction or a number of NumPy's; inf where it is too
-    large for one, NaN where it is no number at all."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    """The nearest float to any real number, such as a Fraction or NumPy's; infinite where it is
+    too large for a float, NaN where it is not a number."""
+    if not real(value):
         return math.nan
     try:
-        return float(value)
+        return float(cast(Real, value))
     except OverflowError:
         return math.inf if cast(int, value) > 0 else -math.inf
 
 
 def shown(value: object) -> str:
-    """A value as a message names it: short and in one line, whatever it is."""
+    """Any value as messages show it: short and in one line."""
     try:
         text = repr(value)
-    except Exception:  # Python writes out no integer of more than 4,300 digits
+    except Exception:  # such as an integer of more than 4,300 digits
         return f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
 def one_line(error: Exception) -> str:
-    """The beginning of a stranger's error, for a message that must be one line."""
+    """The beginning of a library's message, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

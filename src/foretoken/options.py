@@ -1,7 +1,6 @@
-"""What a caller may ask for, whatever the model: prompts, seeds, numbers and rules, checked.
+"""A caller's options, checked: prompts, seeds, numbers and rules, whatever the model.
 
-Knows no tensors: a mistake on the command line is told before torch is imported, which takes
-seconds.
+Imports no torch, so that a mistake on the command line is reported without delay.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from foretoken.sampling.judge import Judge
     from foretoken.sampling.verify import Rule
 
-COUPLED = "coupled"  # no rule: what it keeps follows from noise, not from p and q alone
+COUPLED = "coupled"  # not a Rule: it keeps guesses by shared noise, not by p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
-WIDER = 4  # draft beams per beam: at fewer, one of a target's beams is soon missing
+WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 
 
 class Listed(Protocol):
@@ -38,14 +37,10 @@ Seed = int | Sequence[int | tuple[int, int]] | None
 
 
 def require(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: float) -> None:
-    """InputError for an option that no model could honour, RefusedError for two of them."""
-    _require_whole("max_new_tokens", max_new_tokens)
+    """InputError for an option that no model could honour, RefusedError for two that conflict."""
+    _require_count("max_new_tokens", max_new_tokens, 1, "1 or more")
     if gamma is not None:
-        _require_whole("gamma", gamma)
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; give 1 or more")
-    if gamma is not None and gamma < 0:
-        raise InputError(f"gamma is {shown(gamma)}; give 0 (plain decoding) or more, or None")
+        _require_count("gamma", gamma, 0, "0 (plain decoding) or more, or None")
     if checked.lenience(lenience) != 1 and rule == COUPLED:
         raise RefusedError(
             f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
@@ -56,13 +51,13 @@ def require(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: 
 
 
 def require_place(runtime: str, *dtypes: str | None) -> None:
-    """InputError for a runtime or a precision that there is not; None is another's."""
-    for name, value, known in (
+    """InputError for an unknown runtime or precision; None stands for another model's."""
+    for name, value, allowed in (
         ("runtime", runtime, RUNTIMES),
         *(("dtype", dtype, DTYPES) for dtype in dtypes if dtype is not None),
     ):
-        if value not in known:
-            raise InputError(f"{name} is {shown(value)}; give one of {', '.join(known)}")
+        if value not in allowed:
+            raise InputError(f"{name} is {shown(value)}; give one of {', '.join(allowed)}")
 
 
 def check(
@@ -72,7 +67,7 @@ def check(
     rule: str | Rule,
     lenience: float,
 ) -> Judge:
-    """Who judges the guesses; raises as `require` does."""
+    """The judge of the guesses; raises as `require` does."""
     require(max_new_tokens, gamma, rule, lenience)
     from foretoken.sampling.judge import NAMED, Coupled, Greedy, choose  # late: torch takes seconds
 
@@ -82,30 +77,25 @@ def check(
 
 
 def check_beams(max_new_tokens: int, gamma: int, num_beams: int, draft_beams: int | None) -> int:
-    """The draft's width, by itself `WIDER * num_beams`; InputError for what nobody can do."""
+    """The draft's width, by default `WIDER * num_beams`; InputError for impossible options."""
     width = WIDER * num_beams if draft_beams is None else draft_beams
-    _require_whole("max_new_tokens", max_new_tokens)
-    _require_whole("gamma", gamma)
-    _require_whole("draft_beams", width)
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; give 1 or more")
-    if gamma < 0:
-        raise InputError(f"gamma is {shown(gamma)}; give 0 (plain beam search) or more")
-    if width < num_beams:
-        raise InputError(f"draft_beams is {shown(width)}; give num_beams={num_beams} or more")
+    _require_count("max_new_tokens", max_new_tokens, 1, "1 or more")
+    _require_count("gamma", gamma, 0, "0 (plain beam search) or more")
+    _require_count("draft_beams", width, num_beams, f"num_beams={num_beams} or more")
     return int(width)
 
 
-def _require_whole(name: str, value: object) -> None:
-    if not whole(value):
-        raise InputError(f"{name} is {shown(value)}; give a whole number")
+def _require_count(name: str, value: int, least: int, remedy: str) -> None:
+    if not whole(value) or value < least:
+        given = remedy if whole(value) else "a whole number"
+        raise InputError(f"{name} is {shown(value)}; give {given}")
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:
     """A list of prompts from one (a str, or ids) or several.
 
-    Ids are lists, tensors or arrays; a tensor `[B, n]` is B prompts, and so is what a tokenizer
-    returns, less what its attention mask leaves out.
+    Ids are lists, tensors or arrays; a tensor `[B, n]` is B prompts, as is a tokenizer's output,
+    whose attention mask is applied.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -125,34 +115,35 @@ def as_list(prompts: Prompts) -> list[Prompt]:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors, arrays and tuples as lists, numbers of NumPy as Python's; all else as it is."""
+    """Tensors, arrays and tuples as lists, NumPy's numbers as Python's, anything else unchanged."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _encoded(batch: Mapping[str, Any]) -> list[Any]:
-    """The ids in what a tokenizer returned, without the padding on either side."""
+    """The ids in a tokenizer's output, without the padding on either side."""
     if "input_ids" not in batch:
         raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
     ids, mask = _plain(batch["input_ids"]), _plain(batch.get("attention_mask"))
     if mask is not None and not _alike(ids, mask):
         raise InputError("attention_mask has not the shape of input_ids; give both as they came")
-    return ids if mask is None or not isinstance(ids, list) else _kept(ids, mask)
+    return ids if mask is None or not isinstance(ids, list) else _masked(ids, mask)
 
 
 def _alike(ids: Any, mask: Any) -> bool:
-    """Whether these are lists, or lists of lists, of the same lengths."""
-    if not isinstance(ids, list) or not isinstance(mask, list):
-        return not isinstance(ids, list) and not isinstance(mask, list)
-    ids, mask = cast(list[Any], ids), cast(list[Any], mask)
-    return len(ids) == len(mask) and all(map(_alike, ids, mask))
+    """Whether these are lists, or lists of lists, of the same lengths; or both no lists."""
+    if isinstance(ids, list) and isinstance(mask, list):
+        return len(ids) == len(mask) and all(map(_alike, ids, mask))
+    return not isinstance(ids, list) and not isinstance(mask, list)
 
 
-def _kept(ids: list[Any], mask: list[Any]) -> list[Any]:
-    """What the mask leaves, of every list within."""
+def _masked(ids: list[Any], mask: list[Any]) -> list[Any]:
+    """The ids where the mask is not 0, in nested lists too."""
     both = zip(ids, mask, strict=True)
-    return [_kept(a, b) if isinstance(a, list) else a for a, b in both if isinstance(a, list) or b]
+    return [
+        _masked(a, b) if isinstance(a, list) else a for a, b in both if isinstance(a, list) or b
+    ]
 
 
 def _is_id(value: object) -> bool:
@@ -164,7 +155,7 @@ def keys_of(seed: Seed, count: int) -> list[RowKey]:
     if seed is None:
         seed = randbits(63)
     if whole(seed):
-        return [RowKey(_seed(seed), row) for row in range(count)]
+        return [RowKey(as_seed(seed), row) for row in range(count)]
     if not isinstance(seed, list | tuple):
         raise InputError(f"seed is {shown(seed)}; give an integer, or one for each prompt")
     if len(seed) != count:
@@ -173,10 +164,11 @@ def keys_of(seed: Seed, count: int) -> list[RowKey]:
     for pair in pairs:
         if len(pair) != 2:
             raise InputError(f"seed holds {shown(pair)}; give integers, or pairs of them")
-    return [RowKey(_seed(s), _seed(row)) for s, row in pairs]
+    return [RowKey(as_seed(s), as_seed(row)) for s, row in pairs]
 
 
-def _seed(value: Any) -> int:
+def as_seed(value: Any) -> int:
+    """One seed; InputError for an invalid one."""
     if not whole(value) or not 0 <= value < 2**63:
         raise InputError(f"seed is {shown(value)}; give an integer in [0, 2**63)")
     return int(value)

@@ -1,6 +1,6 @@
-"""What steps cost on the pair at hand: a few real ones, through the engine, at several gammas.
+"""Costs of steps, measured on the pair at hand: real steps through the engine at several gammas.
 
-The text that comes of it is thrown away, so guesses may be made up where the drafter has none.
+Their text is thrown away, so guesses may be made up where the drafter has none.
 """
 
 from __future__ import annotations
@@ -20,71 +20,71 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import choose
 from foretoken.sampling.verify import block
 
-# Gammas, for passes over 1 to 16 tokens: what a pass costs goes by steps, as kernels take rows by
-# fours or sixes, so that it cannot be told from a few of them.
+# Gammas, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so costs rise in
+# steps, which a few sizes would not show.
 ALONE = (*range(9), 11, 12, 15)
 SHARED = (0, 3)  # gammas where many rows share a pass
-TWICE = 2  # steps of each gamma at a time: a pass of another size than the last is slower
-SETTLE = 2  # more where a round begins: its small passes may be padded to the last round's
-WORTH = 10.0  # guesses that a new row would have to show to say as much as the probe's alpha
-SECONDS = 1.0  # after two rounds none begins later than this
+TWICE = 2  # steps of each gamma in a row: a pass of another size than the last is slower
+SETTLE = 2  # more at the beginning of a round: small passes may be padded to the last sizes
+WORTH = 10.0  # weight of the probe's alpha, in guesses of a new row
+SECONDS = 1.0  # no round after the second begins later than this
 ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
-TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # what a probe may come to
-AGREE = 1.25  # how far two halves of the rounds may lie apart: a busy machine says little
-STRAY = 4  # one gamma in so many may lie further: steps that meet new blocks of the cache are slow
+TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
+AGREE = 1.25  # largest ratio of two halves of the rounds: on a busy machine it is larger
+STRAY = 4  # one gamma in so many may exceed it: steps that grow the cache are slow
 
 
 class Probed(NamedTuple):
-    """Costs, and whether they are worth remembering."""
+    """Costs, and whether they are steady enough to be cached."""
 
     costs: Costs
     steady: bool
 
 
 def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
-    """Costs of steps of one row, which is not told of ends of sequence. Less is measured where the
+    """Costs of steps of one row, which ends of sequence do not stop. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
-    drafter = _Wordy(engine.drafter)
+    drafter = _NeverSilent(engine.drafter)
     records = _records(engine, drafter, [request], params, ALONE)
     steps = _steady_ones(records, ALONE)
     overlaps = [overlap for record in records for overlap in record.overlaps]
-    found = of(steps)
+    costs = of(steps)
     if len(overlaps) >= WORTH and not drafter.made_up:
-        found = replace(found, prior=(WORTH, fmean(overlaps)))
-    return Probed(found, _steady(steps, ALONE))
+        costs = replace(costs, prior=(WORTH, fmean(overlaps)))
+    return Probed(costs, _steady(steps, ALONE))
 
 
 def probe_shared(
     costs: Costs, engine: Engine, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
-    """`costs`, and what steps of so many rows, all like `request`, add to them."""
-    records = _records(engine, _Wordy(engine.drafter), [request] * rows, params, SHARED)
+    """`costs`, extended by steps of so many rows, all like `request`."""
+    records = _records(engine, _NeverSilent(engine.drafter), [request] * rows, params, SHARED)
     steps = _steady_ones(records, SHARED)
     return Probed(costs.among(steps, rows), _steady(steps, SHARED))
 
 
 def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
-    """Whether the odd rounds say what the even ones say, but for a few gammas."""
+    """Whether odd and even rounds agree, but for a few gammas."""
     halves: list[list[StepRecord]] = [[], []]
     for i, step in enumerate(steps):
         halves[i // len(gammas) % 2].append(step)
     if not all(halves):
         return False
-    one, other = (of(half) for half in halves)
-    ratios = [one.seconds(g) / other.seconds(g) for g in gammas]
+    even, odd = (of(half) for half in halves)
+    ratios = [even.seconds(g) / odd.seconds(g) for g in gammas]
     apart = sorted(max(ratio, 1 / ratio) for ratio in ratios)
     return apart[-1 - len(gammas) // STRAY] <= AGREE
 
 
 def _records(
     engine: Engine,
-    drafter: _Wordy,
+    drafter: _NeverSilent,
     requests: list[Request],
     params: SamplingParams,
     gammas: tuple[int, ...],
 ) -> list[StepRecord]:
-    """The first row's: rounds over the gammas, at least two."""
+    """The first row's records of rounds over the gammas, at least two."""
     rows = [Row.of(request) for request in requests]
     engine = Engine(engine.target, cast(Drafter, drafter))
     run = engine.run(rows, params, choose(block, params), _Rounds(gammas))
@@ -100,19 +100,19 @@ def _records(
 
 
 def _round(gammas: tuple[int, ...]) -> list[int]:
-    """Every gamma in turn, some steps of each."""
+    """The gammas of a round's steps."""
     return [gammas[0]] * SETTLE + [gamma for gamma in gammas for _ in range(TWICE)]
 
 
 def _steady_ones(records: list[StepRecord], gammas: tuple[int, ...]) -> list[StepRecord]:
-    """Of each gamma in each round the last step; all of them where there are so few."""
+    """The last step of each gamma in each round; all records where no round got so far."""
     length = len(_round(gammas))
     last = range(SETTLE + TWICE - 1, length, TWICE)
     return [r for i, r in enumerate(records) if i % length in last] or records
 
 
 class _Rounds:
-    """A policy: rounds without end."""
+    """A policy that repeats the round for ever."""
 
     def __init__(self, gammas: tuple[int, ...]) -> None:
         self.round = _round(gammas)
@@ -122,8 +122,8 @@ class _Rounds:
         return [self.round[step % len(self.round)]] * len(rows)
 
 
-class _Wordy:
-    """The drafter, and some guess where it has none: the target's pass is timed at full length."""
+class _NeverSilent:
+    """The drafter, with made-up guesses where it has none: passes are timed at full length."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)
@@ -136,8 +136,9 @@ class _Wordy:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         draft = self.drafter.propose(list(gamma), draw)
-        told = getattr(draft.lengths, "tolist", list)()  # a drafter is anybody's code
-        short = len(told) == len(gamma) and all(n < g for n, g in zip(told, gamma, strict=True))
+        drafted = getattr(draft.lengths, "tolist", list)()  # the step refuses another type
+        pairs = zip(drafted, gamma, strict=False)
+        short = len(drafted) == len(gamma) and all(n < g for n, g in pairs)
         self.made_up |= short and any(gamma)
         return pack([[0] * g for g in gamma]) if short else draft
 

@@ -1,4 +1,4 @@
-"""Between ids and text: decoding, whole or as it comes, and whether two vocabularies are one."""
+"""Between ids and text: decoding, whole or as tokens arrive, and comparing two vocabularies."""
 
 from __future__ import annotations
 
@@ -24,33 +24,32 @@ def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
 
 
 def continued(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> str:
-    """What `tokens` add to the text of `prompt`: not their own text, for decoders of the
-    SentencePiece kind drop the space that a text begins with."""
+    """What `tokens` add to the text of `prompt`: decoded alone they would lose their first space,
+    which SentencePiece decoders drop at the start of a text."""
     return Stream(tokenizer, prompt).add(tokens, last=True)
 
 
 class Stream:
     """Text as tokens arrive behind a prompt; the pieces concatenate to what they add to its text.
 
-    A piece that ends within a character, or within a run of byte tokens, is held back: the rest
-    decides how it reads; so does it where the prompt ends so. Only the tokens since the last piece
-    but one are decoded again, so the cost of a piece does not grow with the text.
+    A piece that ends within a character, or within a run of byte tokens, is held back until the
+    rest decides how it reads; likewise where the prompt ends so. Only the tokens since the last
+    piece but one are decoded again, so the cost of a piece does not grow with the text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
-        self._unspoken = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
-        # Those still needed: the last piece's, which is the prompt at first, and the ones held back
-        self._tokens = list(prompt)
+        self._silent = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+        self._tokens = list(prompt)  # the last piece's, at first the prompt, and those held back
         self._seen = len(self._tokens)  # how many of them are the last piece's
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
-        """The text that `tokens` make certain; with `last` all that is left."""
+        """The text that is final once `tokens` are known; with `last`, all the rest."""
         self._tokens += tokens
         before = decode(self.tokenizer, self._tokens[: self._seen])
         now = decode(self.tokenizer, self._tokens)
-        new = now[len(commonprefix([before, now])) :]  # a prompt's half character is whole now
+        new = now[len(commonprefix([before, now])) :]  # it may complete the prompt's character
         if not new or (not last and self._open(now)):
             return ""
         self._tokens = self._tokens[self._seen :]
@@ -58,12 +57,12 @@ class Stream:
         return new
 
     def _open(self, now: str) -> bool:
-        """Whether the next token can still change what these tokens read as."""
+        """Whether the next token can still change the text of these."""
         if now.endswith(REPLACEMENT):
             return True
         for token in reversed(self._tokens):
             name = self.tokenizer.convert_ids_to_tokens(token)
-            if token not in self._unspoken and isinstance(name, str) and name:
+            if token not in self._silent and isinstance(name, str) and name:
                 return BYTE.fullmatch(name) is not None
         return False
 
@@ -75,10 +74,10 @@ def require_same_words(
     target_V: int,
     target: PreTrainedTokenizerBase | None,
 ) -> None:
-    """Raise RefusedError where a draft's ids mean other tokens than the target's.
+    """RefusedError where a draft's ids mean other tokens than the target's.
 
-    Vocabularies are compared, not sizes: output rows that only pad are no difference. Without two
-    tokenizers the sizes are all there is.
+    Vocabularies are compared, so padding of the output layer does not matter; without two
+    tokenizers, sizes must do.
     """
     if draft is None or target is None:
         if draft_V != target_V:
@@ -88,12 +87,13 @@ def require_same_words(
             )
         return
     ours, theirs = target.get_vocab(), draft.get_vocab()
-    other = [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
-    if other:
-        token, both = min(other), len(ours.keys() | theirs.keys())
+    tokens = ours.keys() | theirs.keys()
+    different = [token for token in tokens if ours.get(token) != theirs.get(token)]
+    if different:
+        token = min(different)
         raise RefusedError(
-            f"{draft_name} has another tokenizer: {len(other)} of the {both} tokens in either "
-            f"vocabulary differ, "
-            f"{token!r} is id {theirs.get(token)} there and {ours.get(token)} in the target; "
+            f"{draft_name} has another tokenizer: {len(different)} of the {len(tokens)} tokens in "
+            f"either vocabulary differ, {token!r} is id {theirs.get(token)} there and "
+            f"{ours.get(token)} in the target; "
             "give a draft with the same vocabulary, or 'lookup'"
         )

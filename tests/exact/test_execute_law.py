@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from foretoken import theory
-from foretoken.execute import Bet, speculation
-from foretoken.execute.finite import Verdict, finite_law, normalized, verdict
+from foretoken.execute import Bet, finite
+from foretoken.execute.finite import SampleLaw, finite_law, normalized, sample_law
 from oracle import tv
 
 V = 4
@@ -62,7 +62,7 @@ class Branches:
 @pytest.fixture
 def branches(monkeypatch: pytest.MonkeyPatch) -> Branches:
     branches = Branches()
-    monkeypatch.setattr(speculation, "pick", branches)
+    monkeypatch.setattr(finite, "pick", branches)
     return branches
 
 
@@ -127,24 +127,24 @@ def test_more_guesses_are_right_more_often(branches: Branches, pair: int) -> Non
 # --- controls: a proof that cannot fail proves nothing ---
 
 
-def with_replacement(p, q, guesses) -> Verdict:
+def with_replacement(p, q, guesses) -> SampleLaw:
     """q does not lose the guess that was not kept, though it is not drawn again."""
     kept, rest = [], 1.0
     for x in guesses:
         kept.append(rest * min(1.0, p[x] / q[x]))
         rest -= kept[-1]
         p = normalized(np.maximum(p - q, 0.0), otherwise=p)
-    return Verdict(np.array([*kept, max(0.0, rest)]), p, 0.0)
+    return SampleLaw(np.array([*kept, max(0.0, rest)]), p, 0.0)
 
 
-def without_residual(p, q, guesses) -> Verdict:
-    return verdict(p, q, guesses)._replace(residual=p)
+def without_residual(p, q, guesses) -> SampleLaw:
+    return sample_law(p, q, guesses)._replace(residual=p)
 
 
-def likeliest_first(p, q, guesses) -> Verdict:
+def likeliest_first(p, q, guesses) -> SampleLaw:
     """The guesses are judged in another order than they were drawn in."""
     order = sorted(range(len(guesses)), key=lambda i: -p[guesses[i]])
-    judged = verdict(p, q, [guesses[i] for i in order])
+    judged = sample_law(p, q, [guesses[i] for i in order])
     kept = np.zeros(len(guesses) + 1)
     kept[[*order, len(guesses)]] = judged.kept
     return judged._replace(kept=kept)
@@ -152,7 +152,7 @@ def likeliest_first(p, q, guesses) -> Verdict:
 
 @pytest.mark.parametrize("wrong", [with_replacement, without_residual, likeliest_first])
 def test_a_wrong_rule_is_seen(branches: Branches, monkeypatch, wrong) -> None:
-    monkeypatch.setattr(speculation, "verdict", wrong)
+    monkeypatch.setattr(finite, "sample_law", wrong)
     p, q = PAIRS[0]
     assert tv(branches.law_of(lambda: sample(p, q, 2)), dict(enumerate(p))) > VISIBLE
 

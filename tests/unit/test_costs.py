@@ -15,7 +15,7 @@ from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage import disk
+from foretoken.storage.cache import remember
 from tiny import llama
 
 
@@ -50,8 +50,8 @@ def test_a_table_is_straight_between_its_points_and_beyond():
 def test_tables_are_typical_times_by_number_of_guesses():
     steps = [record(0, score=s) for s in (9.0, 1.0, 2.0, 2.0, 1.0)]
     steps += [record(4, 0.8, 3.0, 0.2), record(4, 1.6, 99.0, 0.2), record(4, 0.4, 3.0, 0.2)]
-    found = costs.of(steps)
-    assert found == Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+    measured = costs.of(steps)
+    assert measured == Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
 
 
 def test_seconds_of_a_step():
@@ -67,13 +67,13 @@ def test_without_guesses_c_is_0():
 
 def test_rows_that_share_a_pass():
     steps = [record(0, score=4.0), record(3, 1.2, 9.0)]
-    found = KNOWN.among(steps, rows=8)
-    assert found.score == ((1, 2.0), (5, 3.0), (8, 4.0), (32, 9.0))
-    assert found.rows == ((1, 1.0), (8, pytest.approx(2.0)))
-    assert found.seconds(3, 8) == pytest.approx(1.2 + 9)
-    assert found.seconds(4, 1) == KNOWN.seconds(4)
-    alone = found.seconds(3, 4)
-    assert KNOWN.seconds(3) < alone < found.seconds(3, 8)
+    measured = KNOWN.among(steps, rows=8)
+    assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (32, 9.0))
+    assert measured.rows == ((1, 1.0), (8, pytest.approx(2.0)))
+    assert measured.seconds(3, 8) == pytest.approx(1.2 + 9)
+    assert measured.seconds(4, 1) == KNOWN.seconds(4)
+    alone = measured.seconds(3, 4)
+    assert KNOWN.seconds(3) < alone < measured.seconds(3, 8)
 
 
 def test_what_was_kept_is_recalled():
@@ -104,7 +104,7 @@ def test_what_was_kept_is_recalled():
     ],
 )
 def test_a_broken_memory_is_none(broken):
-    disk.remember(costs.FILE, "a", broken)
+    remember(costs.FILE, "a", broken)
     assert recall("a") is None
     keep("a", KNOWN)
     assert recall("a") == KNOWN
@@ -120,16 +120,16 @@ def test_a_file_that_is_no_json_is_none(cache, text):
 
 
 def test_a_whole_memory_is_recalled():
-    disk.remember(costs.FILE, "a", WHOLE)
+    remember(costs.FILE, "a", WHOLE)
     assert recall("a") == KNOWN
 
 
 def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
-    found = costs.of([record(0, score=0.0), record(4, score=0.0)])
-    assert found.seconds(0) > 0 and found.v(5) == 1 and found.c == 0
-    keep("a", found)
-    assert recall("a") == found
-    assert best(Past(found.prior), 4, [found.seconds(g) for g in range(5)]) == 4
+    measured = costs.of([record(0, score=0.0), record(4, score=0.0)])
+    assert measured.seconds(0) > 0 and measured.v(5) == 1 and measured.c == 0
+    keep("a", measured)
+    assert recall("a") == measured
+    assert best(Past(measured.prior), 4, [measured.seconds(g) for g in range(5)]) == 4
 
 
 def test_kinds_of_sampling():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from transformers import GenerationConfig
 
 from foretoken import load
-from foretoken.ends import CHANGES_LAW, Ends, read_ends
+from foretoken.ends import CHANGES_LAW, Ends, Settings, read_settings
 from foretoken.errors import InputError, RefusedError
 from tiny import llama, t5
 
 
 def test_what_a_model_says():
-    assert read_ends(llama(64), refuse=True) == Ends(frozenset({0}))
-    assert read_ends(t5(64), refuse=True) == Ends(frozenset({0}), decoder_start=1)
+    assert read_settings(llama(64)).ends == Ends(frozenset({0}))
+    assert read_settings(t5(64)).ends == Ends(frozenset({0}), decoder_start=1)
 
 
 def test_the_generation_config_has_the_last_word():
@@ -24,13 +26,13 @@ def test_the_generation_config_has_the_last_word():
         forced_bos_token_id=8,
         forced_eos_token_id=9,
     )
-    assert read_ends(target, refuse=True) == Ends(frozenset({5, 6}), 7, 8, 9)
+    assert read_settings(target).ends == Ends(frozenset({5, 6}), 7, 8, 9)
 
 
 def test_a_model_without_one_is_read_from_its_config():
     target = llama(64)
     target.generation_config = None
-    assert read_ends(target, refuse=True).eos == {0}
+    assert read_settings(target).ends.eos == {0}
 
 
 @pytest.mark.parametrize(
@@ -40,9 +42,9 @@ def test_several_ids_where_a_text_has_one_are_refused(entry):
     """Transformers means other things by a list; also where the rest is ignored."""
     target = t5(64)
     setattr(target.generation_config, entry, [9, 5])
-    for refuse in (True, False):
+    for ignored in (None, "ignore"):
         with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\]; set one id there"):
-            read_ends(target, refuse=refuse)
+            load(target, "none", generation_config=ignored)
 
 
 @pytest.mark.parametrize("value", ["x", 1.5, [1, "a"], True, {"a": 1}])
@@ -50,23 +52,23 @@ def test_an_end_must_be_an_id(value):
     target = llama(64)
     target.generation_config.eos_token_id = value
     with pytest.raises(InputError, match="eos_token_id=.*; give an id or a list of ids") as error:
-        read_ends(target, refuse=True)
+        read_settings(target)
     assert "\n" not in str(error.value)
 
 
 def test_no_end_at_all():
     target = llama(64)
     target.generation_config = GenerationConfig()
-    assert read_ends(target, refuse=True) == Ends()
+    assert read_settings(target).ends == Ends()
 
 
 def test_a_decoder_may_start_with_bos_but_must_start():
     target = t5(64)
     target.generation_config = GenerationConfig(bos_token_id=3)
-    assert read_ends(target, refuse=True).decoder_start == 3
+    assert read_settings(target).ends.decoder_start == 3
     target.generation_config = GenerationConfig()
     with pytest.raises(RefusedError, match="names no decoder_start_token_id; set it"):
-        read_ends(target, refuse=True)
+        read_settings(target)
 
 
 @pytest.mark.parametrize("entry", CHANGES_LAW)
@@ -74,12 +76,13 @@ def test_every_entry_that_changes_the_law(entry):
     target = llama(64)
     for harmless in CHANGES_LAW[entry]:
         setattr(target.generation_config, entry, harmless)
-        read_ends(target, refuse=True)
+        assert read_settings(target).objection is None
     setattr(target.generation_config, entry, 7)
     with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not followed here") as error:
-        read_ends(target, refuse=True)
+        load(target, "none")
     assert "generation_config='ignore' (--ignore-generation-config)" in str(error.value)
-    assert read_ends(target, refuse=False).eos == {0}
+    assert read_settings(target).objection == str(error.value)
+    assert read_settings(target).ends.eos == {0}
 
 
 @pytest.mark.parametrize("token", [64, 999, -1])
@@ -99,3 +102,13 @@ def test_an_end_that_never_comes_is_none():
     target = llama(64)
     target.generation_config.eos_token_id = [64, 0]
     assert load(target, "none").ends.eos == {0, 64}
+
+
+def test_settings_outlive_the_process():
+    """In JSON, beside a kept conversion."""
+    target = t5(64)
+    target.generation_config.update(forced_eos_token_id=9, num_beams=4, do_sample=True, top_k=5)
+    settings = read_settings(target)
+    assert settings.suggested == {"temperature": 1.0, "top_k": 5}
+    assert "num_beams=4" in settings.objection and settings.ends.forced_eos == 9
+    assert Settings.of(json.loads(json.dumps(settings.to_dict()))) == settings

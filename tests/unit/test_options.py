@@ -62,13 +62,13 @@ def test_two_prompts(prompts):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["pt", "np", None])
 def test_what_a_tokenizer_returns_is_read_without_its_padding(side, kind):
-    words = byte_level()
-    words.pad_token, words.padding_side = words.eos_token or "a", side
+    tokenizer = byte_level()
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token or "a", side
     texts = ["It was", "It was the first day", "a"]
-    ragged = [words(text).input_ids for text in texts]
-    assert options.as_list(words(texts, padding=True, return_tensors=kind)) == ragged
-    assert options.as_list(words(texts)) == ragged
-    assert options.as_list(words(texts[0])) == ragged[:1]
+    ragged = [tokenizer(text).input_ids for text in texts]
+    assert options.as_list(tokenizer(texts, padding=True, return_tensors=kind)) == ragged
+    assert options.as_list(tokenizer(texts)) == ragged
+    assert options.as_list(tokenizer(texts[0])) == ragged[:1]
 
 
 def test_texts_stay_texts():

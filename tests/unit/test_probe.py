@@ -33,37 +33,36 @@ def request(tokens: int = TOKENS) -> Request:
     return Request([1, 2], tokens, RowKey(0, 0))
 
 
-NAMES = ["model", "lookup", "none"]
-
-
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
 @pytest.mark.parametrize(
     "drafter", [None, LookupDrafter(), NoDrafter()], ids=["model", "lookup", "none"]
 )
 def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     e = engine(drafter)
-    found, _ = probe(e, request(), params)
-    assert [g for g, _ in found.draft] == list(ALONE)
-    assert [n for n, _ in found.score] == [n for n, _ in found.verify] == [g + 1 for g in ALONE]
-    assert all(seconds > 0 for _, seconds in found.score)
+    measured, _ = probe(e, request(), params)
+    assert [g for g, _ in measured.draft] == list(ALONE)
+    assert (
+        [n for n, _ in measured.score] == [n for n, _ in measured.verify] == [g + 1 for g in ALONE]
+    )
+    assert all(seconds > 0 for _, seconds in measured.score)
     assert e.target._texts == []
 
 
 def test_rows_that_share_a_pass():
     e = engine()
     alone, _ = probe(e, request(), SAMPLED)
-    found, _ = probe_shared(alone, e, request(), SAMPLED, rows=4)
+    measured, _ = probe_shared(alone, e, request(), SAMPLED, rows=4)
     sizes = {4 * (g + 1) for g in SHARED} | {g + 1 for g in ALONE}
-    assert [n for n, _ in found.score] == sorted(sizes)
-    assert found.rows[-1][0] == 4 and found.rows[-1][1] >= 1
+    assert [n for n, _ in measured.score] == sorted(sizes)
+    assert measured.rows[-1][0] == 4 and measured.rows[-1][1] >= 1
     assert e.target._texts == []
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 30])
 def test_less_room_measures_less(room):
-    found, _ = probe(engine(context=2 + room), request(room), SAMPLED)
-    assert found.seconds(0) > 0 and found.seconds(3) > 0
-    assert max(g for g, _ in found.draft) < room
+    measured, _ = probe(engine(context=2 + room), request(room), SAMPLED)
+    assert measured.seconds(0) > 0 and measured.seconds(3) > 0
+    assert max(g for g, _ in measured.draft) < room
 
 
 def test_an_open_stream_is_left_alone():

@@ -25,7 +25,7 @@ from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
-from foretoken.storage.disk import remembered
+from foretoken.storage.cache import remembered
 from foretoken.text import decode
 from oracle import random_model
 from tiny import byte_level, llama, metaspace, t5

@@ -18,8 +18,10 @@ from tiny import TEXT, byte_level, metaspace
 
 def llama_like() -> PreTrainedTokenizerFast:
     """The decoder of Llama's first tokenizers: spaces as words' heads, bytes in runs."""
-    words = ["</s>", "<unk>", "▁", "▁a", "a", "▁▁", "b"] + [f"<0x{b:02X}>" for b in range(256)]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    vocabulary = ["</s>", "<unk>", "▁", "▁a", "a", "▁▁", "b"] + [f"<0x{b:02X}>" for b in range(256)]
+    tokenizer = Tokenizer(
+        models.BPE({w: i for i, w in enumerate(vocabulary)}, [], byte_fallback=True)
+    )
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -39,8 +41,7 @@ def pieces(
     tokenizer: PreTrainedTokenizerFast, chunks: list[list[int]], prompt: list[int] | None = None
 ) -> list[str]:
     stream = Stream(tokenizer, prompt or [])
-    said = [stream.add(chunk, last=i == len(chunks) - 1) for i, chunk in enumerate(chunks)]
-    return said
+    return [stream.add(chunk, last=i == len(chunks) - 1) for i, chunk in enumerate(chunks)]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -101,17 +102,17 @@ def test_a_character_that_the_prompt_began_is_the_continuations():
 def test_real_text_token_by_token(name):
     tokenizer = TOKENIZERS[name]
     ids = tokenizer(TEXT).input_ids
-    said = pieces(tokenizer, [[token] for token in ids])
-    assert "".join(said) == decode(tokenizer, ids) == TEXT
-    assert not any("\ufffd" in piece for piece in said)
-    assert sum(map(bool, said)) > 50  # it does come in pieces
+    texts = pieces(tokenizer, [[token] for token in ids])
+    assert "".join(texts) == decode(tokenizer, ids) == TEXT
+    assert not any("\ufffd" in piece for piece in texts)
+    assert sum(map(bool, texts)) > 50  # it does come in pieces
 
 
 def test_a_character_is_held_back_until_it_is_whole():
     ids = byte_level()("\U0001f40b", add_special_tokens=False).input_ids
-    said = pieces(byte_level(), [[token] for token in [*ids, *ids]])
+    texts = pieces(byte_level(), [[token] for token in [*ids, *ids]])
     assert len(ids) > 1
-    assert [piece for piece in said if piece] == ["\U0001f40b"] * 2
+    assert [piece for piece in texts if piece] == ["\U0001f40b"] * 2
     broken = pieces(byte_level(), [[token] for token in ids[:-1]])
     assert broken[-1] == "\ufffd" and not any(broken[:-1])
 
@@ -128,15 +129,17 @@ def test_a_run_of_bytes_is_held_back_until_it_ends():
 def test_a_byte_that_reads_as_nothing_alone_is_a_byte_still():
     """The decoder strips a space at the start of a text, not within a run of bytes; 3000 random
     texts, seeded."""
-    words = ["</s>", "<unk>", "<0x20>", "<0xE2>", "<0x82>", "<0xAC>", "▁", "▁a", "b"]
-    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    vocabulary = ["</s>", "<unk>", "<0x20>", "<0xE2>", "<0x82>", "<0xAC>", "▁", "▁a", "b"]
+    backend = Tokenizer(
+        models.BPE({w: i for i, w in enumerate(vocabulary)}, [], byte_fallback=True)
+    )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     backend.add_special_tokens(["</s>", "<unk>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
     dice = random.Random(0)
     for _ in range(3000):
-        ids = [dice.randrange(len(words) + 2) for _ in range(dice.randrange(1, 12))]
+        ids = [dice.randrange(len(vocabulary) + 2) for _ in range(dice.randrange(1, 12))]
         chunks, at = [], 0
         while at < len(ids):
             chunks.append(ids[at : at + dice.randint(1, 3)])

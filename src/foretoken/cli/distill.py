@@ -16,7 +16,7 @@ from foretoken.cli import option, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
-from foretoken.storage import documents
+from foretoken.storage import files
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -119,7 +119,7 @@ def fields(shape: str | None) -> dict[str, Any]:
         if not (name and equals and value):
             raise InputError(f"shape has {part.strip()!r}; give name=value, separated by commas")
         try:
-            found[name] = documents.read(value)
+            found[name] = files.parse_json(value)
         except ValueError:
             found[name] = value
     return found

@@ -112,7 +112,7 @@ def _folder() -> str | None:
 
 def _clear(console: Console, *, as_json: bool) -> None:
     from foretoken.models.openvino import store
-    from foretoken.storage.disk import forget
+    from foretoken.storage.cache import forget
 
     count = store.clear()
     forget()

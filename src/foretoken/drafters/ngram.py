@@ -26,7 +26,7 @@ from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, law, running_sum
-from foretoken.storage import documents, files
+from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.ngram", 1
 MEMO_BYTES = 2**26  # of laws and their running sums that are kept
@@ -197,7 +197,7 @@ def _read(path: Path) -> NGram:
         raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
     try:
         with safe_open(path, framework="np") as file:
-            facts = documents.read((file.metadata() or {}).get(FORMAT, "{}"))
+            facts = files.parse_json((file.metadata() or {}).get(FORMAT, "{}"))
             if not isinstance(facts, dict) or facts.get("version") != VERSION:
                 raise InputError(f"{path} is not an n-gram file of version {VERSION}; fit it again")
             levels = [

@@ -1,4 +1,5 @@
-"""Stochastic speculative execution, outside language models (the paper's Discussion)."""
+"""Stochastic speculative execution, outside language models (the paper's Discussion). Knows no
+models and no tokens."""
 
 from foretoken.execute.finite import Law
 from foretoken.execute.flag import Flag

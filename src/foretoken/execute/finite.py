@@ -1,67 +1,58 @@
 """Laws over any finite set, and the rule that makes one sample of several distinct guesses.
 
 The paper's rule for one position (section 2.3), with recursive rejection without replacement for
-more than one guess (Sequoia, arXiv 2402.12374). Pure: `verdict` gives the law of what happens and
-draws nothing. Knows no models, no clocks and no threads.
+more than one guess (Sequoia, arXiv 2402.12374). Pure: `sample_law` gives a law and draws nothing.
+Knows no models, no clocks and no threads.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken import checked
 from foretoken.errors import InputError
 
 Masses = NDArray[np.float64]
 
 
 class Law(NamedTuple):
-    """What may happen, and how likely each of it is."""
+    """Outcomes and their probabilities."""
 
     outcomes: Sequence[Hashable]  # range(V) where the law came as an array
     masses: Masses  # [V], sums to 1
 
 
-NOTHING = Law((), np.zeros(0))  # what guesses are drawn from where there are to be none
+EMPTY = Law((), np.zeros(0))  # in place of q where no guesses are drawn
 
 
-class Verdict(NamedTuple):
+class SampleLaw(NamedTuple):
     """The law of the sample, given the guesses: one of them, or else a draw from `residual`."""
 
-    kept: Masses  # [k+1]: how likely guess i is the sample, and at the end that none is
-    residual: Masses  # [V]: the law of the sample where none is
-    beta: float  # how likely one is kept, the mean over the last guess
+    kept: Masses  # [k+1]: the probability that guess i is the sample; the last entry: none is
+    residual: Masses  # [V]: the law of the sample if no guess is
+    beta: float  # the probability that one is kept, the mean over the last guess
 
 
 def finite_law(whose: str, value: Any) -> Law:
-    """A law from a dict {outcome: probability}, or from an array, tensor or list `[V]` of the
-    outcomes 0..V-1.
-
-    It is scaled to sum to 1 in float64. Raises InputError for what is no law, naming the value.
-    """
+    """The law in a dict {outcome: probability}, or in an array, tensor or list `[V]` of the
+    outcomes 0..V-1, scaled to sum to 1 in float64. Raises InputError as `checked.law` does."""
     if isinstance(value, Mapping):
         outcomes, masses = list(value), _masses(whose, list(value.values()))
     else:
         masses = _masses(whose, value)
         outcomes = range(masses.size)
-    for outcome, mass in zip(outcomes, masses.tolist(), strict=True):
-        if not 0 <= mass < math.inf:
-            raise InputError(
-                f"{whose} gives {outcome!r:.60} a probability of {mass}; give numbers, 0 or more"
-            )
-    total = float(masses.sum())
-    if not abs(total - 1) < 1e-4:  # float32 laws are sums of many roundings
-        raise InputError(f"{whose} gives a law that sums to {total:g}; give one that sums to 1")
-    return Law(outcomes, masses / total)
+    masses = checked.law(f"{whose}'s law", masses, outcomes)
+    return Law(outcomes, masses / masses.sum())
 
 
 def _masses(whose: str, values: Any) -> Masses:
+    """The numbers `[V]` of a law, not yet checked to be one."""
     try:
-        if hasattr(values, "detach"):  # a tensor, wherever it is: torch itself is not needed
+        if hasattr(values, "detach"):  # a tensor, on any device: torch itself is not imported
             values = values.detach().cpu()
             values = values.double() if values.is_floating_point() else values.tolist()
         masses = np.asarray(values)
@@ -87,12 +78,13 @@ def together(q: Law, p: Law) -> tuple[Sequence[Hashable], Masses, Masses]:
     return outcomes, wide[0], wide[1]
 
 
-def verdict(p: Masses, q: Masses, guesses: Sequence[int]) -> Verdict:
-    """What becomes of distinct guesses, drawn one after the other from q without replacement.
+def sample_law(p: Masses, q: Masses, guesses: Sequence[int]) -> SampleLaw:
+    """The law of the sample, given distinct guesses drawn one after the other from q without
+    replacement.
 
-    p, q: laws `[V]`. Guess x is kept with probability min(1, p(x)/q(x)); if it is not, p becomes
-    norm((p - q)+) and q loses x, and the next guess is judged likewise. Whatever q is, the sample
-    has the law p. A residual never holds a guess that was not kept.
+    p, q: laws `[V]`. Guess x is kept with probability min(1, p(x)/q(x)); else p becomes
+    norm((p - q)+), q loses x, and the next guess is judged likewise. Over all guesses the sample
+    has the law p, whatever q is. The residual gives rejected guesses no probability.
     """
     kept, rest, beta = [], 1.0, 0.0
     for x in guesses:
@@ -102,14 +94,14 @@ def verdict(p: Masses, q: Masses, guesses: Sequence[int]) -> Verdict:
         rest *= 1 - accept
         if rest > 0:
             p, q = normalized(np.maximum(p - q, 0.0), otherwise=p), without(q, x)
-    return Verdict(np.array([*kept, rest]), p, min(1.0, beta))
+    return SampleLaw(np.array([*kept, rest]), p, min(1.0, beta))
 
 
 def without(q: Masses, x: int) -> Masses:
-    """q given that it is not x; zeros where nothing else is possible."""
-    left = q.copy()
-    left[x] = 0.0
-    return normalized(left, otherwise=left)
+    """q given that the outcome is not x; all zeros where no other is possible."""
+    rest = q.copy()
+    rest[x] = 0.0
+    return normalized(rest, otherwise=rest)
 
 
 def normalized(masses: Masses, otherwise: Masses) -> Masses:
@@ -120,5 +112,5 @@ def normalized(masses: Masses, otherwise: Masses) -> Masses:
 def pick(masses: Masses, uniform: float) -> int:
     """Inverse CDF: the index that a number in [0, 1) picks, never one of zero mass."""
     cdf = masses.cumsum()
-    wanted = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
-    return int(np.searchsorted(cdf, wanted, side="right"))
+    level = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
+    return int(np.searchsorted(cdf, level, side="right"))

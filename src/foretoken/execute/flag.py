@@ -1,4 +1,4 @@
-"""An Event for calls in other processes: what is set in one is seen in all. Knows files only."""
+"""An Event that several processes share. Knows files only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import perf_counter, sleep
 
 
 class Flag:
-    """An Event that processes share: it is set once its file exists."""
+    """Set, for all processes, once its file exists."""
 
     def __init__(self, path: str) -> None:
         self._path = path

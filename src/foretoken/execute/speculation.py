@@ -1,9 +1,9 @@
 """Stochastic speculative execution, outside language models (the paper's Discussion).
 
 A slow f gives a law, a slow g takes a sample of it. g is started on guesses, drawn from a fast
-approximation q of f, while f still runs; `finite.verdict` makes one sample of the guesses and f's
-law, and that sample has exactly f's law. Decoding is the case in which g is the next f. Knows no
-models and no tokens.
+approximation q of f, while f still runs; guesses and f's law then make one sample
+(`finite.sample_law`), which has exactly f's law. Decoding is the case in which g is the next f.
+Knows no models and no tokens.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from threading import Event
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from foretoken.errors import InputError, one_line, whole
-from foretoken.execute.finite import NOTHING, Law, finite_law, pick, together, verdict, without
+from foretoken.errors import InputError, one_line, shown, whole
+from foretoken.execute import finite
+from foretoken.execute.finite import EMPTY, Law, finite_law
 from foretoken.execute.flag import Flag
+from foretoken.options import as_seed
 from foretoken.sampling.keys import Purpose, RowKey, uniform
 
 COROUTINE = "is a coroutine function; await speculate_async(...) instead"
 
 
 class Seconds(NamedTuple):
-    """How long each took: q, f, the g whose value is returned, and all of it by the clock.
+    """Times of q, of f, of the g whose value is returned, and of the whole call.
 
-    What ran side by side on too few cores took longer for it; `guesses=0` times f and g alone.
+    Side by side on too few cores each takes longer; `guesses=0` times f and g alone.
     """
 
     q: float
@@ -42,13 +44,13 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What came of one call of `speculate`."""
+    """The result of one call of `speculate`."""
 
-    value: Any  # what g returned for y
+    value: Any  # g(y)
     y: Any  # the sample, whose law is f's
     kept: int | None  # which guess y is, counted from 0; None: no guess was right
     guesses: tuple[Any, ...]
-    beta: float  # how likely one of the guesses was to be right
+    beta: float  # the probability that a guess was right
     seed: int
     seconds: Seconds
 
@@ -66,19 +68,18 @@ def speculate(
     """g(y) for y drawn from the law f(x), with g under way on guesses from q before f is done.
 
     A law is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1. q: a law,
-    or a fast function of x that gives one, called in this thread; any q keeps the law of y, a close
-    one saves time. guesses: how many distinct guesses g is started on; 0 is f and then g, for
-    comparison. executor: where f and g run, threads or processes (f, g, x and what they give must
-    then be picklable); None is one thread for each, for this call only. A g that speculates itself
-    must not do so on the executor it runs on: full, it waits for ever. seed: the same seed draws
-    the same numbers, so that every call is to have its own; None draws one.
+    or a fast function of x that returns one, called in this thread; any q keeps the law of y, a
+    close one saves time. guesses: how many distinct guesses g is started on; 0 is f and then g, for
+    comparison. executor: where f and g run, threads or processes (f, g, x and their results must
+    then be picklable); None is one thread for each, for this call only. A g that itself speculates
+    must not use the executor it runs on: with all workers taken it would wait for ever. seed: the
+    same seed draws the same numbers, so give every call its own; None draws one.
 
-    g is run on guesses that may be wrong, so it must not do what cannot be undone. A g with a
-    parameter named `cancelled` is given an Event: once it is set the result is not wanted, and g
-    may return anything or raise. Whatever was started has ended when this returns or raises. An
+    g is run on guesses that may be wrong, so it must not do anything that cannot be undone. A g
+    with a parameter named `cancelled` is given an Event: once it is set the result will not be
+    used, and g may return anything or raise. All calls have ended when this returns or raises. An
     error of f is raised, whatever g does; an error of g only where y was its argument. Raises
-    InputError for a law with a negative or NaN probability, or without mass, and for functions that
-    cannot be run so.
+    InputError for invalid laws and for functions that cannot be run so.
     """
     began = perf_counter()
     _require_functions(f, g)
@@ -86,7 +87,7 @@ def speculate(
         if _gives_coroutines(function):
             raise InputError(f"{name} {COROUTINE}")
     bet = Bet(
-        finite_law("q", _timed(q, x, {})[0] if callable(q) else q) if guesses else NOTHING,
+        finite_law("q", _timed(q, x, {})[0] if callable(q) else q) if guesses else EMPTY,
         guesses,
         seed,
     )
@@ -98,7 +99,7 @@ def speculate(
         kept, y, beta = bet.settle(finite_law("f", law))
         for i, run in enumerate(early):
             if i != kept:
-                run.call_off()
+                run.cancel()
         right = workers.start(g, y) if kept is None else early[kept]
         value, g_seconds = right.future.result()
     seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
@@ -114,10 +115,10 @@ async def speculate_async(
     guesses: int = 1,
     seed: int | None = 0,
 ) -> Execution:
-    """The same for coroutine functions f and g, as tasks of the running loop; q may be one too.
+    """`speculate` for coroutine functions f and g, as tasks of the running loop; q may be one too.
 
-    A g that is not wanted is cancelled as tasks are: CancelledError is raised where it awaits. So
-    are all of them where this call is cancelled.
+    The g of a wrong guess is cancelled as tasks are: CancelledError is raised where it awaits. All
+    are cancelled if this call is.
     """
     began = perf_counter()
     _require_functions(f, g)
@@ -127,7 +128,7 @@ async def speculate_async(
             raise InputError(f"{name} wants `cancelled`; leave it out: asyncio cancels tasks")
     given = q(x) if guesses and callable(q) else q
     law = await given if inspect.isawaitable(given) else given
-    bet = Bet(finite_law("q", law) if guesses else NOTHING, guesses, seed)
+    bet = Bet(finite_law("q", law) if guesses else EMPTY, guesses, seed)
     drawn = perf_counter()
     tasks: list[asyncio.Task[tuple[Any, float]]] = []
 
@@ -155,29 +156,29 @@ async def speculate_async(
 class Bet:
     """Distinct guesses drawn from q, and later the sample that they and p make.
 
-    Guesses, their acceptance and the residual have streams of their own (`keys`). Where q holds
-    fewer outcomes than are asked for, all of them are guessed.
+    Guesses, their acceptance and the residual have streams of their own (`keys`). Where q has
+    fewer outcomes than `guesses`, all of them are guessed.
     """
 
     def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
         if not whole(guesses) or guesses < 0:
             raise InputError(f"guesses is {guesses!r:.60}; give a whole number, 0 or more")
-        self.q, self.seed = q, _checked(seed)
+        self.q, self.seed = q, secrets.randbits(63) if seed is None else as_seed(seed)
         self._drawn: list[int] = []
-        left = q.masses
-        while len(self._drawn) < guesses and left.any():
-            self._drawn.append(pick(left, self._number(len(self._drawn), Purpose.DRAFT)))
-            left = without(left, self._drawn[-1])
+        rest = q.masses
+        while len(self._drawn) < guesses and rest.any():
+            self._drawn.append(finite.pick(rest, self._number(len(self._drawn), Purpose.DRAFT)))
+            rest = finite.without(rest, self._drawn[-1])
         self.guesses = tuple(q.outcomes[i] for i in self._drawn)
 
     def settle(self, p: Law) -> tuple[int | None, Hashable, float]:
-        """Which guess is the sample, if any; the sample; and how likely a guess was to be it."""
-        outcomes, q_masses, p_masses = together(self.q, p)
-        law = verdict(p_masses, q_masses, self._drawn)
-        kept = pick(law.kept, self._number(0, Purpose.ACCEPT))
+        """Which guess is the sample, if any; the sample; the probability that a guess was it."""
+        outcomes, q_masses, p_masses = finite.together(self.q, p)
+        law = finite.sample_law(p_masses, q_masses, self._drawn)
+        kept = finite.pick(law.kept, self._number(0, Purpose.ACCEPT))
         if kept < len(self.guesses):
             return kept, self.guesses[kept], law.beta
-        y = pick(law.residual, self._number(0, Purpose.NEXT))
+        y = finite.pick(law.residual, self._number(0, Purpose.NEXT))
         return None, outcomes[y], law.beta
 
     def _number(self, offset: int, purpose: Purpose) -> float:
@@ -185,26 +186,26 @@ class Bet:
 
 
 class _Run(NamedTuple):
-    """A call that is under way, and the Event that says it is not wanted."""
+    """A call under way, and the Event that tells it that its result will not be used."""
 
     future: Future[tuple[Any, float]]
     cancelled: Any  # an Event or a Flag
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         self.cancelled.set()
         self.future.cancel()
 
 
 class _Workers:
-    """Where calls run side by side. At its end all are called off, and have ended."""
+    """Runs calls side by side. On exit all are cancelled, and it waits for their end."""
 
-    def __init__(self, executor: Executor | None, most: int, sent: dict[str, Any]) -> None:
+    def __init__(self, executor: Executor | None, threads: int, sent: dict[str, Any]) -> None:
         if not isinstance(executor, Executor | None):
             raise InputError(
                 f"executor is {executor!r:.60}; give one of concurrent.futures, or None"
             )
         self._own = executor is None
-        self._pool = executor or ThreadPoolExecutor(most, "foretoken-execute")
+        self._pool = executor or ThreadPoolExecutor(threads, "foretoken-execute")
         self._runs: list[_Run] = []
         self._folder: TemporaryDirectory[str] | None = None
         if not isinstance(self._pool, ThreadPoolExecutor):
@@ -224,7 +225,7 @@ class _Workers:
 
     def __exit__(self, *error: object) -> None:
         for run in self._runs:
-            run.call_off()
+            run.cancel()
         wait(run.future for run in self._runs)
         if self._own:
             self._pool.shutdown()
@@ -254,8 +255,7 @@ async def _awaited(
 def _require_functions(f: object, g: object) -> None:
     for name, function in (("f", f), ("g", g)):
         if not callable(function):
-            given = " ".join(repr(function).split())  # an array's has lines
-            raise InputError(f"{name} is {given:.60}; give a function")
+            raise InputError(f"{name} is {shown(function)}; give a function")
         flag = _cancelled(function)
         if flag and flag.kind is flag.POSITIONAL_ONLY:
             raise InputError(f"{name} takes `cancelled` by position; let it be given by name")
@@ -267,7 +267,7 @@ def _gives_coroutines(function: Any) -> bool:
 
 
 def _cancelled(function: Callable[..., Any]) -> inspect.Parameter | None:
-    """The parameter of that name, if there is one."""
+    """The parameter of that name, if the function has it."""
     try:
         return inspect.signature(function).parameters.get("cancelled")
     except (TypeError, ValueError):  # some builtins have no signature
@@ -283,11 +283,3 @@ def _require_picklable(sent: dict[str, Any]) -> None:
                 f"{name} cannot be sent to another process ({one_line(error)}); "
                 "define it at the top level of a module, or use threads"
             ) from error
-
-
-def _checked(seed: int | None) -> int:
-    if seed is None:
-        return secrets.randbits(63)
-    if not whole(seed) or not 0 <= seed < 2**63:
-        raise InputError(f"seed is {seed!r:.60}; give a whole number in [0, 2**63), or None")
-    return int(seed)

@@ -1,7 +1,7 @@
-"""Where a model's name leads: a folder, or the hub and its cache. What is neither is told at once;
-the libraries would try again for twenty seconds.
+"""Where a model's name leads: a folder, or the hub and its cache. A name that leads nowhere is
+refused at once; the libraries would retry for twenty seconds.
 
-Knows no tensors: a mistake on the command line is told before torch is imported.
+Imports no torch, so that a mistake on the command line is reported without delay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REMEDY = "give a model's folder or a hub id"
 
 
 def path(given: str | Path) -> str:
-    """A folder that exists, or what may be a hub id."""
+    """The folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(given, str | Path):
         raise InputError(f"target is {shown(given)}; give a folder, a hub id or a model")
     if is_folder(given):
@@ -37,21 +37,21 @@ def is_folder(given: str | Path) -> bool:
 
 
 def way(place: str, revision: str | None) -> dict[str, Any]:
-    """How the libraries are to read a folder or hub id: with the hub, or from its cache alone where
-    the hub cannot be asked. Raises InputError for a model that is in neither."""
-    return {} if is_folder(place) else dict(_asked(place, revision))
+    """Options with which the libraries read a folder or hub id: `local_files_only` where the hub
+    cannot be reached but its cache has the model. Raises InputError where neither has it."""
+    return {} if is_folder(place) else dict(_hub_options(place, revision))
 
 
-@cache  # a model and its tokenizer are one question
-def _asked(name: str, revision: str | None) -> dict[str, Any]:
-    from huggingface_hub import errors as hub  # late: `--help` needs none of it
+@cache  # asked once for a model and its tokenizer
+def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
+    from huggingface_hub import errors as hub  # late: `--help` does without it
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=WAIT)
         return {}
     except (hub.GatedRepoError, hub.EntryNotFoundError):
-        return {}  # it is there; transformers says what is wrong with it
+        return {}  # the hub has it; transformers says what is wrong with it
     except hub.RevisionNotFoundError:
         raise InputError(f"the hub has {name}, but no revision {revision!r}") from None
     except hub.HFValidationError:
@@ -60,7 +60,7 @@ def _asked(name: str, revision: str | None) -> dict[str, Any]:
         why = "the hub has no such model"
     except hub.OfflineModeIsEnabled:
         why = "HF_HUB_OFFLINE keeps the hub from being asked"
-    except Exception as error:  # the network's, of many kinds
+    except Exception as error:  # network errors are of many types
         if getattr(getattr(error, "response", None), "status_code", None) == 404:
             why = "the hub has no such model"
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -25,7 +25,7 @@ from foretoken.loading import memory
 from foretoken.loading.hub import is_folder
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import Source, in_memory, source
-from foretoken.loading.sources import tokenizer as words_of
+from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.models.base import Model, OpenModel
 from foretoken.speculator import Speculator
 from foretoken.text import require_same_words
@@ -36,15 +36,59 @@ if TYPE_CHECKING:
     from foretoken.drafters.heads import HeadsDrafter
     from foretoken.models.stock.blockwise import Heads
 
-# Drafters that go by a name, for a vocabulary of V; and what a name of a file begins with
-NAMES: dict[str, Callable[[int], Drafter]] = {
-    "none": lambda V: NoDrafter(),
-    "lookup": lambda V: LookupDrafter(),
-    "copy": lambda V: CopyDrafter(),
-    "uniform": UniformDrafter,
+SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
+
+
+class _Target(NamedTuple):
+    """What a draft must fit, before the target runs."""
+
+    known: Known
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+class _DetachedHeads(NamedTuple):
+    """Heads that fit the target, and wait for it to run."""
+
+    name: str
+    heads: Heads
+
+    def attached(self, read: Source | PreTrainedModel, target: Model) -> HeadsDrafter:
+        """The drafter, on the target's output layer: read anew where torch's weights are gone."""
+        from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
+        from foretoken.models.stock.blockwise import ends_of
+
+        network = getattr(target, "model", None)
+        if network is None:
+            loaded = isinstance(read, Source)
+            network = read.network(torch.float32, target.device) if loaded else read
+        self.heads.require_target(self.name, network)
+        output, embeddings = ends_of(network)
+        self.heads.to(embeddings.weight.device, embeddings.weight.dtype)
+        return HeadsDrafter(cast(OpenModel, target), self.heads, output, embeddings)
+
+
+def _ngram(file: str, target: _Target) -> Drafter:
+    mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
+    return NGramDrafter(NGram.load(file, vocab_size=target.known.V, fingerprint=mark))
+
+
+def _heads(file: str, target: _Target) -> _DetachedHeads:
+    from foretoken.models.stock.blockwise import Heads  # late: takes seconds
+
+    heads, name = Heads.load(file), f"heads:{file}"
+    heads.require_shape(name, target.known.structure)
+    return _DetachedHeads(name, heads)
+
+
+# Drafters by name; names that end in ":" are followed by a file
+NAMES: dict[str, Callable[[str, _Target], Drafter | _DetachedHeads]] = {
+    "none": lambda file, target: NoDrafter(),
+    "lookup": lambda file, target: LookupDrafter(),
+    "copy": lambda file, target: CopyDrafter(),
+    "uniform": lambda file, target: UniformDrafter(target.known.V),
+    "ngram:": _ngram,
+    "heads:": _heads,
 }
-NGRAM, HEADS = "ngram:", "heads:"
-ALIKE = 0.75  # of 1: how near a draft must be to a name to be one that was mistyped
 
 
 def load(
@@ -65,30 +109,29 @@ def load(
     """A target and a draft, ready to generate.
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and place). target None is the pair that ships with the package. draft None is then its draft,
-    else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
-    "heads:FILE", any Drafter, or what `load` returned: a cascade, where that target drafts, itself
-    accelerated by its draft.
+    and on its own device). target None is the pair that ships with the package. draft None is then
+    its draft, else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
+    "heads:FILE", any Drafter, or a Speculator from `load`: a cascade, whose target drafts here and
+    is itself accelerated by its draft.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
-    the same to the bit with and without guesses (docs/exact.md says what it costs); the draft,
-    which has no say in that text, runs as ever.
+    the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
+    cannot influence that text and runs as usual.
     revision: of the target and its own tokenizer, on the hub.
     generation_config="ignore" passes over entries of the model's generation config that would
-    change the law, which are refused otherwise. How it would sample is not followed either: the
-    first text that is made otherwise is told so (the logger "foretoken", a warning).
+    change the law, which are refused otherwise. Its sampling settings are never followed: the
+    logger "foretoken" warns once, at the first text sampled otherwise.
 
-    Raises InputError for what cannot be read, RefusedError for what cannot be done exactly.
+    Raises InputError for invalid options and unreadable models, RefusedError for what cannot be
+    done exactly.
     """
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
-    where = memory.usable(device)
-    for name, value in (
-        ("exact_shapes", exact_shapes),
-        ("trust_remote_code", trust_remote_code),  # "False" would be true, and run the code
-    ):
-        if not isinstance(value, bool):
+    at = memory.usable(device)
+    flags = {"exact_shapes": exact_shapes, "trust_remote_code": trust_remote_code}
+    for name, value in flags.items():
+        if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
-    wish, draft_wish = Wish(dtype, where, runtime), Wish(draft_dtype or dtype, where, runtime)
+    wish, draft_wish = Wish(dtype, at, runtime), Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
         require_torch(wish)
     if target is None:
@@ -101,31 +144,29 @@ def load(
     if generation_config is None and settings.objection:
         raise RefusedError(settings.objection)
     require_ids(settings.ends, known.V)
-    words = (
-        words_of(target, revision, trust_remote_code)
+    own = (
+        tokenizer_of(target, revision, trust_remote_code)
         if tokenizer is None
-        else words_of(tokenizer, None, trust_remote_code, wanted=True)
+        else tokenizer_of(tokenizer, None, trust_remote_code, wanted=True)
     )
-    # What does not fit is said before anything large is loaded or converted
-    heads = _heads(draft, known) if isinstance(draft, str) and draft.startswith(HEADS) else None
-    wishes = (draft_wish, draft_revision, trust_remote_code)
-    drafter = NoDrafter() if heads else _drafter(draft, known, words, *wishes)
+    # The draft first: what does not fit is refused before the target is loaded or converted
+    drafter = _drafter(draft, _Target(known, own), draft_wish, draft_revision, trust_remote_code)
     if draft_dtype is not None and (in_memory(draft) or not isinstance(drafter, LMDrafter)):
         raise InputError(
             f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
             "leave it out"
         )
-    if exact_shapes and heads:
+    if exact_shapes and isinstance(drafter, _DetachedHeads):
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
     running = (place_exact if exact_shapes else place)(read, wish).model
-    if heads:
-        drafter = _attached(heads, _name(draft), read, running)
+    if isinstance(drafter, _DetachedHeads):
+        drafter = drafter.attached(read, running)
     return Speculator(
         target=running,
         drafter=drafter,
-        tokenizer=words,
+        tokenizer=own,
         ends=settings.ends,
         target_name=_name(target),
         draft_name=_name(draft),
@@ -149,87 +190,56 @@ def asset(name: str) -> Path:
 
 def _drafter(
     draft: str | Path | PreTrainedModel | Drafter | Speculator,
-    target: Known,
-    words: PreTrainedTokenizerBase | None,
+    target: _Target,
     wish: Wish,
     revision: str | None,
     trust: bool,
-) -> Drafter:
-    V = target.V
+) -> Drafter | _DetachedHeads:
+    if isinstance(draft, str) and (named := _named(draft, target)) is not None:
+        return named
     if isinstance(draft, Speculator):
-        if draft.target.encoder_decoder:
-            _require_encoder(draft.target_name, target)
-        middle_V = draft.target.vocab_size
-        require_same_words(draft.target_name, middle_V, draft.tokenizer, V, words)
+        own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
+        _require_fit(draft.target_name, *own, target)
         draft = CascadeDrafter(draft.target, draft.drafter)
     if not isinstance(draft, str | Path) and not in_memory(draft):
         if isinstance(draft, type) or not hasattr(draft, "propose"):
             raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
         drafter = cast(Drafter, draft)
-        require_vocabulary(drafter, V, "the target")
+        require_vocabulary(drafter, target.known.V, "the target")
         return drafter
-    if isinstance(draft, str) and draft in NAMES:
-        return NAMES[draft](V)
-    if isinstance(draft, str) and draft.startswith(NGRAM):
-        mark = fingerprint(words.get_vocab()) if words else None
-        table = NGram.load(draft.removeprefix(NGRAM), vocab_size=V, fingerprint=mark)
-        return NGramDrafter(table)
-    if isinstance(draft, str):
-        _require_no_misspelling(draft)
     read = _read(draft, revision, trust)
-    own = Known(read, wish)
-    if own.encoder_decoder:
-        _require_encoder(_name(draft), target)
-    spoken = words_of(draft, revision, trust)
-    require_same_words(_name(draft), own.V, spoken, V, words)
-    return LMDrafter(place(read, wish).model, V)
+    known = Known(read, wish)
+    own = known.encoder_decoder, known.V, tokenizer_of(draft, revision, trust)
+    _require_fit(_name(draft), *own, target)
+    return LMDrafter(place(read, wish).model, target.known.V)
 
 
-def _require_no_misspelling(draft: str) -> None:
-    """InputError, with the nearest name, for what is nearly the name of a drafter."""
-    head, colon, _ = draft.partition(":")
+def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | None:
+    """The drafter of that name; None for the name of a model. Raises InputError, with all names,
+    for one that was mistyped."""
+    name, colon, file = draft.partition(":")
+    if name + colon in NAMES:
+        return NAMES[name + colon](file, target)
     if is_folder(draft) or (not colon and "/" in draft):
-        return
-    known = (NGRAM, HEADS) if colon else (*NAMES, NGRAM, HEADS)
-    near = get_close_matches(head.lower() + colon, known, n=1, cutoff=ALIKE)
-    if near:
-        name = near[0] + "FILE" * near[0].endswith(":")
+        return None
+    names = {n: f"{n}FILE" if n.endswith(":") else n for n in NAMES}
+    candidates = [n for n in NAMES if n.endswith(colon)]
+    nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
+    if nearest:
         raise InputError(
-            f"draft is {draft!r:.100}; did you mean {name!r}? A model is a folder or a hub id "
-            f"(owner/name), a drafter one of {', '.join(NAMES)}, {NGRAM}FILE, {HEADS}FILE"
+            f"draft is {draft!r:.100}; did you mean {names[nearest[0]]!r}? A model is a folder or "
+            f"a hub id (owner/name), a drafter one of {', '.join(names.values())}"
         )
+    return None
 
 
-def _heads(draft: str, target: Known) -> Heads:
-    """Heads that can be this target's."""
-    from foretoken.models.stock.blockwise import Heads  # late: takes seconds
-
-    heads = Heads.load(draft.removeprefix(HEADS))
-    heads.require_shape(draft, target.structure)
-    return heads
-
-
-def _attached(
-    heads: Heads, name: str, read: Source | PreTrainedModel, target: Model
-) -> HeadsDrafter:
-    """Heads on a target that runs, with its output layer: read anew where torch's weights are
-    gone."""
-    from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
-    from foretoken.models.stock.blockwise import ends_of
-
-    network = getattr(target, "model", None)
-    if network is None:
-        loaded = isinstance(read, Source)
-        network = read.network(torch.float32, target.device) if loaded else read
-    heads.require_target(name, network)
-    output, words = ends_of(network)
-    heads.to(words.weight.device, words.weight.dtype)
-    return HeadsDrafter(cast(OpenModel, target), heads, output, words)
-
-
-def _require_encoder(name: str, target: Known) -> None:
-    if not target.encoder_decoder:
+def _require_fit(
+    name: str, encoder_decoder: bool, V: int, own: PreTrainedTokenizerBase | None, target: _Target
+) -> None:
+    """RefusedError for a draft of another kind or vocabulary than the target's."""
+    if encoder_decoder and not target.known.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
+    require_same_words(name, V, own, target.known.V, target.tokenizer)
 
 
 def _name(source: object) -> str:

@@ -1,5 +1,5 @@
-"""Whether there is a place for a model, said before it is loaded: its weights, from the config
-alone, against what is free on a device that can be used."""
+"""Whether a model fits, known before it is loaded: the bytes of its weights, from the config alone,
+against the free memory of a usable device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretoken.errors import InputError, RefusedError, one_line
 
 HEADROOM = 1.1  # weights plus what a short generation needs beside them
 ROOT = Path("/sys/fs/cgroup")
-CGROUPS = (  # limit, use, and which part of the use is files that can go
+CGROUPS = (  # limit, use, and the entry for cached files, which can be reclaimed
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -39,13 +39,13 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be had; None where it cannot be told. The cgroup's limit counts."""
+    """Memory that can still be allocated, within the control group's limit; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    known = [amount for amount in (_system(), _cgroup()) if amount is not None]
-    return min(known, default=None)
+    amounts = [amount for amount in (_system(), _cgroup()) if amount is not None]
+    return min(amounts, default=None)
 
 
 def require(name: str, needed: int, device: torch.device) -> None:
@@ -66,12 +66,12 @@ def _system() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """What this process's control group may still take, version 2 or 1."""
+    """Bytes that this process's control group, version 2 or 1, may still allocate."""
     for limit, used, idle in CGROUPS:
         values = [*_lines(ROOT / limit), *_lines(ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):
             stats = dict(line.split() for line in _lines((ROOT / used).parent / "memory.stat"))
-            taken = int(values[1]) - int(stats.get(idle, 0))  # idle files make room when asked
+            taken = int(values[1]) - int(stats.get(idle, 0))
             return max(0, int(values[0]) - taken)
     return None
 

@@ -1,7 +1,7 @@
 """What a model runs on: the fastest runtime that serves it exactly, and why it is that one.
 
-OpenVINO on a CPU, graphs of fixed shapes on CUDA, for what passes the self-check in that form; else
-transformers on torch. It does not know prompts, drafts or tokenizers.
+OpenVINO on a CPU and graphs of fixed shapes on CUDA, for models whose family passes the self-check
+in that form; else transformers on torch. Does not know prompts, drafts or tokenizers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import logging
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from foretoken.options import require_place
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from foretoken.models.openvino.conversion import Convertible, Way
     from foretoken.models.stock.selfcheck import Form
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a caller asks of a model's place; InputError for what there is not."""
+    """What a caller asks for; InputError for an unknown dtype or runtime."""
 
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
@@ -52,14 +53,14 @@ class Wish:
 def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     """The model behind the Model protocol, once its family has passed the self-check.
 
-    One in memory is used as it is, where it is, unless OpenVINO is asked for by name: it then gets
-    a copy. Raises RefusedError for what cannot be honoured.
+    A network in memory is used as it is, where it is, unless OpenVINO is asked for by name, which
+    takes a copy. Raises RefusedError for a wish that cannot be honoured.
     """
-    here = not isinstance(source, Source)
-    device = wish.device if isinstance(source, Source) else source.device
-    if here and wish.runtime == "auto" and device.type != "cuda":
+    loaded = isinstance(source, Source)
+    device = wish.device if loaded else source.device
+    if not loaded and wish.runtime == "auto" and device.type != "cuda":
         return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
-    dtype = stated(wish.dtype, source) if isinstance(source, Source) else wish.dtype
+    dtype = _dtype(source, wish)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype != "int8" else "openvino"
     fast = fast if wish.runtime == "auto" else wish.runtime
@@ -71,7 +72,8 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
             if wish.runtime == fast or dtype == "int8":
                 raise
             reason = str(error)
-            log.info("%s stays on torch: %s", _name(source), reason)
+            name = source.name if loaded else type(source).__name__
+            log.info("%s stays on torch: %s", name, reason)
     if dtype == "int8":
         raise RefusedError("dtype='int8' runs on OpenVINO only; leave runtime at 'auto'")
     model, packed = _torch(source, dtype, wish.device)
@@ -79,8 +81,8 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
 
 
 class Known:
-    """What must be known of a model before it runs: from its kept conversion, which takes a moment,
-    else from its structure, whose making takes seconds."""
+    """Facts of a model that does not run yet: from its kept conversion, at once, or else from its
+    structure, which takes seconds to build."""
 
     def __init__(self, read: Source | PreTrainedModel, wish: Wish) -> None:
         self.read = read
@@ -107,35 +109,35 @@ class Known:
 
     @property
     def settings(self) -> Settings:
-        """Of its texts; raises as `read_settings` does."""
+        """Its generation config; raises as `read_settings` does."""
         own = self._facts and self._facts.get("settings")
         return Settings.of(own) if own else read_settings(self.structure)
 
 
 def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:
-    """Of a folder's kept conversion; of the hub's the config would have to be read first."""
+    """A folder's kept conversion has them; for a hub model's, its config would have to be read."""
     if wish.runtime not in ("auto", "openvino") or wish.dtype == "auto" or source.trust:
         return None
     try:
-        return _library().facts(source, wish.dtype) if is_folder(source.path) else None
+        model = cast("Convertible", source)
+        return _library().facts(model, wish.dtype) if is_folder(source.path) else None
     except RefusedError:
         return None
 
 
 def place_exact(source: Source | PreTrainedModel, wish: Wish) -> Placed:
-    """The same in passes of one width on a grid, so that logits are, to the bit, a function of the
-    text. Raises RefusedError for what has no such form."""
+    """As `place`, in passes of one width on a grid, so that logits are, to the bit, a function of
+    the text. Raises RefusedError for a model that cannot run so."""
     require_torch(wish)
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
-    dtype = stated(wish.dtype, source) if isinstance(source, Source) else wish.dtype
-    network, packed = _network(source, dtype, wish.device, ON_A_GRID)
+    network, packed = _network(source, _dtype(source, wish), wish.device, ON_A_GRID)
     return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
 
 
 def require_torch(wish: Wish) -> None:
-    """Raise where exact shapes are asked of another runtime than torch: those choose their kernels
-    by more than a pass's shape, or were not shown not to."""
+    """RefusedError where exact shapes are asked of another runtime than torch: it may choose its
+    kernels by more than a pass's shape."""
     if wish.runtime not in ("auto", "transformers"):
         raise RefusedError(
             f"exact_shapes=True runs on torch, and was not shown to be exact on {wish.runtime}; "
@@ -148,7 +150,7 @@ def require_torch(wish: Wish) -> None:
 def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device
 ) -> tuple[Model, list[str]]:
-    """On torch over a ragged cache, and what became of packing."""
+    """On torch over a ragged cache, and the outcome of packing."""
     from foretoken.models.stock.selfcheck import ON_TORCH  # late: takes seconds
 
     network, packed = _network(source, dtype, device, ON_TORCH)
@@ -158,8 +160,7 @@ def _torch(
 def _network(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A model on torch whose family has passed the self-check in that form; what we load ourselves
-    is packed, and what became of that is told."""
+    """A network whose family passes the self-check in that form; if loaded here, it is packed."""
     from foretoken.models.stock.packed import pack  # late: takes seconds
     from foretoken.models.stock.selfcheck import self_check
 
@@ -176,8 +177,8 @@ def _network(
 
 
 def _require_precision(network: PreTrainedModel) -> None:
-    """Run one token in any precision but float32, in which the self-check ran a copy; RefusedError
-    where torch cannot."""
+    """RefusedError where torch cannot run the network in its precision, tried on one token unless
+    that is float32, in which the self-check has run."""
     if network.dtype == torch.float32:
         return
     from foretoken.models.stock.selfcheck import on_torch  # late: takes seconds
@@ -196,10 +197,10 @@ def _require_precision(network: PreTrainedModel) -> None:
         ) from error
 
 
-def stated(dtype: str, source: Source) -> str:
-    """The precision by name; "auto" is what the model's own config says."""
-    if dtype != "auto":
-        return dtype
+def _dtype(source: Source | PreTrainedModel, wish: Wish) -> str:
+    """The precision by name; "auto" is that of the model's own config."""
+    if wish.dtype != "auto" or not isinstance(source, Source):
+        return wish.dtype
     own = source.config.dtype
     return str(own).removeprefix("torch.") if isinstance(own, torch.dtype) else "float32"
 
@@ -210,11 +211,10 @@ def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) 
     from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
     from foretoken.models.stock.selfcheck import self_check
 
-    if not isinstance(source, Source):
-        self_check(source, ON_GRAPHS)
-        return rehearsed(GraphModel(source))
-    self_check(source.empty, ON_GRAPHS)
-    return rehearsed(GraphModel(source.network(getattr(torch, dtype), device)))
+    loaded = isinstance(source, Source)
+    self_check(source.empty if loaded else source, ON_GRAPHS)
+    network = source.network(getattr(torch, dtype), device) if loaded else source
+    return rehearsed(GraphModel(network))
 
 
 def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
@@ -222,37 +222,37 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
     if not isinstance(source, Source):
-        way = _way(source, conversion)
+        way = _way(source)
         try:
             return way.run(copy.deepcopy(source).float().cpu())
-        except Exception as error:  # whatever a stranger's forward raises
+        except Exception as error:  # a forward may raise anything
             name = type(source).__name__
             raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    kept = conversion.kept(source, dtype) if is_folder(source.path) else None
+    model = cast("Convertible", source)  # a checker takes its attributes, read-only, for others
+    kept = conversion.kept(model, dtype) if is_folder(source.path) else None
     if kept is not None:
         return kept
-    way = _way(source.empty, conversion)
-    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    load = partial(source.network, kind, device)
-    return conversion.converted(source, way, dtype, load, {"settings": _settings(source.empty)})
+    way = _way(source.empty)
+    load = partial(source.network, torch.bfloat16 if dtype == "bfloat16" else torch.float32, device)
+    return conversion.converted(model, way, dtype, load, {"settings": _settings(source.empty)})
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
-    """To be kept with a conversion; None where they are no target's."""
+    """The generation config, to be kept with a conversion; None where no target may have it."""
     try:
         return read_settings(network).to_dict()
     except ForetokenError:
         return None
 
 
-def _way(network: PreTrainedModel, conversion: Any) -> Any:
+def _way(network: PreTrainedModel) -> Way:
     """The first way to run a model on OpenVINO that passes the self-check."""
     from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
 
     objections: list[str] = []
-    for way in conversion.ways(network):
+    for way in _library().ways(network):
         try:
             self_check(network, way.form)
             return way
@@ -262,7 +262,7 @@ def _way(network: PreTrainedModel, conversion: Any) -> Any:
 
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
-    """The runtimes that may serve a model here, and in which form, the fastest first."""
+    """The runtimes that may serve a model here, each with its form, the fastest first."""
     from foretoken.models.graphs.model import ON_GRAPHS  # late: takes seconds
     from foretoken.models.stock.selfcheck import ON_TORCH
 
@@ -276,22 +276,17 @@ def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
 
 
 def openvino() -> str:
-    """Whether OpenVINO can be used, and what arithmetic it has here; or why it cannot."""
+    """The arithmetic that OpenVINO has here, or why it cannot be used."""
     try:
-        conversion = _library()
+        return _library().abilities()
     except RefusedError as error:
         return str(error)
-    return conversion.abilities()
 
 
-def _library() -> Any:
-    """OpenVINO and what needs it, where it is installed and loads."""
+def _library():  # not annotated: the type checker infers the module itself, as no name can
+    """What runs models on OpenVINO; RefusedError where it is not installed or does not load."""
     try:
         from foretoken.models.openvino import conversion
     except Exception as error:  # also a library that this machine cannot load
         raise RefusedError(f"OpenVINO cannot be used: {one_line(error)}") from None
     return conversion
-
-
-def _name(source: Source | PreTrainedModel) -> str:
-    return source.name if isinstance(source, Source) else type(source).__name__

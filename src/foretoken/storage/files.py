@@ -1,22 +1,24 @@
-"""Files and folders that appear whole or not at all, and errors that name what could not be
-written. Does not know what is in them.
+"""Files and folders that appear whole or not at all, errors that name what could not be written,
+and JSON that others may have written. Does not know what the files mean.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from foretoken.errors import one_line
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Whatever goes wrong within is an OSError that names `path` and the remedy."""
+    """Any error within becomes an OSError that names `path` and the remedy."""
     try:
         yield
     except Exception as error:  # safetensors and tokenizers have their own for a full disk
@@ -26,12 +28,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """One file, beside its name first, which may be a link: it is replaced, not followed. `mode`:
-    its permissions, less the process's umask. Raises OSError where it cannot be written."""
+    """Write a file under another name beside `path`, then move it there: a link at `path` is
+    replaced, not followed. `mode`: permissions, less the umask. Raises OSError, naming `path`."""
     part = path.with_name(f".{token_hex(8)}.part")  # threads and processes may write at once
     try:
         with naming(path):
-            # x: never what somebody else has put there
+            # x: never into a file or link that somebody else has put there
             with open(part, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as out:
                 out.write(content)
             os.replace(part, path)
@@ -41,8 +43,8 @@ def write(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, whose files are `path`'s once all are written. What stands there is
-    as it was until then. Raises OSError where something cannot be written."""
+    """A folder to write into; its files move to `path` once all are written, and until then
+    `path` is as it was. Raises OSError where something cannot be written."""
     part = path.with_name(f"{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
     try:
@@ -58,6 +60,15 @@ def _move(part: Path, path: Path) -> None:
     if not path.exists():
         os.replace(part, path)
         return
-    for file in sorted(part.rglob("*")):  # one by one: no kill leaves none
+    for file in sorted(part.rglob("*")):  # one by one: a kill leaves every file, old or new
         place = path / file.relative_to(part)
         place.mkdir(exist_ok=True) if file.is_dir() else os.replace(file, place)
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """The value of JSON that others may have written; ValueError where it cannot be read, also
+    where it nests too deeply."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None

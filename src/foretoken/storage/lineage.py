@@ -1,5 +1,5 @@
-"""What a result that is kept on disk depends on beside its input: the source of what made it, with
-all that this imports, and the versions of the libraries below.
+"""What a result kept on disk depends on besides its input: the source code that made it, with all
+that this code imports, and the versions of the libraries below.
 """
 
 from __future__ import annotations
@@ -12,42 +12,41 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-# A whole statement; parsing the files would take ten times as long, of every start
+# A whole import statement; parsing the files instead would take ten times as long at every start
 IMPORT = re.compile(
     r"^[ ]*(?:from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w., ]+))", re.MULTILINE
 )
-
-
 LIBRARIES = ("foretoken", "torch", "transformers", "openvino")
 
 
 @cache
 def versions(*packages: str) -> dict[str, str]:
-    """Of those that are installed; without names, of what results depend on."""
-    known: dict[str, str] = {}
+    """Versions of the installed ones among `packages`; without any, of LIBRARIES."""
+    installed: dict[str, str] = {}
     for name in packages or LIBRARIES:
         with suppress(PackageNotFoundError):
-            known[name] = version(name)
-    return known
+            installed[name] = version(name)
+    return installed
 
 
 @cache
 def lineage(*modules: str) -> str:
-    """A digest of the source of these modules and of all modules of the package that they import,
-    directly or not, within functions too. Modules of others are passed over, and so is the face of
-    the package, which only says where names are."""
-    known: dict[Path, str] = {}
-    fresh = {file for module in modules for file in files_of(module)}
-    while fresh:
-        file = fresh.pop()
-        known[file] = file.read_text()
-        fresh |= {part for name in imports(known[file]) for part in files_of(name)} - known.keys()
-    parts = [f"{file.relative_to(PACKAGE)}\n{known[file]}" for file in sorted(known)]
+    """A digest of the source of these modules and of all modules of this package that they import,
+    directly or not, within functions too. The package's own `__init__.py`, which only re-exports
+    names, does not count."""
+    sources: dict[Path, str] = {}
+    pending = {file for module in modules for file in files_of(module)}
+    while pending:
+        file = pending.pop()
+        sources[file] = file.read_text()
+        imported = {part for name in imports(sources[file]) for part in files_of(name)}
+        pending |= imported - sources.keys()
+    parts = [f"{file.relative_to(PACKAGE)}\n{sources[file]}" for file in sorted(sources)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def imports(source: str) -> set[str]:
-    """Full names of what a file imports; of `from a import b` both, as b may be a module."""
+    """Full names of the modules a file imports; of `from a import b` both, as b may be one."""
     names: set[str] = set()
     for module, inner, plain in IMPORT.findall(source):
         names |= {name.split()[0] for name in plain.split(",") if name.strip()}
@@ -63,5 +62,5 @@ def files_of(module: str) -> list[Path]:
     package, *path = module.split(".")
     if package != PACKAGE.name or not path:
         return []
-    place = PACKAGE.joinpath(*path)
-    return [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    base = PACKAGE.joinpath(*path)
+    return [file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]

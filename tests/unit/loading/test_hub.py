@@ -18,7 +18,7 @@ UNREACHABLE = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    hub._asked.cache_clear()
+    hub._hub_options.cache_clear()
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_what_is_in_the_cache_is_read_from_there_alone(answers, monkeypatch):
 
 
 def test_a_folder_asks_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "_asked", lambda *args: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(hub, "_hub_options", lambda *args: pytest.fail("the hub was asked"))
     assert hub.way(hub.path(tmp_path), None) == {}
     for wrong in (tmp_path / "no", "a b", "a/b/c", "x" * 200):
         with pytest.raises(InputError, match="is no folder; give a model's folder or a hub id"):

@@ -22,9 +22,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading import load as loading
 from foretoken.loading import memory
-from foretoken.loading.sources import CLASSES, tokenizer
 from foretoken.models.families import build
-from foretoken.storage.disk import remember, remembered
 from foretoken.train.ngram import fit
 from tiny import TEXT, byte_level, folder, llama, metaspace, t5
 
@@ -155,11 +153,12 @@ def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypa
 
 
 def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch):
-    seen, words_of = [], loading.words_of
-    monkeypatch.setattr(loading, "words_of", lambda *a, **k: seen.append(a) or words_of(*a, **k))
+    calls, original = [], loading.tokenizer_of
+    record = lambda *a, **k: calls.append(a) or original(*a, **k)  # noqa: E731
+    monkeypatch.setattr(loading, "tokenizer_of", record)
     foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
     foretoken.load(bare, "none", revision="old")
-    assert [revision for _, revision, _ in seen] == [None, "old"]
+    assert [revision for _, revision, _ in calls] == [None, "old"]
 
 
 # How a model's own generation config would sample
@@ -575,22 +574,3 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(import_module("foretoken.loading.load"), "files", lambda package: tmp_path)
     refused(InputError, "the default pair is missing at .*target; install the package again")
-
-
-@pytest.mark.parametrize("make", [byte_level, metaspace])
-def test_a_tokenizer_whose_class_is_remembered_is_the_same(make, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder(tmp_path / "m", llama(400), make())
-    first = tokenizer(tmp_path / "m", None, False)
-    assert remembered(CLASSES)
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *args, **more: 1 / 0)
-        second = tokenizer(tmp_path / "m", None, False)
-    assert type(first) is type(second) and first.get_vocab() == second.get_vocab()
-    assert first.special_tokens_map == second.special_tokens_map
-    text = "It was the first day, naïve as ever."
-    assert first(text).data == second(text).data
-    assert first.decode(first(text).input_ids) == second.decode(second(text).input_ids)
-    for key in remembered(CLASSES):  # only what transformers made is run
-        remember(CLASSES, key, "subprocess:Popen")
-    assert type(tokenizer(tmp_path / "m", None, False)) is type(first)

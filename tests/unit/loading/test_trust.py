@@ -1,4 +1,4 @@
-"""Code that comes with a model is run only by who said so: never by an answer on standard input."""
+"""A model's own code runs only where the caller trusts it: never by an answer on standard input."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def test_every_call_says_whom_it_trusts():
             reads = node.func.attr in ("from_pretrained", "from_config")
             if reads and owner.lower().startswith("auto"):
                 seen += 1
-                said = {keyword.arg for keyword in node.keywords}
-                if "trust_remote_code" not in said and None not in said:  # None: ** of them
+                arguments = {keyword.arg for keyword in node.keywords}
+                if (
+                    "trust_remote_code" not in arguments and None not in arguments
+                ):  # None: ** of them
                     silent.append(f"{path}:{node.lineno}")
     assert seen > 5 and not silent

@@ -1,4 +1,4 @@
-"""A file or folder is as it was until all of it is written, and an error names it."""
+"""A file or folder is as it was until all of it is written; errors name it; foreign JSON."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def test_a_folder_that_is_not_finished_leaves_the_old_one(tmp_path, error):
     fill(tmp_path / "model", "old")
     before = contents(tmp_path)
     kind = OSError if isinstance(error, Exception) else KeyboardInterrupt
-    with pytest.raises(kind) as found, files.folder(tmp_path / "model") as part:
+    with pytest.raises(kind) as raised, files.folder(tmp_path / "model") as part:
         (part / "a").write_text("new")
         raise error
     assert contents(tmp_path) == before and [p.name for p in tmp_path.iterdir()] == ["model"]
     if kind is OSError:
-        assert str(found.value).startswith(f"{tmp_path / 'model'} cannot be written: no room; make")
+        assert str(raised.value).startswith(
+            f"{tmp_path / 'model'} cannot be written: no room; make"
+        )
 
 
 def test_what_a_kill_left_is_swept(tmp_path):
@@ -69,3 +71,12 @@ def test_a_planted_link_is_replaced_and_not_followed(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="a cannot be written: .*File exists"):
         files.write(tmp_path / "a", b"newer")
     assert secret.read_text() == "kept" and (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_json_of_others():
+    assert files.parse_json(b'{"a": [1, NaN]}', parse_constant=str) == {"a": [1, "NaN"]}
+    for text in ("{broken", "", "[" * 100_000):
+        with pytest.raises(ValueError):
+            files.parse_json(text)
+    with pytest.raises(ValueError, match="^it nests too deeply$"):
+        files.parse_json("[" * 100_000)

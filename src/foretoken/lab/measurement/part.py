@@ -13,7 +13,7 @@ from pathlib import Path
 from foretoken.errors import InputError
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.result import VERSION, Observed, Options, parse
-from foretoken.storage import documents, files
+from foretoken.storage import files
 
 
 class Part:
@@ -45,7 +45,7 @@ class Part:
         observed: list[Observed] = []
         for line in lines if head == self.head else []:
             try:
-                observed.append(parse(documents.read(line), Observed, str(self.path)))
+                observed.append(parse(files.parse_json(line), Observed, str(self.path)))
             except (ValueError, InputError):
                 break
         return observed

@@ -18,7 +18,7 @@ from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
 from foretoken.sampling.params import SamplingParams
-from foretoken.storage import documents, files
+from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.measurement", 1
 
@@ -170,7 +170,7 @@ class Measurement:
 def load(path: Path) -> Measurement:
     """Read `save`'s file; InputError, naming it, for any other."""
     try:
-        document = documents.read(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        document = files.parse_json(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         raise InputError(f"there is no {path}; make it with foretoken measure --out") from None
     except (OSError, ValueError) as error:

@@ -20,8 +20,8 @@ from typing import Any
 import openvino as ov
 
 from foretoken.models.openvino.tracing import Exported
-from foretoken.storage import documents
-from foretoken.storage.disk import cache_folder, owned, remember, remembered
+from foretoken.storage.cache import cache_folder, owned, remember, remembered
+from foretoken.storage.files import parse_json
 
 FACTS = "facts.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
@@ -103,7 +103,7 @@ def _facts(place: Path) -> dict[str, Any]:
     another user."""
     if not owned(place.parent, place, *place.iterdir()):
         raise ValueError("another user has written it")
-    document = documents.read((place / FACTS).read_text())
+    document = parse_json((place / FACTS).read_text())
     if document["seal"] != _seal(document["facts"]):
         raise ValueError("its facts are not those that were written")
     return document["facts"]

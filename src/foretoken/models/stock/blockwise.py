@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.stock.sketch import alike, sketch
-from foretoken.storage import documents, files
+from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.heads", 1
 DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
@@ -73,7 +73,7 @@ class Heads(nn.Module):
             raise InputError(f"there is no file {path}; make one with `foretoken train heads`")
         try:
             with safe_open(path, framework="pt") as file:
-                facts = documents.read((file.metadata() or {}).get(FORMAT, "{}"))
+                facts = files.parse_json((file.metadata() or {}).get(FORMAT, "{}"))
                 if not isinstance(facts, dict) or facts.get("version") != VERSION:
                     raise InputError(f"{path} holds no heads of version {VERSION}; train them anew")
                 tensors = [file.get_tensor(name) for name in TENSORS]

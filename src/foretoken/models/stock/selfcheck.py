@@ -31,7 +31,7 @@ from foretoken.models.stock import cache
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit
-from foretoken.storage.disk import remember, remembered
+from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import lineage, versions
 
 TOLERANCE = 1e-4  # of the spread of the logits, in float32

@@ -1,7 +1,7 @@
-"""What outlives a process: small JSON files of things found out once, in the user's cache folder.
+"""A cache of computed values: small JSON files in the user's cache folder.
 
-A file that is missing, broken or cannot be written only means that the next process finds out
-again. It does not know what the things are.
+A file that is missing, broken or cannot be written only means that the next process computes its
+values again. Does not know what the values are.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
-from foretoken.storage import documents, files
+from foretoken.storage import files
 
 log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
-    """`$XDG_CACHE_HOME/foretoken`, or `~/.cache/foretoken`; where nobody's home is known, a folder
-    of the user's own among the temporary files. It is made, for its owner alone.
+    """`$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken`; without a home, a folder of the user's
+    own among the temporary files. It is made with access for its owner alone.
 
-    None where that cannot be, or where others could have put something there: models that were
-    converted and costs that were measured are then not kept.
+    None where it cannot be made, or where other users could have written to it: converted models
+    and measured costs are then not kept.
     """
     base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     name = "foretoken"
@@ -34,27 +34,28 @@ def cache_folder() -> Path | None:
     folder = Path(base) / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        problem = _strangers(folder)
+        problem = _distrust(folder)
     except OSError:
         return None
     if problem:
-        _warn(
+        _warn_once(
             f"{folder} is not used as a cache, for {problem}; remove it, and it is made anew for "
             "yourself alone, or set XDG_CACHE_HOME to another folder"
         )
     return None if problem else folder
 
 
-def _strangers(folder: Path) -> str | None:
-    """Why what stands in a folder may be somebody else's."""
-    for found in (folder.lstat(), folder.stat()):  # of a link, too
-        if found.st_uid != _user():
-            return f"it belongs to user {found.st_uid}"
+def _distrust(folder: Path) -> str | None:
+    """Why files in a folder may be another user's; None where they cannot be."""
+    for status in (folder.lstat(), folder.stat()):  # of a link, too
+        if status.st_uid != _user():
+            return f"it belongs to user {status.st_uid}"
     return "others may write to it" if folder.stat().st_mode & (S_IWGRP | S_IWOTH) else None
 
 
 def owned(*paths: Path) -> bool:
-    """Whether all of these are the user's own: else somebody put them there while he could."""
+    """Whether all of these are the user's own: others may have been planted while the folder was
+    open to all."""
     return all(path.lstat().st_uid == path.stat().st_uid == _user() for path in paths)
 
 
@@ -63,20 +64,20 @@ def _user() -> int:
 
 
 @lru_cache
-def _warn(problem: str) -> None:
-    log.warning(problem)  # once
+def _warn_once(problem: str) -> None:
+    log.warning(problem)
 
 
 def remembered(file: str) -> dict[str, Any]:
-    """Everything in a file, by key."""
+    """All values in a file, by key."""
     folder = cache_folder()
     try:
         if folder is None or not owned(folder / file):
             return {}
-        found = documents.read((folder / file).read_text())
+        values = files.parse_json((folder / file).read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def remember(file: str, key: str, value: Any) -> None:
@@ -91,7 +92,7 @@ def remember(file: str, key: str, value: Any) -> None:
 
 
 def forget() -> None:
-    """Remove every file of things found out once."""
+    """Remove every file of cached values."""
     folder = cache_folder()
     for file in folder.glob("*.json") if folder else ():
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What outlives a process, and what a broken or locked folder does to it."""
+"""Values outlive a process; a broken, locked or foreign folder is only an empty cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.storage.disk import cache_folder, remember, remembered
+from foretoken.storage.cache import cache_folder, remember, remembered
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +50,8 @@ def test_no_reader_sees_half_a_file(folder: Path) -> None:
         list(pool.map(lambda i: remember("a.json", str(i), "x" * 1000), range(40)))
     home = cache_folder()
     assert home is not None
-    found = json.loads((home / "a.json").read_text())
-    assert set(found.values()) == {"x" * 1000}
+    values = json.loads((home / "a.json").read_text())
+    assert set(values.values()) == {"x" * 1000}
     assert [f.name for f in home.iterdir()] == ["a.json"]
 
 
@@ -66,9 +66,9 @@ def test_without_a_home_it_is_a_folder_of_ones_own(
 ) -> None:
     homeless(monkeypatch, tmp_path)
     (tmp_path / "foretoken").mkdir()  # anybody's
-    found = cache_folder()
-    assert found == tmp_path / f"foretoken-{os.geteuid()}"
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    home = cache_folder()
+    assert home == tmp_path / f"foretoken-{os.geteuid()}"
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
     remember("a.json", "x", 1)
     assert remembered("a.json") == {"x": 1}
 

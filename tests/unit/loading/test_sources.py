@@ -1,0 +1,75 @@
+"""What a model and a tokenizer are read from; nothing that is missing is made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.loading.sources import CLASSES, in_memory, source, tokenizer
+from foretoken.storage.cache import remember, remembered
+from tiny import byte_level, folder, llama, metaspace
+
+
+def test_a_source_reads_its_parts_when_they_are_needed(tmp_path):
+    path = folder(tmp_path / "m", llama(64))
+    (path / "config.json").rename(tmp_path / "config.json")
+    read = source(path, None, False)  # which reads nothing yet
+    assert read.name == str(path) and not read.trust and read.code == []
+    with pytest.raises(InputError, match="cannot be read as a model"):
+        read.config  # noqa: B018
+    (tmp_path / "config.json").rename(path / "config.json")
+    assert read.commit is None and read.empty.device.type == "meta"
+    network = read.network(torch.float64, torch.device("cpu"))
+    assert network.dtype == torch.float64 and not network.training
+
+
+def test_a_models_files(tmp_path):
+    """Its weights wherever an index or the config points, its settings and its code; no others."""
+    path = folder(tmp_path / "m", llama(64))
+    (path / "notes.txt").touch()
+    (path / "own.py").touch()
+    (tmp_path / "beside.safetensors").touch()
+    index = {"weight_map": {"a": "../beside.safetensors", "b": "missing.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    files = {file.resolve() for file in source(path, None, False).files() or ()}
+    assert {tmp_path / "beside.safetensors", path / "own.py", path / "config.json"} <= files
+    assert path / "model.safetensors" in files and path / "notes.txt" not in files
+    (path / "model.safetensors.index.json").write_text("[")  # loading reports it
+    assert path / "model.safetensors" in (source(path, None, False).files() or ())
+    (path / "adapter_config.json").write_text("{}")
+    with pytest.raises(RefusedError, match="holds an adapter: merge it into its base model"):
+        source(path, None, False).files()
+
+
+def test_networks_in_memory():
+    assert in_memory(llama(64)) and not in_memory("m") and not in_memory(torch.nn.Linear(1, 1))
+
+
+def test_where_there_is_no_tokenizer(tmp_path):
+    path = folder(tmp_path / "m", llama(64))
+    assert tokenizer(path, None, False) is tokenizer(llama(64), None, False) is None
+    with pytest.raises(InputError, match="holds no tokenizer; give a folder or hub id with one"):
+        tokenizer(path, None, False, wanted=True)
+    assert tokenizer(byte_level(), None, False) is byte_level()
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace])
+def test_a_tokenizer_whose_class_is_remembered_is_the_same(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder(tmp_path / "m", llama(400), make())
+    first = tokenizer(tmp_path / "m", None, False)
+    assert remembered(CLASSES)
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *args, **more: 1 / 0)
+        second = tokenizer(tmp_path / "m", None, False)
+    assert type(first) is type(second) and first.get_vocab() == second.get_vocab()
+    assert first.special_tokens_map == second.special_tokens_map
+    text = "It was the first day, naïve as ever."
+    assert first(text).data == second(text).data
+    assert first.decode(first(text).input_ids) == second.decode(second(text).input_ids)
+    for key in remembered(CLASSES):  # only what transformers made is run
+        remember(CLASSES, key, "subprocess:Popen")
+    assert type(tokenizer(tmp_path / "m", None, False)) is type(first)

@@ -1,0 +1,70 @@
+"""Laws and numbers: what is accepted, and the message for what is not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from foretoken import checked
+from foretoken.errors import InputError, shown
+
+
+def test_a_law_comes_back_in_float64():
+    law = checked.law("p", np.array([0.25, 0.75], dtype=np.float32))
+    assert law.dtype == np.float64 and law.tolist() == [0.25, 0.75]
+    assert [law.tolist() for law in checked.laws([1], [1.00005])] == [[1.0], [1.00005]]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([[0.5, 0.5]], r"p has shape \(1, 2\); give one law"),
+        ([1.5, -0.5], "p has a probability of -0.5 for 1; give numbers, 0 or more"),
+        ([math.nan, 1.0], "p has a probability of nan for 0"),
+        ([math.inf, 1.0], "p has a probability of inf for 0"),
+        ([0.5, 0.2], "p sums to 0.7; give a law, which sums to 1"),
+        ([], "p sums to 0;"),
+        (["a", "b"], r"p is \['a', 'b'\]; give an array of numbers"),
+        ([[0.5], [0.2, 0.3]], "p is .*; give an array of numbers"),
+    ],
+)
+def test_what_is_not_a_law(values, says):
+    with pytest.raises(InputError, match=f"^{says}"):
+        checked.law("p", values)
+
+
+def test_an_outcome_is_named():
+    with pytest.raises(InputError, match="^f's law has a probability of -1.0 for 'left'; give"):
+        checked.law("f's law", [2.0, -1.0], ["right", "left"])
+
+
+def test_laws_over_different_tokens():
+    with pytest.raises(InputError, match="p has 1 tokens and q 2; give laws over the same tokens"):
+        checked.laws([1.0], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    "value", [-0.1, 1.1, math.nan, "half", True, -(10**5000)], ids=lambda value: shown(value)
+)
+def test_numbers_outside_their_range(value):
+    with pytest.raises(InputError, match=r"^alpha is .*; give a number in \[0, 1\]"):
+        checked.probability("alpha", value)
+    with pytest.raises(InputError, match="^lenience is .*; give a number from 1e-30 to 1"):
+        checked.lenience(value)
+    if value != 1.1:
+        with pytest.raises(InputError, match="^c is .*; give a number from 0 to 1e.100"):
+            checked.cost("c", value)
+    with pytest.raises(InputError, match="^gamma is .*; give "):
+        checked.count("gamma", value)
+
+
+def test_counts():
+    assert checked.count("gamma", 3.0) == 3 and type(checked.count("gamma", np.int8(3))) is int
+    assert checked.count("tokens", 1_000_000, least=1) == 1_000_000
+    with pytest.raises(InputError, match="^tokens is 0; give a whole number, 1 or more"):
+        checked.count("tokens", 0, least=1)
+    for value in (1_000_001, math.inf):
+        with pytest.raises(InputError, match="^tokens is .*; give 1,000,000 or less"):
+            checked.count("tokens", value)
