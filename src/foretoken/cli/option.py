@@ -1,5 +1,5 @@
-"""Options that several commands share, each with its one help text: single ones, and those of
-loading in groups, which `cli.command` takes apart. And a check of `--out`."""
+"""Options that several commands share, with one help text each: single ones, and those of loading
+in groups, which `cli.command` takes apart. And checks before models load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretoken.loading import hub
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
-PANEL = "Loading"
+PANEL = "Loading"  # heading of the group in `--help`
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
 Draft = Annotated[
@@ -43,7 +43,7 @@ Json = Annotated[bool, Option("--json", help="One JSON document.")]
 Examples = Annotated[
     Path,
     Option(
-        help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; a source a "
+        help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; one source a "
         'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
     ),
 ]
@@ -51,7 +51,7 @@ Examples = Annotated[
 
 @dataclass(frozen=True)
 class Origin:
-    """Which version of a model is read, and whether code that comes with it may run."""
+    """Which version of a model is read, and whether its own code may run."""
 
     revision: Annotated[
         str | None,
@@ -61,7 +61,7 @@ class Origin:
         bool,
         Option(
             "--trust-remote-code",
-            help="Run code that comes with a model; without this none is run.",
+            help="Run code that comes with a model; without this it is not run.",
             rich_help_panel=PANEL,
         ),
     ] = False
@@ -69,7 +69,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reading(Origin):
-    """What else may be said of a target, wherever it runs."""
+    """How a target is read, wherever it runs."""
 
     tokenizer: Annotated[
         str | None,
@@ -82,17 +82,17 @@ class Reading(Origin):
         bool,
         Option(
             "--ignore-generation-config",
-            help="Pass over entries of the generation config that are refused.",
+            help="Ignore entries of the generation config that are refused.",
             rich_help_panel=PANEL,
         ),
     ] = False
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The same by the names that `foretoken.load` has for it."""
-        named = asdict(self)
-        ignored = named.pop("ignore_generation_config")
-        return named | {"generation_config": "ignore" if ignored else None}
+        """These as keyword arguments of `foretoken.load`."""
+        keywords = asdict(self)
+        ignored = keywords.pop("ignore_generation_config")
+        return keywords | {"generation_config": "ignore" if ignored else None}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Loading(Reading, Placing):
-    """All that may be said of a target that generates."""
+    """All options of a target that generates."""
 
     def load(self, target: str | None, draft: str | None) -> Speculator:
         """`foretoken.load` with these options."""
@@ -148,22 +148,24 @@ class PairLoading(Loading):
         ),
     ] = False
 
+    def require(self, target: str | None) -> None:
+        """InputError for unknown values and for a target in neither a folder nor the hub: before
+        torch is imported, which takes seconds."""
+        from foretoken.options import require_place  # late: NumPy, which `--help` does without
 
-def require_model(target: str | None, origin: Origin) -> None:
-    """InputError where neither a folder nor the hub has it: said before torch is imported, which
-    takes seconds."""
-    if target is not None:
-        hub.way(hub.path(target), origin.revision)
+        require_place(self.runtime, self.dtype, self.draft_dtype)
+        if target is not None:
+            hub.way(hub.path(target), self.revision)
 
 
 def require_folder(out: Path) -> None:
-    """InputError where a file cannot be: said before the work, which may take hours."""
+    """InputError for a file in a missing folder: before the work, which may take hours."""
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; make it or give another --out")
 
 
 def require_file(out: Path) -> None:
-    """As above, and InputError where a folder is in the file's place."""
+    """As above, and InputError for a folder in the file's place."""
     require_folder(out)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another --out, for a file")

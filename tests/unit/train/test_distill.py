@@ -216,8 +216,8 @@ def test_logits_are_those_of_each_text_alone(make):
 
 def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
     of = models()
-    texts = Authors(of, 0.8, 6).by_target(examples().held_out, 3)
-    assert texts == Authors(of, 0.8, 6).by_target(examples().held_out, 3)
+    texts = Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
+    assert texts == Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
     with torch.no_grad():
         p, q = (law(logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
     expected = float(torch.minimum(p, q).sum(-1).mean())
@@ -261,7 +261,11 @@ def test_pairs_that_are_none(tmp_path):
     for draft, shape, said in (
         (None, {}, "no draft; give a folder"),
         (other, {"hidden_size": 8}, "not both"),
-        (None, {"width": 8}, "width is no size of a llama model .*; give of hidden_size, inter"),
+        (
+            None,
+            {"width": 8},
+            "width is no size of a llama model .*; give of hidden_size, inter",
+        ),
         (None, {"vocab_size": 8}, "vocab_size is no size .* that may differ"),
         (None, {"hidden_act": "none"}, "hidden_act is no size"),
         (None, {"model_type": "foo"}, "model_type is no size"),
