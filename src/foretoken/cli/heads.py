@@ -47,11 +47,15 @@ def heads(
     """
     from foretoken.train.heads import Teacher, train_heads
     from foretoken.train.loop import Recipe
+    from foretoken.train.pair import read_target
 
     quiet()
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
     option.require_folder(out)
-    teacher = Teacher.read(target, data, length, target_generated, **reading.arguments)
+    options = reading.arguments
+    generation_config = options.pop("generation_config")
+    own = read_target(target, **options)
+    teacher = Teacher.of(*own, data, length, target_generated, generation_config)
     try:
         with trained.bar("training", steps) as bar:
             summary = train_heads(teacher, out, heads, recipe, partial(_report, bar))

@@ -15,7 +15,11 @@ from foretoken.loading import hub
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
-PANEL = "Loading"  # heading of the group in `--help`
+
+def _loading(text: str, *flags: str) -> Any:
+    """An option under "Loading" in `--help`."""
+    return Option(*flags, help=text, rich_help_panel="Loading")
+
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
 Draft = Annotated[
@@ -35,10 +39,7 @@ TopP = Annotated[float, Option(help="1 is off.")]
 MinP = Annotated[float, Option(help="0 is off.")]
 MaxNewTokens = Annotated[int, Option(help="New tokens of a prompt at most.")]
 Seed = Annotated[int, Option()]
-DraftRevision = Annotated[
-    str | None,
-    Option(help="The draft's commit, tag or branch on the hub.", rich_help_panel=PANEL),
-]
+DraftRevision = Annotated[str | None, _loading("The draft's commit, tag or branch on the hub.")]
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 Examples = Annotated[
     Path,
@@ -53,16 +54,13 @@ Examples = Annotated[
 class Origin:
     """Which version of a model is read, and whether its own code may run."""
 
-    revision: Annotated[
-        str | None,
-        Option(help="The target's commit, tag or branch on the hub.", rich_help_panel=PANEL),
-    ] = None
+    revision: Annotated[str | None, _loading("The target's commit, tag or branch on the hub.")] = (
+        None
+    )
     trust_remote_code: Annotated[
         bool,
-        Option(
-            "--trust-remote-code",
-            help="Run code that comes with a model; without this it is not run.",
-            rich_help_panel=PANEL,
+        _loading(
+            "Run code that comes with a model; without this it is not run.", "--trust-remote-code"
         ),
     ] = False
 
@@ -72,18 +70,13 @@ class Reading(Origin):
     """How a target is read, wherever it runs."""
 
     tokenizer: Annotated[
-        str | None,
-        Option(
-            help="Folder or hub id of the target's tokenizer, if not its own.",
-            rich_help_panel=PANEL,
-        ),
+        str | None, _loading("Folder or hub id of the target's tokenizer, if not its own.")
     ] = None
     ignore_generation_config: Annotated[
         bool,
-        Option(
+        _loading(
+            "Ignore entries of the generation config that are refused.",
             "--ignore-generation-config",
-            help="Ignore entries of the generation config that are refused.",
-            rich_help_panel=PANEL,
         ),
     ] = False
 
@@ -101,18 +94,13 @@ class Placing:
 
     dtype: Annotated[
         str,
-        Option(
-            help="float32, bfloat16, float16, float64, auto; int8: rounded weights, another model.",
-            rich_help_panel=PANEL,
+        _loading(
+            "float32, bfloat16, float16, float64, auto; int8: rounded weights, another model."
         ),
     ] = "float32"
-    device: Annotated[str, Option(help="cpu, cuda, ...", rich_help_panel=PANEL)] = "cpu"
+    device: Annotated[str, _loading("cpu, cuda, ...")] = "cpu"
     runtime: Annotated[
-        str,
-        Option(
-            help="auto (the fastest that is exact), openvino, graphs, transformers.",
-            rich_help_panel=PANEL,
-        ),
+        str, _loading("auto (the fastest that is exact), openvino, graphs, transformers.")
     ] = "auto"
 
 
@@ -132,20 +120,12 @@ class PairLoading(Loading):
     """The same for a target with a draft."""
 
     draft_dtype: Annotated[
-        str | None,
-        Option(
-            help="The draft's, if not the target's; it never changes the output's law.",
-            rich_help_panel=PANEL,
-        ),
+        str | None, _loading("The draft's, if not the target's; it never changes the output's law.")
     ] = None
     draft_revision: DraftRevision = None
     exact_shapes: Annotated[
         bool,
-        Option(
-            "--exact-shapes",
-            help="The same text to the bit with and without guesses; slower.",
-            rich_help_panel=PANEL,
-        ),
+        _loading("The same text to the bit with and without guesses; slower.", "--exact-shapes"),
     ] = False
 
     def require(self, target: str | None) -> None:

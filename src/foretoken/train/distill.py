@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
+from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage import files
 from foretoken.train.examples import Examples
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
 from foretoken.train.losses import LOSSES, log_law
@@ -78,7 +78,7 @@ def distill(
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
     authors = Authors(pair, lesson.temperature, lesson.length, **shares)
-    _require_room(pair, examples, lesson.length)
+    _require_room(pair, authors.requests([*examples.train, *examples.held_out]))
     models = {name: fingerprint(getattr(pair, name)) for name in ("target", "draft")}
     settings = asdict(lesson) | models | {"data": examples.digest}
     loop = Loop(folder_of_run(out), pair.draft, recipe, settings)
@@ -129,11 +129,8 @@ def _best(loop: Loop, alpha: float) -> dict[str, Any]:
     return {"alpha": alpha, "step": loop.step, "weights": weights}
 
 
-def _require_room(pair: Pair, examples: Examples, length: int) -> None:
-    """InputError, before the work, for a prompt that either model cannot hold."""
-    everything = [*examples.train, *examples.held_out]
-    prompts = [[int(token) for token in e.prompt] for e in everything]
-    requests = pair.together.requests(list(prompts), length, 0)
+def _require_room(pair: Pair, requests: list[Request]) -> None:
+    """InputError, before the work, for a prompt that the draft cannot hold."""
     draft = pair.alone.target
     tokens = max(len(r.prompt) + r.limit for r in requests)
     source = max(len(r.source or ()) for r in requests)
@@ -149,20 +146,12 @@ def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
     best = loop.kept["best"]
     pair.draft.load_state_dict(best["weights"])
-    with files.folder(loop.folder / "model") as part:
-        pair.draft.save_pretrained(part)
-        if pair.together.tokenizer is not None:
-            pair.together.tokenizer.save_pretrained(part)
-    summary = {
-        "parameters": sum(p.numel() for p in pair.draft.parameters()),
-        "steps": loop.step,
-        "loss": lesson.loss,
-        "temperature": lesson.temperature,
-        "loss_temperature": lesson.softness,
-        "alpha_before": loop.kept["before"],
-        "alpha": best["alpha"],
-        "best_step": best["step"],
-        "seconds": loop.seconds,
-    }
-    loop.summarize(summary)
-    return summary
+    loop.export(pair.draft, pair.together.tokenizer)
+    return loop.summarize(
+        loss=lesson.loss,
+        temperature=lesson.temperature,
+        loss_temperature=lesson.softness,
+        alpha_before=loop.kept["before"],
+        alpha=best["alpha"],
+        best_step=best["step"],
+    )

@@ -26,7 +26,7 @@ from foretoken.models.stock.needed import Read
 from foretoken.train import examples
 from foretoken.train.examples import Examples
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
-from foretoken.train.pair import Pair, read_target
+from foretoken.train.pair import Pair
 from foretoken.train.texts import Authors, Text, scores
 
 HELD_OUT = 32  # prompts that heads are measured on
@@ -52,24 +52,6 @@ class Teacher:
     authors: Authors
 
     @classmethod
-    def read(
-        cls,
-        target: str | None,
-        data: Path,
-        length: int,
-        target_generated: float,
-        *,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        tokenizer: str | None = None,
-        generation_config: str | None = None,
-    ) -> Teacher:
-        """A target by name (None: the one that ships), in float32, and the texts in `data`. The
-        options are those of `foretoken.load`."""
-        read = read_target(target, revision, tokenizer, trust=trust_remote_code)
-        return cls.of(*read, data, length, target_generated, generation_config)
-
-    @classmethod
     def of(
         cls,
         network: PreTrainedModel,
@@ -79,7 +61,8 @@ class Teacher:
         target_generated: float,
         generation_config: str | None = None,
     ) -> Teacher:
-        """A target in memory. `target_generated`: the share of texts that it writes itself."""
+        """A target in memory, and texts in `data`. `target_generated`: the share of texts that it
+        writes itself. `generation_config` is that of `foretoken.load`."""
         require_positive("length", length)
         require_share("target_generated", target_generated)
         if tokenizer is None:

@@ -108,22 +108,15 @@ def _export(
     """The model in bfloat16 with its tokenizer, and what was measured, in the loop's folder."""
     half = LlamaForCausalLM(model.config).bfloat16()
     half.load_state_dict(model.state_dict())
-    with files.folder(loop.folder / "model") as part:
-        half.save_pretrained(part)
-        tokenizer.save_pretrained(part)
+    loop.export(half, tokenizer)
     nats = held_out_loss(half.float(), books.held_out, context)  # of the weights as written
-    summary = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": loop.step,
-        "tokens_seen": loop.step * loop.recipe.batch * context,
-        "train_tokens": len(books.train),
-        "held_out_tokens": len(books.held_out),
-        "held_out_nats_per_token": nats,
-        "held_out_bits_per_byte": nats * len(books.held_out) / books.held_out_bytes / math.log(2),
-        "seconds": loop.seconds,
-    }
-    loop.summarize(summary)
-    return summary
+    return loop.summarize(
+        tokens_seen=loop.step * loop.recipe.batch * context,
+        train_tokens=len(books.train),
+        held_out_tokens=len(books.held_out),
+        held_out_nats_per_token=nats,
+        held_out_bits_per_byte=nats * len(books.held_out) / books.held_out_bytes / math.log(2),
+    )
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.errors import InputError
 from foretoken.storage import files
@@ -170,9 +170,20 @@ class Loop:
         finally:
             part.unlink(missing_ok=True)
 
-    def summarize(self, summary: dict[str, Any]) -> None:
-        """Write `summary.json`."""
+    def export(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Write `model`, in transformers' layout."""
+        with files.folder(self.folder / "model") as part:
+            network.save_pretrained(part)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(part)
+
+    def summarize(self, **figures: Any) -> dict[str, Any]:
+        """Write and return `summary.json`: the figures, and the run's size and time."""
+        parameters = sum(p.numel() for p in self.model.parameters())
+        summary = {"parameters": parameters, "steps": self.step, **figures}
+        summary["seconds"] = self.seconds
         files.write(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        return summary
 
     def _load(self) -> None:
         try:

@@ -65,27 +65,26 @@ def pair(
         raise InputError("give a draft to go on from or the shape of a fresh one, not both")
     if target is not None and draft is None and not shape:
         raise InputError("no draft; give a folder to go on from, or the shape of a fresh one")
-    trust = trust_remote_code
-    teacher, target_tokenizer = read_target(target, revision, tokenizer, trust=trust)
+    teacher, target_tokenizer = read_target(target, revision, trust_remote_code, tokenizer)
     teacher.requires_grad_(False)
     if shape:
         student = fresh(teacher, shape, seed)
     else:
         name = str(asset("draft")) if draft is None else draft
-        student = _read_draft(name, draft_revision, trust, teacher, target_tokenizer)
+        student = _read_draft(name, draft_revision, trust_remote_code, teacher, target_tokenizer)
     return joined(teacher, student, target_tokenizer, generation_config)
 
 
 def read_target(
-    target: str | None, revision: str | None, tokenizer: str | None, *, trust: bool
+    target: str | None, revision: str | None, trust_remote_code: bool, tokenizer: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A target by name (None: the one that ships) in float32 on the CPU, and the tokenizer of that
     name (None: its own)."""
     name = str(asset("target")) if target is None else target
-    network = sources.source(name, revision, trust).network(torch.float32, CPU)
+    network = sources.source(name, revision, trust_remote_code).network(torch.float32, CPU)
     if tokenizer is None:
-        return network, sources.tokenizer(name, revision, trust)
-    return network, sources.tokenizer(tokenizer, None, trust, wanted=True)
+        return network, sources.tokenizer(name, revision, trust_remote_code)
+    return network, sources.tokenizer(tokenizer, None, trust_remote_code, wanted=True)
 
 
 def joined(

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.models.rows import padded
+from foretoken.options import Seed
 from foretoken.request import Request
 from foretoken.train.examples import Example
 from foretoken.train.pair import Pair
@@ -51,7 +52,7 @@ class Authors:
         picked = [examples[i] for i in random.integers(len(examples), size=size).tolist()]
         shares = random.random(size).tolist()
         keys = [(seed, step * size + i) for i in range(size)]
-        requests = self._requests(picked, keys)
+        requests = self.requests(picked, keys)
         new = [
             [int(token) for token in example.reference][: request.limit]
             for example, request in zip(picked, requests, strict=True)
@@ -77,19 +78,19 @@ class Authors:
         picked = examples[:: max(1, len(examples) // count)][:count]
         keys = [(seed, 2**62 + i) for i in range(len(picked))]
         written = self._written("target", picked, keys, gamma=0)
-        requests = self._requests(picked, keys)
+        requests = self.requests(picked, keys)
         return [Text(r, text) for r, text in zip(requests, written, strict=True)]
 
     def longest(self, examples: Sequence[Example]) -> int:
         """The most tokens that a text may have, the decoder's prompt included."""
-        requests = self._requests(examples, [(0, 0)] * len(examples))
         sampled = self.on_policy + self.target_generated > 0  # such texts may reach the limit
         return max(
             len(r.prompt) + (r.limit if sampled else min(r.limit, len(e.reference) or r.limit))
-            for e, r in zip(examples, requests, strict=True)
+            for e, r in zip(examples, self.requests(examples), strict=True)
         )
 
-    def _requests(self, examples: Sequence[Example], keys: list[tuple[int, int]]) -> list[Request]:
+    def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
+        """Those of the examples; raises InputError for a prompt that the target cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
         return self.pair.together.requests(list(prompts), self.length, keys)
 
