@@ -1,6 +1,11 @@
-"""The command line: options, commands, and what they print. Knows no tensors.
+"""The command line: options, commands, and what they print; `script` is the way in. It computes
+nothing itself and knows no tensors.
 
-Measured and computed is elsewhere; `script` is the way in.
+Tests under another name:
+`script`, `generate`, `doctor`, `train`: `tests/unit/cli/test_cli.py`.
+`sheet`: `tests/unit/cli/test_measure.py`.
+`scoreboard`: `tests/unit/cli/test_bench.py`.
+`heads`: `tests/unit/train/test_heads.py`.
 """
 
 from foretoken.cli.script import app, main

@@ -124,7 +124,9 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
         "faults": certificate.faults,
         "false_alarm": FALSE_ALARM,
         "power": POWER,
-        **_pair(spec),
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "runtime": spec.target.runtime,
         "plan": asdict(plan),
         **_finite(asdict(certificate)),
     }
@@ -139,15 +141,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _pair(spec: Speculator) -> dict[str, str]:
-    return {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
-
-
 def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Console) -> None:
-    pair = _pair(spec)
+    from foretoken.lab.certificate.odds import POWER
+
     prose(
         console,
-        f"target {pair['target']}, draft {pair['draft']}: {pair['runtime']}, computed in "
+        f"target {spec.target_name}, draft {spec.draft_name}: {spec.target.runtime}, computed in "
         f"{certificate.shapes.dtype}, rule {plan.rule}, gamma {plan.gamma}, "
         f"{certificate.prompts} prompts, seed {plan.seed}",
     )
@@ -158,10 +157,12 @@ def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Consol
         console.print(line, markup=False)
     prose(
         console,
-        f"catches: the least total variation that a test finds with a chance of {_power()}",
+        f"catches: the least total variation that a test finds with a chance of {POWER:.0%}",
     )
     console.print()
-    labelled(console, _controls(certificate), LABEL)
+    for control in certificate.controls:
+        result = "found, as it must be" if control.found else "MISSED"
+        labelled(console, [("control", f"{control.name}: {result}")], LABEL)
     console.print()
     for line in _verdict(certificate):
         prose(console, line)
@@ -236,19 +237,6 @@ def _oddest(tests: list[Test]) -> list[Test]:
 def _line(name: str, test: Test) -> str:
     caught = "" if test.catches is None else f"{test.catches:.3f}"
     return f"{name:<36}{f'{test.n} {test.of}':>15}{test.p_value:>10.1e}{caught:>10}".rstrip()
-
-
-def _power() -> str:
-    from foretoken.lab.certificate.odds import POWER
-
-    return f"{POWER:.0%}"
-
-
-def _controls(certificate: Certificate) -> list[tuple[str, str]]:
-    return [
-        ("control", f"{control.name}: {'found, as it must be' if control.found else 'MISSED'}")
-        for control in certificate.controls
-    ]
 
 
 def _verdict(certificate: Certificate) -> list[str]:
