@@ -253,8 +253,8 @@ def _document(
 
     table = [bench.figures(rounds, key, greedy=options.temperature == 0) for key in rounds[0]]
     rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in table]
-    for document, row in zip(rows, table, strict=True):
-        document["measured_over_predicted"] = row.measured_over_predicted
+    for entry, row in zip(rows, table, strict=True):
+        entry["measured_over_predicted"] = row.measured_over_predicted
     fixed = bench.best(rounds, bench.OWN)
     automatic = bench.AUTOMATIC in rounds[0]
     document = {
