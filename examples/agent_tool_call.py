@@ -72,9 +72,9 @@ class Classifier:
     def train(self, texts: list[str], tools: list[str], steps: int = 400) -> None:
         """Logistic regression on the features, by gradient descent."""
         features = self.features(texts)
-        wanted = np.array([[tool == name for name in TOOLS] for tool in tools], dtype=float)
+        labels = np.array([[tool == name for name in TOOLS] for tool in tools], dtype=float)
         for _ in range(steps):
-            self.out += 10 * features.T @ (wanted - self._law(features)) / len(texts)
+            self.out += 10 * features.T @ (labels - self._law(features)) / len(texts)
 
     def __call__(self, text: str) -> dict[str, float]:
         return dict(zip(TOOLS, self._law(self.features([text]))[0].tolist(), strict=True))

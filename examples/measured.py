@@ -13,24 +13,24 @@ from foretoken.execute import Execution
 def options(
     parser: ArgumentParser, arguments: list[str] | None, least: dict[str, int]
 ) -> Namespace:
-    """What was asked for, none of it below the least that it may be."""
-    found = parser.parse_args(arguments)
+    """The parsed arguments; an error for one below its least value."""
+    namespace = parser.parse_args(arguments)
     for name, bound in least.items():
-        value = getattr(found, name)
+        value = getattr(namespace, name)
         if not value >= bound:
             parser.error(f"argument --{name}: {value} is less than {bound}")
-    return found
+    return namespace
 
 
 def report(plain: list[Execution], runs: list[Execution]) -> str:
     """plain: executions without guesses, which time f and g alone; runs: with guesses.
 
-    The formula takes a core for granted for everything that runs side by side, so what it predicts
-    and what the clock says may differ: both are told.
+    The formula assumes a free core for everything that runs side by side, so its prediction and the
+    measurement may differ: both are printed.
     """
     f, g = (mean(getattr(run.seconds, name) for run in plain) for name in "fg")
     q, beta = mean(run.seconds.q for run in runs), mean(run.beta for run in runs)
-    before, after = (mean(run.seconds.total for run in some) for some in (plain, runs))
+    before, after = (mean(run.seconds.total for run in executions) for executions in (plain, runs))
     right = sum(run.kept is not None for run in runs)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     factor = theory.execution_factor(beta, f, g, q)

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken import Completion, Speculator
+from foretoken.drafters.blockwise import Heads
 from foretoken.models.families import FAMILIES
-from foretoken.models.stock.blockwise import Heads
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.train.heads import distance

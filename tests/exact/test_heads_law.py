@@ -18,8 +18,8 @@ import pairs
 import tiny
 from exact.worlds import Case, bias
 from foretoken.drafters.base import Draft
+from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.drafters.heads import HeadsDrafter
-from foretoken.models.stock.blockwise import Heads, ends_of
 from foretoken.models.stock.selfcheck import on_torch
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams

@@ -18,6 +18,7 @@ from torch import Tensor
 import pairs
 from exact.guessers import Certain, Dropper, GreedyClaimsLaw, Guesser, RoundedClaim
 from foretoken import load
+from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
@@ -27,7 +28,6 @@ from foretoken.lab.certificate.controls import Likeliest, next_row
 from foretoken.lab.certificate.sampled import ALONE, Trial, completions
 from foretoken.lab.certificate.shapes import compare
 from foretoken.lab.certificate.watch import Watched
-from foretoken.models.stock.blockwise import Heads
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw

@@ -1,59 +1,13 @@
-"""The command line. A user's mistake is one line on standard error and exit code 2, never a
-traceback; a failure of foretoken's own is a traceback and exit code 3."""
+"""The command line: options, commands, and what they print; `script` is the way in. It computes
+nothing itself and knows no tensors.
 
-from __future__ import annotations
+Tests under another name:
+`script`, `generate`, `doctor`, `train`: `tests/unit/cli/test_cli.py`.
+`sheet`: `tests/unit/cli/test_measure.py`.
+`scoreboard`: `tests/unit/cli/test_bench.py`.
+`heads`: `tests/unit/train/test_heads.py`.
+"""
 
-import sys
-import traceback
-from typing import Annotated
+from foretoken.cli.script import app, main
 
-import typer
-
-import foretoken
-from foretoken.cli import bench, certify, doctor, generate, measure, plan, theory, train
-from foretoken.errors import ForetokenError
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    help="Exact, fast generation from Transformers by speculative decoding.",
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"foretoken {foretoken.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
-    ] = False,
-) -> None:
-    """What holds before any command."""
-
-
-app.command()(generate.generate)
-app.command()(measure.measure)
-app.command()(plan.plan)
-app.command()(bench.bench)
-app.command()(certify.certify)
-app.command()(theory.theory)
-app.command()(doctor.doctor)
-app.add_typer(train.app, name="train")
-
-
-def main() -> None:
-    """The console script. Ctrl-C exits with 130 and a reader that has gone (`| head`) with 1."""
-    try:
-        app()
-    except (ForetokenError, OSError) as error:  # also a file that cannot be written
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
-    except Exception:  # our own fault; 1 is an answer of certify's
-        traceback.print_exc()
-        sys.exit(3)
+__all__ = ["app", "main"]

@@ -1,5 +1,5 @@
-"""What `foretoken generate` prints: texts or their steps, the speed-up, how far lenience led from
-the target, or all of it as JSON."""
+"""What `foretoken generate` prints: texts or their steps, the speed-up, how far lenience moved the
+text from the target's law, or all of it as JSON."""
 
 from __future__ import annotations
 
@@ -20,58 +20,58 @@ HEADING = 60  # characters of a prompt that head its text
 
 
 def show(
-    spec: Speculator,
-    lines: list[prompts.Line],
-    done: list[Completion],
-    *,
-    steps: bool,
+    spec: Speculator, lines: list[prompts.Line], done: list[Completion], *, steps: bool
 ) -> None:
-    """Every text, as ids where there is no tokenizer; with `steps`, how it came about. Of several,
-    each has a line of its own above it, as files have in `head`."""
+    """Every text, as ids where there is no tokenizer; with `steps`, its steps as well. Several have
+    headings, as files have in `head`."""
     for i, (line, completion) in enumerate(zip(lines, done, strict=False)):
         if len(lines) > 1:
             print("\n" * (i > 0) + _heading(i, line))
         if steps:
             _steps(spec, line.prompt, completion)
         elif completion.text is None:
-            print(",".join(map(str, completion.tokens)))
+            print(_text(completion.tokens))
         else:
             print(completion.text)
 
 
 def _heading(i: int, line: prompts.Line) -> str:
-    """Which prompt it was: its number, its id if it has one, how it begins."""
+    """The prompt's number, its id if it has one, and its beginning."""
     named = "" if line.id is None else f" ({line.id})"
-    shown = line.prompt if isinstance(line.prompt, str) else ",".join(map(str, line.prompt))
-    shown = " ".join(shown.split())
-    begins = shown if len(shown) <= HEADING else f"{shown[:HEADING]}..."
+    text = " ".join(_text(line.prompt).split())
+    begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
     return f"==> prompt {i}{named}: {begins} <=="
 
 
-def cut(lines: list[prompts.Line], done: list[Completion], asked: int) -> str:
-    """Which texts ended where the model's context does, before `asked` tokens; "" for none."""
+def _text(prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+
+
+def cut(lines: list[prompts.Line], done: list[Completion], most: int) -> str:
+    """Which texts the model's context ended before `most` tokens; "" for none."""
     short = [
-        i for i, one in enumerate(done) if one.finish_reason == "length" and len(one.tokens) < asked
+        i
+        for i, completion in enumerate(done)
+        if completion.finish_reason == "length" and len(completion.tokens) < most
     ]
     if not short:
         return ""
     if len(lines) == 1:
-        made = f"after {len(done[0].tokens)} new tokens of {asked} asked for"
-        return f"the text ends where the model's context does, {made}"
+        count = f"after {len(done[0].tokens)} new tokens of {most} asked for"
+        return f"the text ends where the model's context does, {count}"
     which = ", ".join(map(str, short[:8])) + ", ..." * (len(short) > 8)
     return (
         f"{len(short)} of {len(lines)} texts end where the model's context does, before the "
-        f"{asked} new tokens asked for: prompt {which}"
+        f"{most} new tokens asked for: prompt {which}"
     )
 
 
-def _steps(spec: Speculator, prompt: Any, completion: Completion) -> None:
+def _steps(spec: Speculator, prompt: str | list[int], completion: Completion) -> None:
     """Figure 1 of the paper, and its caption."""
     from foretoken.lab import view
 
     console = Console(highlight=False)
-    shown = prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
-    console.print(Text(shown, style="bold"), soft_wrap=True)  # a str would be read as markup
+    console.print(Text(_text(prompt), style="bold"), soft_wrap=True)  # a str would be markup
     ids = spec.ids(prompt)
     console.print(view.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
     console.print()
@@ -89,12 +89,15 @@ def _steps(spec: Speculator, prompt: Any, completion: Completion) -> None:
 
 
 def speedup(comparison: Any) -> None:
-    """The measured speed-up, and what section 3 makes of the measured alpha, c and v."""
+    """The measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
     plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
+    guesses = f"gamma {comparison.gamma}"
+    if comparison.gamma is None:
+        guesses = f"{comparison.mean_gamma:.1f} guesses a step"
     prose(
         console,
-        f"plain {plain * 1e3:.2f} ms a token, with {_asked(comparison)} {fast * 1e3:.2f} ms a "
+        f"plain {plain * 1e3:.2f} ms a token, with {guesses} {fast * 1e3:.2f} ms a "
         f"token: {comparison.speedup:.2f}x",
         bold=f"{comparison.speedup:.2f}x",
     )
@@ -110,7 +113,7 @@ def speedup(comparison: Any) -> None:
 
 
 def departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
-    """How far lenience led from the target, if it did."""
+    """How far lenience moved the text from the target's law, if it did."""
     tokens = sum(len(completion.tokens) for completion in done)
     if all(_is_targets(completion, lenience, greedy=greedy) for completion in done):
         why = f"greedy text: all {tokens} tokens are its first choice." if greedy else ""
@@ -130,15 +133,10 @@ def departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
 
 
 def _is_targets(completion: Completion, lenience: float, *, greedy: bool) -> bool:
-    """Whether the text is in the target's law: no guess had the chance to pass too easily, or, at
-    temperature 0, none did."""
+    """Whether the text follows the target's law: no guess could pass too easily or, at temperature
+    0, none did."""
     stats = completion.stats
     return lenience == 1 or not (stats.bias if greedy else stats.drafted)
-
-
-def _asked(comparison: Any) -> str:
-    fixed = comparison.gamma is not None
-    return f"gamma {comparison.gamma}" if fixed else f"{comparison.mean_gamma:.1f} guesses a step"
 
 
 def document(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,33 @@ if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures
     from foretoken.lab.bench.peer import Peer
     from foretoken.lab.bench.race import Contestant, Round, Task
+    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every contestant is given, and how often."""
+
+    max_new_tokens: int
+    repeats: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    rule: str
+    loading: option.PairLoading
+
+    @property
+    def params(self) -> SamplingParams:
+        from foretoken.sampling.params import SamplingParams  # late: NumPy
+
+        return SamplingParams(self.temperature, self.top_k, self.top_p)
+
+    def document(self, prompts: int) -> dict[str, Any]:
+        """As the document's `asked`."""
+        options = asdict(self)
+        return options | options.pop("loading") | {"prompts": prompts}
 
 
 @command
@@ -52,33 +78,25 @@ def bench(
         Option(help="transformers, openvino-genai, llama.cpp; give it again for another."),
     ] = None,
     out: Annotated[
-        Path | None, Option(help="Folder for bench.json and plots; Ctrl-C leaves what is there.")
+        Path | None,
+        Option(help="Folder for bench.json and plots; after Ctrl-C of the rounds that were done."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Time plain decoding, several gammas, automatic gamma and peers, turn by turn."""
     gammas = _gammas(gamma)
-    asked = {
-        "max_new_tokens": max_new_tokens,
-        "repeats": repeats,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "rule": rule,
-        **asdict(loading),
-    }
+    options = Options(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
-    _require(asked, gammas, vs or [], out)
-    option.require_model(target, loading)
+    _require(options, gammas, vs or [], out)
+    loading.require(target)
     quiet()
     with ExitStack() as stack:
-        spec, tasks = _load(loading, target, draft, asked, lines)
-        peers, unable = _peers(stack, spec, vs or [], asked, draft)
+        spec, tasks = _load(options, target, draft, lines)
+        peers, unable = _peers(stack, spec, vs or [], loading, draft)
         contestants = _contestants(spec, peers, gammas, draft, rule)
         rounds = _race(contestants, tasks, repeats, unable)
         peers = [peer for peer in peers if peer.name not in unable]
-        document, table = _document(spec, peers, rounds, asked, len(lines), unable)
+        document, table = _document(spec, peers, rounds, options, len(lines), unable)
     if out:
         _save(out, document, table)
     if as_json:
@@ -90,29 +108,26 @@ def bench(
 
 
 def _gammas(text: str) -> list[int]:
-    """Those asked for, and 0."""
+    """Those in `--gamma`, and 0."""
     try:
-        found = {int(part) for part in text.split(",")}
+        return sorted({0, *(int(part) for part in text.split(","))})
     except ValueError:
         raise InputError(f"gamma is {text!r:.60}; give numbers separated by commas") from None
-    return sorted(found | {0})
 
 
-def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path | None) -> None:
-    """What is wrong fails before models load."""
-    from foretoken.options import keys_of, require, require_place
-    from foretoken.sampling.params import SamplingParams
+def _require(options: Options, gammas: list[int], vs: list[str], out: Path | None) -> None:
+    """InputError for mistakes, before models load."""
+    from foretoken.options import keys_of, require
 
-    SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
+    assert options.params  # raises InputError
     for gamma in gammas:
-        require(asked["max_new_tokens"], gamma, asked["rule"], lenience=1.0)
-    keys_of(asked["seed"], 1)
-    require_place(asked["runtime"], asked["dtype"], asked["draft_dtype"])
-    if asked["repeats"] < 1:
-        raise InputError(f"repeats is {asked['repeats']}; give 1 or more")
-    if asked["max_new_tokens"] < gammas[-1] + 2:
+        require(options.max_new_tokens, gamma, options.rule, lenience=1.0)
+    keys_of(options.seed, 1)
+    if options.repeats < 1:
+        raise InputError(f"repeats is {options.repeats}; give 1 or more")
+    if options.max_new_tokens < gammas[-1] + 2:
         raise InputError(
-            f"max_new_tokens is {asked['max_new_tokens']}, too few to time gamma {gammas[-1]}; "
+            f"max_new_tokens is {options.max_new_tokens}, too few to time gamma {gammas[-1]}; "
             f"give {gammas[-1] + 2} or more"
         )
     if len(set(vs)) != len(vs):
@@ -129,38 +144,32 @@ def _require(asked: dict[str, Any], gammas: list[int], vs: list[str], out: Path 
 
 
 def _load(
-    loading: option.PairLoading,
-    target: str | None,
-    draft: str | None,
-    asked: dict[str, Any],
-    lines: list[prompt_files.Line],
+    options: Options, target: str | None, draft: str | None, lines: list[prompt_files.Line]
 ) -> tuple[Speculator, list[Task]]:
-    """The pair, with nothing that ends or begins a text; and the tasks of the first round."""
-    from dataclasses import replace
-
+    """The pair, with no tokens that end or begin a text; and the tasks of the first round."""
     from foretoken.ends import Ends
     from foretoken.lab.bench.race import Task
-    from foretoken.sampling.distributions import SamplingParams
 
-    spec = loading.load(target, draft)
+    spec = options.loading.load(target, draft)
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
-    if spec.tokenizer is None:
-        lines = [prompt_files.as_ids(line) for line in lines]
-    prompts = [line.prompt for line in lines]
-    tokens, seed = asked["max_new_tokens"], asked["seed"]
+    prompts = [line.prompt for line in prompt_files.for_model(lines, spec)]
+    tokens, seed = options.max_new_tokens, options.seed
     for i, request in enumerate(spec.requests(prompts, tokens, seed)):
         if request.limit < tokens:
             raise InputError(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
                 "give a shorter one or a smaller --max-new-tokens"
             )
-    params = SamplingParams(asked["temperature"], asked["top_k"], asked["top_p"])
     ids = [spec.ids(prompt, i) for i, prompt in enumerate(prompts)]
-    return spec, [Task(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
+    return spec, [Task(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)]
 
 
 def _peers(
-    stack: ExitStack, spec: Speculator, vs: list[str], asked: dict[str, Any], draft: str | None
+    stack: ExitStack,
+    spec: Speculator,
+    vs: list[str],
+    loading: option.PairLoading,
+    draft: str | None,
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process; and why others cannot load it."""
     from foretoken.drafters.lm import LMDrafter
@@ -171,13 +180,13 @@ def _peers(
         return [], {}
     if draft != "none" and not isinstance(spec.drafter, LMDrafter):
         raise InputError(f"--vs needs a draft that peers can read: a model's folder, not {draft!r}")
-    drafts = None if draft == "none" else spec.draft_name
-    kinds = asked["dtype"], asked["draft_dtype"] or asked["dtype"]
+    pair = spec.target_name, None if draft == "none" else spec.draft_name
+    dtypes = loading.dtype, loading.draft_dtype
     peers: list[Peer] = []
     unable: dict[str, str] = {}
     for name in vs:
         try:
-            peers.append(stack.enter_context(Peer(name, spec.target_name, drafts, *kinds)))
+            peers.append(stack.enter_context(Peer(name, *pair, *dtypes)))
         except Unable as error:
             unable[name] = str(error)
     return peers, unable
@@ -198,12 +207,10 @@ def _contestants(
 def _race(
     contestants: list[Contestant], tasks: list[Task], repeats: int, unable: dict[str, str]
 ) -> list[Round]:
-    """All rounds, or those that were done when it was interrupted; progress on standard error.
+    """All rounds, or those before an interruption; progress on standard error.
 
-    Peers that cannot go on join the `unable`, and their runs are left out.
+    Peers that fail join the `unable`, and their runs are left out.
     """
-    from dataclasses import replace
-
     from foretoken.lab.bench.figures import label
     from foretoken.lab.bench.race import Key, race
 
@@ -214,44 +221,40 @@ def _race(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("warming up", total=(repeats + 1) * len(contestants))
 
-        def told(key: Key) -> None:
+        def report(key: Key) -> None:
             done = int(progress.tasks[bar].completed) // len(contestants)
-            where = f"round {done} of {repeats}" if done else "warming up"
-            progress.update(bar, advance=1, description=f"{where}: {key[0]}, {label(key[1])}")
+            phase = f"round {done} of {repeats}" if done else "warming up"
+            progress.update(bar, advance=1, description=f"{phase}: {key[0]}, {label(key[1])}")
 
-        def left(key: Key, why: str) -> None:
-            unable[key[0]] = f"{label(key[1])}: {why}"
+        def fail(key: Key, reason: str) -> None:
+            unable[key[0]] = f"{label(key[1])}: {reason}"
 
-        try:
-            for found in race(contestants, of_round, repeats, told, left):
-                rounds.append(found)
-        except KeyboardInterrupt:
-            pass
+        with suppress(KeyboardInterrupt):
+            for done in race(contestants, of_round, repeats, report, fail):
+                rounds.append(done)
     if not rounds:
         Console(stderr=True).print("interrupted before the first round was done")
         raise typer.Exit(130)
-    return [{key: runs for key, runs in found.items() if key[0] not in unable} for found in rounds]
+    return [{key: runs for key, runs in done.items() if key[0] not in unable} for done in rounds]
 
 
 def _document(
     spec: Speculator,
     peers: list[Peer],
     rounds: list[Round],
-    asked: dict[str, Any],
+    options: Options,
     prompts: int,
     unable: dict[str, str],
 ) -> tuple[dict[str, Any], list[Figures]]:
-    """All that was found, as JSON will hold it, and its rows."""
+    """The JSON document, and its figures."""
     from foretoken.lab.bench import figures as bench
     from foretoken.lab.machine import describe
     from foretoken.speculator import runtime
 
-    table = [
-        bench.figures(rounds, key, greedy=asked["temperature"] == 0) for key in list(rounds[0])
-    ]
-    rows = [asdict(one) | {"variant": bench.label(one.gamma)} for one in table]
-    for row, one in zip(rows, table, strict=True):
-        row["measured_over_predicted"] = one.measured_over_predicted
+    table = [bench.figures(rounds, key, greedy=options.temperature == 0) for key in rounds[0]]
+    rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in table]
+    for entry, row in zip(rows, table, strict=True):
+        entry["measured_over_predicted"] = row.measured_over_predicted
     fixed = bench.best(rounds, bench.OWN)
     automatic = bench.AUTOMATIC in rounds[0]
     document = {
@@ -261,10 +264,10 @@ def _document(
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
         "draft_runtime": runtime(spec.drafter),
-        "asked": asked | {"prompts": prompts},
+        "asked": options.document(prompts),
         "rounds": len(rounds),
-        "interrupted": len(rounds) < asked["repeats"],
-        "precision": {bench.OWN: _precision(spec, asked["dtype"])}
+        "interrupted": len(rounds) < options.repeats,
+        "precision": {bench.OWN: _precision(spec, options.loading.dtype)}
         | {peer.name: peer.about["precision"] for peer in peers},
         "versions": {peer.name: peer.about["version"] for peer in peers},
         "notes": {peer.name: peer.about["note"] for peer in peers if "note" in peer.about},
@@ -278,17 +281,10 @@ def _document(
 
 
 def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
-    """What the target computes in, part by part: the cache has the computation's precision."""
-    computed = dtype
-    if spec.target.runtime == "openvino":
-        from openvino import Core
-
-        from foretoken.models.openvino.conversion import settings
-
-        hint = settings(Core(), dtype)["INFERENCE_PRECISION_HINT"]
-        computed = {"f32": "float32", "bf16": "bfloat16"}[hint]
-    rounded = "int8" if dtype == "int8" else computed
-    return {"weights": dtype, "cache": computed, "activations": rounded}
+    """The target's dtypes, part by part: the cache has that of the computation."""
+    computed: str = getattr(spec.target, "computed", dtype)
+    cache = "float32" if computed == "int8" else computed  # int8: rounded in products alone
+    return {"weights": dtype, "cache": cache, "activations": computed}
 
 
 def _save(out: Path, document: dict[str, Any], table: list[Figures]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from typer import Option
 
 from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
-from foretoken.cli.page import labelled, page, prose
+from foretoken.cli.page import bar, labelled, page, prose
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -39,9 +37,9 @@ PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-TEXTS = 192  # sampled of a prompt, in each law, speculatively and plainly
-THOROUGH = 8  # times the sampled texts: a third of the total variation is caught
-UNTOLD = 3  # exit code where neither "lossless" nor "not lossless" can be said
+TEXTS = 192  # sampled per prompt and law, with guesses and without
+THOROUGH = 8  # times the texts: finds a third of the total variation
+VOID = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
 LABEL = 9  # letters of the column of labels
 
 
@@ -57,39 +55,38 @@ def certify(
         Option(help="One prompt a line, or .jsonl; left out: eight that are built in."),
     ] = None,
     limit: Annotated[
-        int, Option(help="Prompts of the file to use; texts are sampled of the first 8.")
+        int, Option(help="Prompts of the file to use; texts are sampled behind the first 8.")
     ] = 32,
     gamma: Annotated[int, Option(help="Guesses per target call.")] = 3,
     rule: Annotated[str, Option(help="The rule to certify.")] = "block",
     seed: option.Seed = 0,
     temperature: Annotated[
-        float, Option(help="Of a law of yours, tested beside temperature 1 in place of top-k 20.")
+        float, Option(help="Of your own law, tested beside temperature 1 in place of top-k 20.")
     ] = 0.0,
-    top_k: Annotated[int, Option(help="Of this law; 0 is off.")] = 0,
-    top_p: Annotated[float, Option(help="Of this law; 1 is off.")] = 1.0,
-    min_p: Annotated[float, Option(help="Of this law; 0 is off.")] = 0.0,
+    top_k: Annotated[int, Option(help="Of your own law; 0 is off.")] = 0,
+    top_p: Annotated[float, Option(help="Of your own law; 1 is off.")] = 1.0,
+    min_p: Annotated[float, Option(help="Of your own law; 0 is off.")] = 0.0,
     thorough: Annotated[bool, Option("--thorough", help="Eight times the texts.")] = False,
     as_json: option.Json = False,
 ) -> None:
     """Certify that a pair keeps the target's law. Exit code 0: it does; 1: it does not.
 
-    Exit code 2: a mistake in what was asked; 3: nothing can be said, for a planted bug was missed
-    or foretoken itself failed.
+    Exit code 2: a mistake in the call; 3: no answer, as a planted bug was missed or foretoken
+    itself failed.
 
     Greedy text is compared with and without guesses, and a difference told apart from rounding.
     Sampled tokens are tested against the target's own laws and against plain samples, guesses
     against the q they report, passes over blocks against single tokens. Bugs planted in the same
     pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
-    from foretoken.options import keys_of, require, require_place
+    from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
 
     lines = cli.read(prompts, limit) if prompts else []
     own = SamplingParams(temperature, top_k, top_p, min_p)
     require(1, gamma, rule, lenience=1.0)
     keys_of(seed, 1)
-    require_place(loading.runtime, loading.dtype, loading.draft_dtype)
-    option.require_model(target, loading)
+    loading.require(target)
     from foretoken.lab.certificate.certify import Plan, laws  # late: torch takes seconds to import
     from foretoken.lab.certificate.certify import certify as issue
 
@@ -99,83 +96,80 @@ def certify(
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the laws are the certificate's own
     try:
-        found = issue(spec, _prompts(spec, lines), plan, _bar)
+        certificate = issue(spec, _prompts(spec, lines), plan, bar)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps(_document(spec, plan, found), allow_nan=False))
+        print(json.dumps(_document(spec, plan, certificate), allow_nan=False))
     else:
-        _show(spec, plan, found, page())
-    if found.verdict != "lossless":
-        raise typer.Exit(1 if found.verdict == "not lossless" else UNTOLD)
+        _show(spec, plan, certificate, page())
+    if certificate.verdict != "lossless":
+        raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID)
 
 
 def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:
-    if not lines and spec.tokenizer is None:
+    if lines:
+        return [line.prompt for line in prompt_files.for_model(lines, spec)]
+    if spec.tokenizer is None:
         raise InputError("the model has no tokenizer; give --prompts with ids, separated by commas")
-    if not lines:
-        return list(PROMPTS)
-    return [(line if spec.tokenizer else prompt_files.as_ids(line)).prompt for line in lines]
+    return list(PROMPTS)
 
 
-def _bar(numbers: Sequence[int], what: str) -> Iterable[int]:
-    return track(numbers, what, console=Console(stderr=True))
-
-
-def _document(spec: Speculator, plan: Any, found: Certificate) -> dict[str, Any]:
+def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str, Any]:
     from foretoken.lab.certificate.certify import FALSE_ALARM
     from foretoken.lab.certificate.odds import POWER
 
     return {
-        "verdict": found.verdict,
-        "faults": found.faults,
+        "verdict": certificate.verdict,
+        "faults": certificate.faults,
         "false_alarm": FALSE_ALARM,
         "power": POWER,
-        **_pair(spec),
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "runtime": spec.target.runtime,
         "plan": asdict(plan),
-        **_finite(asdict(found)),
+        **_finite(asdict(certificate)),
     }
 
 
 def _finite(value: Any) -> Any:
-    """With null where a number is infinite or none: JSON has no other word for it."""
+    """With null for infinity and NaN, which JSON lacks."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _pair(spec: Speculator) -> dict[str, str]:
-    return {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
+def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Console) -> None:
+    from foretoken.lab.certificate.odds import POWER
 
-
-def _show(spec: Speculator, plan: Any, found: Certificate, console: Console) -> None:
-    pair = _pair(spec)
     prose(
         console,
-        f"target {pair['target']}, draft {pair['draft']}: {pair['runtime']}, computed in "
-        f"{found.shapes.dtype}, rule {plan.rule}, gamma {plan.gamma}, "
-        f"{found.prompts} prompts, seed {plan.seed}",
+        f"target {spec.target_name}, draft {spec.draft_name}: {spec.target.runtime}, computed in "
+        f"{certificate.shapes.dtype}, rule {plan.rule}, gamma {plan.gamma}, "
+        f"{certificate.prompts} prompts, seed {plan.seed}",
     )
     console.print()
-    labelled(console, [_passes(found), *_greedy(found), *_guesses(found)], LABEL)
+    labelled(console, [_passes(certificate), *_greedy(certificate), *_guesses(certificate)], LABEL)
     console.print()
-    for line in _tests(found):
+    for line in _tests(certificate):
         console.print(line, markup=False)
     prose(
         console,
-        f"catches: the least total variation that a test finds with a chance of {_power()}",
+        f"catches: the least total variation that a test finds with a chance of {POWER:.0%}",
     )
     console.print()
-    labelled(console, _controls(found), LABEL)
+    for control in certificate.controls:
+        result = "found, as it must be" if control.found else "MISSED"
+        labelled(console, [("control", f"{control.name}: {result}")], LABEL)
     console.print()
-    for line in _verdict(found):
+    for line in _verdict(certificate):
         prose(console, line)
 
 
-def _passes(found: Certificate) -> tuple[str, str]:
-    s = found.shapes
+def _passes(certificate: Certificate) -> tuple[str, str]:
+    s = certificate.shapes
     return (
         "passes",
         f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
@@ -183,22 +177,22 @@ def _passes(found: Certificate) -> tuple[str, str]:
     )
 
 
-def _greedy(found: Certificate) -> list[tuple[str, str]]:
-    own = found.identity
+def _greedy(certificate: Certificate) -> list[tuple[str, str]]:
+    own = certificate.identity
     gammas = " and ".join(map(str, own.gammas))
-    said = "identical" if not own.differences else f"{len(own.differences)} texts differ"
+    result = "identical" if not own.differences else f"{len(own.differences)} texts differ"
     return [
         (
             "greedy",
-            f"{own.texts} texts of {own.tokens} tokens, gamma {gammas}, against plain: {said}",
+            f"{own.texts} texts of {own.tokens} tokens, gamma {gammas}, against plain: {result}",
         ),
         *(
             (
                 "",
-                f"prompt {one.prompt}, gamma {one.gamma}, token {one.place}: {one.plain} became "
-                f"{one.speculative}; {_gap(one.gap)}, noise {one.noise:.1e}: {one.verdict}",
+                f"prompt {d.prompt}, gamma {d.gamma}, token {d.place}: {d.plain} became "
+                f"{d.speculative}; {_gap(d.gap)}, noise {d.noise:.1e}: {d.verdict}",
             )
-            for one in own.differences
+            for d in own.differences
         ),
     ]
 
@@ -207,38 +201,36 @@ def _gap(gap: float | None) -> str:
     return "one text had ended" if gap is None else f"logits {gap:.1e} apart"
 
 
-def _guesses(found: Certificate) -> list[tuple[str, str]]:
-    drawn = found.guesses - found.certain
-    said = f"{len(found.lies)} did not follow what was reported" if found.lies else "all as said"
+def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
+    drawn = certificate.guesses - certificate.certain
+    lies, result = certificate.lies, "all as said"
+    if lies:
+        result = f"{len(lies)} did not follow what was reported"
     return [
-        ("guesses", f"{drawn} drawn from a q, {found.certain} said to be certain: {said}"),
-        *(("", lie) for lie in found.lies[:3]),
+        ("guesses", f"{drawn} drawn from a q, {certificate.certain} said to be certain: {result}"),
+        *(("", lie) for lie in lies[:3]),
     ]
 
 
-def _tests(found: Certificate) -> list[str]:
-    """A line each, law by law; those of single prompts in one, the oddest."""
+def _tests(certificate: Certificate) -> list[str]:
+    """A line each, law by law; of tests of single prompts the oddest."""
     lines: list[str] = []
-    law = ""
-    for test in _oddest(found.tests):
-        own, _, name = test.name.partition(": ")
-        if own != law:
-            lines += [""] * bool(law)
-            law = own
-            lines.append(f"{law:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
-        lines.append(_line(f"  {name}", test))
+    for law, tests in groupby(_oddest(certificate.tests), lambda test: test.name.split(": ")[0]):
+        lines += [""] * bool(lines)
+        lines.append(f"{law:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
+        lines += [_line(f"  {test.name.partition(': ')[2]}", test) for test in tests]
     return lines
 
 
 def _oddest(tests: list[Test]) -> list[Test]:
-    """With one of each run of tests of single prompts."""
+    """With one of each run of tests of single prompts, that of the smallest p-value."""
     shown: list[Test] = []
     for single, run in groupby(tests, lambda test: ", prompt " in test.name):
-        own = list(run)
         if single:
-            odd = min(own, key=lambda one: one.p_value)
-            own = [replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt "))]
-        shown += own
+            odd = min(run, key=lambda test: test.p_value)
+            shown.append(replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt ")))
+        else:
+            shown += run
     return shown
 
 
@@ -247,27 +239,14 @@ def _line(name: str, test: Test) -> str:
     return f"{name:<36}{f'{test.n} {test.of}':>15}{test.p_value:>10.1e}{caught:>10}".rstrip()
 
 
-def _power() -> str:
-    from foretoken.lab.certificate.odds import POWER
-
-    return f"{POWER:.0%}"
-
-
-def _controls(found: Certificate) -> list[tuple[str, str]]:
-    return [
-        ("control", f"{one.name}: {'found, as it must be' if one.found else 'MISSED'}")
-        for one in found.controls
-    ]
-
-
-def _verdict(found: Certificate) -> list[str]:
+def _verdict(certificate: Certificate) -> list[str]:
     from foretoken.lab.certificate.certify import FALSE_ALARM
 
-    if found.verdict == "void":
+    if certificate.verdict == "void":
         return ["VOID: a planted bug was missed; other prompts, or --thorough, may find it"]
-    if found.verdict == "lossless":
+    if certificate.verdict == "lossless":
         return [
-            f"LOSSLESS: no test of {len(found.tests)} fell below {found.level:.1e}; an exact "
-            f"pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
+            f"LOSSLESS: no test of {len(certificate.tests)} fell below {certificate.level:.1e}; "
+            f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
         ]
-    return ["NOT LOSSLESS", *found.faults]
+    return ["NOT LOSSLESS", *certificate.faults]

@@ -1,5 +1,5 @@
-"""A function as Typer takes it: groups of options become single ones, and help keeps no line breaks
-of ours, as the terminal makes its own."""
+"""Functions as Typer takes them: dataclasses of options become single options, and the help text's
+paragraphs single lines, which the terminal breaks itself."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from typing import Any, get_type_hints
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function`, taking the fields of its dataclass parameters instead of the dataclasses.
+    """`function`, with the fields of its dataclass parameters as parameters of its own.
 
-    The fields are `Annotated` with an Option and have defaults, as parameters of commands are.
+    The fields are `Annotated` with an Option and have defaults.
     """
     hints: dict[str, Any] = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {n: kind for n, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(function)
-    def called(**given: Any) -> None:
+    def wrapper(**options: Any) -> None:
         for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        function(**given)
+            options[name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
+        function(**options)
 
-    own = inspect.signature(function).parameters.values()
-    single = [one.replace(annotation=hints[one.name]) for one in own if one.name not in groups]
-    single += [option for kind in groups.values() for option in _options(kind)]
-    keyed = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in single]
-    called.__signature__ = Signature(keyed)  # pyright: ignore[reportAttributeAccessIssue]
-    called.__annotations__ = {one.name: one.annotation for one in keyed}
-    called.__doc__ = _unwrapped(inspect.getdoc(function) or "")
-    return called
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in groups
+    ]
+    parameters += [parameter for kind in groups.values() for parameter in _parameters(kind)]
+    signature = Signature(parameters)
+    wrapper.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapper.__doc__ = _unwrapped(inspect.getdoc(function) or "")
+    return wrapper
 
 
-def _options(kind: Any) -> list[Parameter]:
+def _parameters(kind: Any) -> list[Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     return [
         Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
 from foretoken.cli import option, trained
@@ -17,13 +15,6 @@ from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
-
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeRemainingColumn(),
-)
 
 
 @command
@@ -53,8 +44,8 @@ def distill(
     temperature: Annotated[
         float,
         Option(
-            help="That will be served. At 0 texts and alpha are greedy and the loss compares the "
-            "laws at 1."
+            help="Of later use. At 0 texts and alpha are greedy and the loss compares the laws at "
+            "1."
         ),
     ] = 1.0,
     on_policy: Annotated[
@@ -78,7 +69,7 @@ def distill(
 
     Both laws are compared at every position of texts by the data, the target or the draft. The
     weights with the best alpha on held-out prompts, over the target's own text, become OUT/model:
-    use it as --draft. A run that was killed goes on with the same command.
+    use it as --draft. The same command resumes a run that was killed.
     """
     from foretoken.train.distill import Lesson
     from foretoken.train.distill import distill as teach
@@ -91,13 +82,14 @@ def distill(
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
     origin = {**reading.arguments, "draft_revision": draft_revision}
     models = pair(target, draft, fields(shape), seed, **origin)
-    words = models.together.tokenizer
-    if words is None:
+    spec = models.together
+    if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
-    examples = read(data, words, length, encoder_decoder=models.together.target.encoder_decoder)
+    encoder_decoder = spec.target.encoder_decoder
+    examples = read(data, spec.tokenizer, length, encoder_decoder=encoder_decoder)
     try:
-        with ExitStack() as stack:
-            summary = teach(models, examples, out, lesson, recipe, _report(stack, steps))
+        with trained.bar("distilling", steps) as bar:
+            summary = teach(models, examples, out, lesson, recipe, partial(_report, bar))
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -110,8 +102,8 @@ def distill(
 
 
 def fields(shape: str | None) -> dict[str, Any]:
-    """What `--shape` says: name=value, separated by commas; a value is a number, true or a word."""
-    found: dict[str, Any] = {}
+    """The fields in `--shape`: name=value, separated by commas; a value is JSON or a string."""
+    values: dict[str, Any] = {}
     for part in (shape or "").split(","):
         name, equals, value = part.strip().partition("=")
         if not part.strip():
@@ -119,24 +111,16 @@ def fields(shape: str | None) -> dict[str, Any]:
         if not (name and equals and value):
             raise InputError(f"shape has {part.strip()!r}; give name=value, separated by commas")
         try:
-            found[name] = files.parse_json(value)
+            values[name] = files.parse_json(value)
         except ValueError:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
-def _report(stack: ExitStack, steps: int) -> Any:
-    """A bar with the loss and the alpha, and a line where alpha was measured."""
-    progress = Progress(*COLUMNS, console=Console(stderr=True))
-    bar = progress.add_task("distilling", total=steps)
-
-    def report(step: int, loss: float, alpha: float | None, best: float) -> None:
-        if not progress.live.is_started:  # only now is nothing wrong with what was given
-            stack.enter_context(progress)
-        what = f"loss {loss:.3f}, best alpha {best:.3f}" if step else f"alpha {best:.3f}"
-        progress.update(bar, completed=step, description=what)
-        if alpha is not None:
-            new = ", the best so far" if alpha == best else f", the best is {best:.4f}"
-            progress.print(f"step {step}: held-out alpha {alpha:.4f}{new}")
-
-    return report
+def _report(bar: trained.Report, step: int, loss: float, alpha: float | None, best: float) -> None:
+    """The loss and the best alpha; a line where alpha was measured."""
+    line = None
+    if alpha is not None:
+        rank = ", the best so far" if alpha == best else f", the best is {best:.4f}"
+        line = f"step {step}: held-out alpha {alpha:.4f}{rank}"
+    bar(step, f"loss {loss:.3f}, best alpha {best:.3f}" if step else f"alpha {best:.3f}", line)

@@ -1,4 +1,4 @@
-"""`foretoken doctor`: what is installed, what there is to run on, and which families pass the
+"""`foretoken doctor`: versions, devices, kept conversions, and which families pass the
 self-check."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from foretoken.cli import option
 from foretoken.cli.command import command
+from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -33,7 +33,9 @@ def doctor(
     cache: Annotated[bool, typer.Option("--cache", help="List the converted models.")] = False,
     clear_cache: Annotated[
         bool,
-        typer.Option("--clear-cache", help="Remove them, and measured costs; all is made again."),
+        typer.Option(
+            "--clear-cache", help="Remove them and measured costs; both are made again when needed."
+        ),
     ] = False,
     as_json: option.Json = False,
 ) -> None:
@@ -81,26 +83,26 @@ def _place(
 
     wish = Wish(placing.dtype, usable(placing.device), placing.runtime)
     placed = place(source(model, origin.revision, origin.trust_remote_code), wish)
-    found = {"model": model, "runtime": placed.model.runtime, "why": placed.why}
+    runtime = placed.model.runtime
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps({"model": model, "runtime": runtime, "why": placed.why}))
     else:
-        console.print(f"{model} runs on {found['runtime']}: {found['why']}", soft_wrap=True)
+        console.print(f"{model} runs on {runtime}: {placed.why}", soft_wrap=True)
 
 
 def _list(console: Console, *, as_json: bool) -> None:
     from foretoken.models.openvino import store
 
-    kept = store.entries()
+    entries = store.entries()
     if as_json:
-        rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in kept]
+        rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in entries]
         print(json.dumps({"folder": _folder(), "models": rows}))
         return
-    for entry in kept:
+    for entry in entries:
         made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
         line = f"{made}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
         console.print(line, soft_wrap=True)
-    total = sum(entry.bytes for entry in kept) / 1e6
+    total = sum(entry.bytes for entry in entries) / 1e6
     console.print(f"{total:.0f} MB in {_folder() or NO_FOLDER}", soft_wrap=True)
 
 
@@ -146,8 +148,7 @@ def _families() -> list[dict[str, Any]]:
     """The self-check of every family that is known to work, on small random models."""
     from foretoken.models.families import families
 
-    shown = track(families(), "checking", console=Console(stderr=True))
-    return [{"name": name, **_family(build())} for name, build in shown]
+    return [{"name": name, **_family(build())} for name, build in bar(families(), "checking")]
 
 
 def _family(network: Any) -> dict[str, Any]:
@@ -164,6 +165,6 @@ def _family(network: Any) -> dict[str, Any]:
             objections.append(str(error))
             continue
         why = "; ".join([form.name, *(f"not otherwise: {text}" for text in objections)])
-        found = {"ok": True, "reason": None, "runtime": runtime, "form": form.name, "why": why}
-        return found | {"largest_difference": result.delta, "seconds": result.seconds}
+        row = {"ok": True, "reason": None, "runtime": runtime, "form": form.name, "why": why}
+        return row | {"largest_difference": result.delta, "seconds": result.seconds}
     return {"ok": False, "reason": "; ".join(objections)}

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts
 from foretoken.cli.command import command
+from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -64,33 +63,33 @@ def generate(
         "rule": rule,
         "lenience": lenience,
     }
-    from foretoken.options import keys_of, require, require_place
+    from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
 
-    # What is wrong fails before torch is imported, which takes seconds, and before models load
+    # Mistakes are told before torch is imported, which takes seconds, and before models load
     params = SamplingParams(temperature, top_k, top_p, min_p)
     require(max_new_tokens, gamma, rule, lenience)
     keys_of(seed, 1)
-    require_place(loading.runtime, loading.dtype, loading.draft_dtype)
     lines = prompts.read(prompt, prompt_file)
     if compare and len(lines) != 1:
         raise InputError(f"--compare takes one prompt, not {len(lines)}")
-    option.require_model(target, loading)
-    from foretoken.speculator import BATCH
-
+    loading.require(target)
     quiet()
     spec = loading.load(target, draft)
-    if spec.tokenizer is None:
-        lines = [prompts.as_ids(line) for line in lines]
+    lines = prompts.for_model(lines, spec)
     spec.requests([line.prompt for line in lines], max_new_tokens, seed)  # a bad one fails now
     if len(lines) == 1 and not (as_json or show_tokens):
         done = [_stream(spec, lines[0].prompt, seed, options)]
     else:
-        done = list(_all(spec, lines, seed, options, bar=len(lines) > BATCH))
+        done = list(_all(spec, lines, seed, options))
         if not as_json:
             answer.show(spec, lines, done, steps=show_tokens)
     interrupted = any(completion.finish_reason == "interrupted" for completion in done)
-    comparison = _compare(spec, lines, seed, options) if compare and not interrupted else None
+    comparison = None
+    if compare and not interrupted:
+        from foretoken.lab.bench.compare import compare as against_plain
+
+        comparison = against_plain(spec, lines[0].prompt, seed=seed, **options)
     if as_json:
         document = answer.document(spec, lines, done, comparison, options, greedy=params.greedy)
         print(json.dumps(document, allow_nan=False))
@@ -105,19 +104,18 @@ def generate(
 
 
 def _stream(spec: Speculator, prompt: Any, seed: int, options: dict[str, Any]) -> Completion:
-    """Print text as it comes."""
+    """Print text as it comes, as ids where there is no tokenizer."""
     pieces = spec.stream(prompt, seed=seed, **options)
     tokens = 0
     try:
         while True:
             piece = next(pieces)
-            shown = piece.text
-            if shown is None:
-                shown = "".join(f",{token}" for token in piece.tokens).removeprefix(
-                    "," * (not tokens)
-                )
+            text = piece.text
+            if text is None:
+                text = "".join(f",{token}" for token in piece.tokens)
+                text = text if tokens else text.removeprefix(",")
             tokens += len(piece.tokens)
-            print(shown, end="", flush=True)
+            print(text, end="", flush=True)
     except StopIteration as end:
         print()
         return end.value
@@ -127,30 +125,16 @@ def _stream(spec: Speculator, prompt: Any, seed: int, options: dict[str, Any]) -
 
 
 def _all(
-    spec: Speculator,
-    lines: list[prompts.Line],
-    seed: int,
-    options: dict[str, Any],
-    *,
-    bar: bool,
+    spec: Speculator, lines: list[prompts.Line], seed: int, options: dict[str, Any]
 ) -> Iterator[Completion]:
-    """All completions, in order, a batch at a time; with `bar` progress on standard error."""
+    """All completions, in order, a batch at a time; of several, progress on standard error."""
     from foretoken.speculator import BATCH
 
     starts = range(0, len(lines), BATCH)
-    shown = track(starts, "generating", console=Console(stderr=True)) if bar else starts
-    for i in shown:
+    for i in bar(starts, "generating") if len(starts) > 1 else starts:
         batch = lines[i : i + BATCH]
         seeds = [(seed, row) for row in range(i, i + len(batch))]
         done = spec.generate([line.prompt for line in batch], seed=seeds, **options)
         yield from done
         if any(completion.finish_reason == "interrupted" for completion in done):
             return
-
-
-def _compare(
-    spec: Speculator, lines: list[prompts.Line], seed: int, options: dict[str, Any]
-) -> Any:
-    from foretoken.lab.bench.compare import compare
-
-    return compare(spec, lines[0].prompt, seed=seed, **options)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from typer import Option
 
 from foretoken.cli import option, trained
 from foretoken.cli.command import command
-from foretoken.cli.distill import COLUMNS
 from foretoken.cli.quiet import quiet
+
+if TYPE_CHECKING:
+    from foretoken.train.heads import Measured
 
 
 @command
@@ -41,21 +41,24 @@ def heads(
 ) -> None:
     """Train blockwise heads on a target's hidden states: one call makes all guesses.
 
-    The target is frozen, and the heads learn its own law one place further on each. Use the file
-    as --draft heads:FILE, with this target. Alpha, head by head, is measured on held-out prompts,
-    over the target's own text at temperature 1. A run that was killed goes on with the same
-    command.
+    The target is frozen, and each head learns its law one place further ahead. Use the file as
+    --draft heads:FILE, with this target. Each head's alpha is measured on held-out prompts, over
+    the target's own text at temperature 1. The same command resumes a run that was killed.
     """
     from foretoken.train.heads import Teacher, train_heads
     from foretoken.train.loop import Recipe
+    from foretoken.train.pair import read_target
 
     quiet()
     recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
     option.require_folder(out)
-    teacher = Teacher.read(target, data, length, target_generated, **reading.arguments)
+    options = reading.arguments
+    generation_config = options.pop("generation_config")
+    own = read_target(target, **options)
+    teacher = Teacher.of(*own, data, length, target_generated, generation_config)
     try:
-        with ExitStack() as stack:
-            summary = train_heads(teacher, out, heads, recipe, _report(stack, steps))
+        with trained.bar("training", steps) as bar:
+            summary = train_heads(teacher, out, heads, recipe, partial(_report, bar))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -64,28 +67,18 @@ def heads(
         trained.size(out, summary),
         *(
             f"head {k}: alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's "
-            f"at {right:.0%} of places"
-            for k, (alpha, right) in enumerate(measured, 1)
+            f"at {agreement:.0%} of places"
+            for k, (alpha, agreement) in enumerate(measured, 1)
         ),
     ]
     trained.show(summary, lines, trained.use(target, f"heads:{out}", reading), as_json=as_json)
 
 
-def _report(stack: ExitStack, steps: int) -> Any:
-    """A bar with the loss, and a line where the heads were measured."""
-    from foretoken.train.heads import Measured
-
-    progress = Progress(*COLUMNS, console=Console(stderr=True))
-    bar = progress.add_task("training", total=steps)
-
-    def report(step: int, loss: float, found: Measured | None) -> None:
-        if not progress.live.is_started:  # only now is nothing wrong with what was given
-            stack.enter_context(progress)
-        progress.update(bar, completed=step, description=f"loss {loss:.3f}")
-        if found is not None:
-            alpha, right = (
-                " ".join(f"{x:.3f}" for x in numbers) for numbers in (found.alpha, found.agreement)
-            )
-            progress.print(f"step {step}: alpha by head {alpha}; its argmax the target's {right}")
-
-    return report
+def _report(bar: trained.Report, step: int, loss: float, measured: Measured | None) -> None:
+    """The loss; a line where the heads were measured."""
+    line = None
+    if measured is not None:
+        alpha = " ".join(f"{x:.3f}" for x in measured.alpha)
+        agreement = " ".join(f"{x:.3f}" for x in measured.agreement)
+        line = f"step {step}: alpha by head {alpha}; its argmax the target's {agreement}"
+    bar(step, f"loss {loss:.3f}", line)

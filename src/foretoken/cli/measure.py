@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 from typer import Option
 
 from foretoken.cli import option, sheet
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
-from foretoken.cli.page import page
+from foretoken.cli.page import bar, page
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
@@ -48,14 +46,14 @@ def measure(
     as_json: option.Json = False,
 ) -> None:
     """Measure a pair: alpha, acceptance by position, c, v(n), overhead, memory, speed-up."""
-    texts = read(prompts, limit)
+    lines = read(prompts, limit)
     if out is not None:
         option.require_folder(out)
-    found = run(texts, context.params, loading, out)
+    measurement = run(lines, context.params, loading, out)
     if as_json:
-        print(json.dumps(document(found), allow_nan=False))
+        print(json.dumps(_document(measurement), allow_nan=False))
     else:
-        sheet.show(found, page())
+        sheet.show(measurement, page())
         if out is not None:
             print(f"{out}: plan with `foretoken plan {out}`")
 
@@ -69,65 +67,63 @@ def read(file: Path, limit: int | None) -> list[prompt_files.Line]:
 
 def run(
     lines: list[prompt_files.Line],
-    asked: dict[str, Any],
+    parameters: dict[str, Any],
     loading: option.PairLoading,
     out: Path | None,
 ) -> Measurement:
-    """Load the pair and measure it, with a bar on standard error; what is wrong fails first.
+    """Load the pair and measure it, with a bar on standard error; mistakes are told first.
 
-    `asked` has what a command was given, by the names of lab.measurement.Options and more.
+    `parameters`: the command's, among them the fields of lab.measurement.result.Options.
     """
     from foretoken.lab import limits
-    from foretoken.options import keys_of, require_place
+    from foretoken.options import keys_of
     from foretoken.sampling.params import SamplingParams
 
-    SamplingParams(*(asked[name] for name in ("temperature", "top_k", "top_p", "min_p")))
-    limits.require(asked["gamma"], asked["max_new_tokens"], len(lines), asked["draft"])
-    keys_of(asked["seed"], 1)
-    require_place(loading.runtime, loading.dtype, loading.draft_dtype)
-    option.require_model(asked["target"], loading)
+    SamplingParams(*(parameters[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+    limits.require(
+        parameters["gamma"], parameters["max_new_tokens"], len(lines), parameters["draft"]
+    )
+    keys_of(parameters["seed"], 1)
+    loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure
     from foretoken.lab.measurement.part import Part
     from foretoken.lab.measurement.result import Options
 
     quiet()
-    given = {field.name: asked[field.name] for field in fields(Options) if field.name in asked}
-    given |= {"prompts": str(asked["prompts"])}
+    given = {f.name: parameters[f.name] for f in fields(Options) if f.name in parameters}
+    given["prompts"] = str(parameters["prompts"])
     options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
-    texts = [(line if spec.tokenizer else prompt_files.as_ids(line)).prompt for line in lines]
+    texts = [line.prompt for line in prompt_files.for_model(lines, spec)]
+    track = partial(bar, text="measuring")
     if out is None:
-        return measure(spec, texts, options, track=_bar)
+        return measure(spec, texts, options, track=track)
     part = Part(out, options, describe(spec.target.device))
     if part.found:
         print(f"{len(part.found)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:
-        found = measure(spec, texts, options, found=part.found, keep=part.add, track=_bar)
+        measurement = measure(spec, texts, options, found=part.found, keep=part.add, track=track)
     except KeyboardInterrupt:
         print("interrupted; the same command picks up", part.path, file=sys.stderr)
         raise typer.Exit(130) from None
-    found.save(out)
+    measurement.save(out)
     part.remove()
-    return found
+    return measurement
 
 
-def document(found: Measurement) -> dict[str, Any]:
-    """What `--json` prints: what was measured and what follows from it."""
+def _document(measurement: Measurement) -> dict[str, Any]:
+    """What `--json` prints: the measurement and what follows from it."""
     from foretoken.lab.measurement.prediction import formula, predictions
 
     derived = {
-        "d_lk": 1 - found.alpha.value,
-        "c": found.c,
-        "c_hat": found.c_hat,
-        "v": found.v,
-        "bandwidth_bytes_per_second": found.bandwidth,
-        "floor_seconds": found.floor_seconds,
-        "measured_over_formula": found.speedup.value / formula(found),
-        "predictions": [asdict(one) for one in predictions(found)],
+        "d_lk": 1 - measurement.alpha.value,
+        "c": measurement.c,
+        "c_hat": measurement.c_hat,
+        "v": measurement.v,
+        "bandwidth_bytes_per_second": measurement.bandwidth,
+        "floor_seconds": measurement.floor_seconds,
+        "measured_over_formula": measurement.speedup.value / formula(measurement),
+        "predictions": [asdict(prediction) for prediction in predictions(measurement)],
     }
-    return {**asdict(found), "derived": derived}
-
-
-def _bar(numbers: Sequence[int]) -> Iterable[int]:
-    return track(numbers, "measuring", console=Console(stderr=True))
+    return {**asdict(measurement), "derived": derived}

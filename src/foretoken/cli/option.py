@@ -1,5 +1,5 @@
-"""Options that several commands share, each with its one help text: single ones, and those of
-loading in groups, which `cli.command` takes apart. And a check of `--out`."""
+"""Options that several commands share, with one help text each: single ones, and those of loading
+in groups, which `cli.command` takes apart. And checks before models load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from foretoken.loading import hub
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
-PANEL = "Loading"
+
+def _loading(text: str, *flags: str) -> Any:
+    """An option under "Loading" in `--help`."""
+    return Option(*flags, help=text, rich_help_panel="Loading")
+
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
 Draft = Annotated[
@@ -35,15 +39,12 @@ TopP = Annotated[float, Option(help="1 is off.")]
 MinP = Annotated[float, Option(help="0 is off.")]
 MaxNewTokens = Annotated[int, Option(help="New tokens of a prompt at most.")]
 Seed = Annotated[int, Option()]
-DraftRevision = Annotated[
-    str | None,
-    Option(help="The draft's commit, tag or branch on the hub.", rich_help_panel=PANEL),
-]
+DraftRevision = Annotated[str | None, _loading("The draft's commit, tag or branch on the hub.")]
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 Examples = Annotated[
     Path,
     Option(
-        help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; a source a "
+        help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; one source a "
         'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
     ),
 ]
@@ -51,48 +52,40 @@ Examples = Annotated[
 
 @dataclass(frozen=True)
 class Origin:
-    """Which version of a model is read, and whether code that comes with it may run."""
+    """Which version of a model is read, and whether its own code may run."""
 
-    revision: Annotated[
-        str | None,
-        Option(help="The target's commit, tag or branch on the hub.", rich_help_panel=PANEL),
-    ] = None
+    revision: Annotated[str | None, _loading("The target's commit, tag or branch on the hub.")] = (
+        None
+    )
     trust_remote_code: Annotated[
         bool,
-        Option(
-            "--trust-remote-code",
-            help="Run code that comes with a model; without this none is run.",
-            rich_help_panel=PANEL,
+        _loading(
+            "Run code that comes with a model; without this it is not run.", "--trust-remote-code"
         ),
     ] = False
 
 
 @dataclass(frozen=True)
 class Reading(Origin):
-    """What else may be said of a target, wherever it runs."""
+    """How a target is read, wherever it runs."""
 
     tokenizer: Annotated[
-        str | None,
-        Option(
-            help="Folder or hub id of the target's tokenizer, if not its own.",
-            rich_help_panel=PANEL,
-        ),
+        str | None, _loading("Folder or hub id of the target's tokenizer, if not its own.")
     ] = None
     ignore_generation_config: Annotated[
         bool,
-        Option(
+        _loading(
+            "Ignore entries of the generation config that are refused.",
             "--ignore-generation-config",
-            help="Pass over entries of the generation config that are refused.",
-            rich_help_panel=PANEL,
         ),
     ] = False
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The same by the names that `foretoken.load` has for it."""
-        named = asdict(self)
-        ignored = named.pop("ignore_generation_config")
-        return named | {"generation_config": "ignore" if ignored else None}
+        """These as keyword arguments of `foretoken.load`."""
+        keywords = asdict(self)
+        ignored = keywords.pop("ignore_generation_config")
+        return keywords | {"generation_config": "ignore" if ignored else None}
 
 
 @dataclass(frozen=True)
@@ -101,24 +94,19 @@ class Placing:
 
     dtype: Annotated[
         str,
-        Option(
-            help="float32, bfloat16, float16, float64, auto; int8: rounded weights, another model.",
-            rich_help_panel=PANEL,
+        _loading(
+            "float32, bfloat16, float16, float64, auto; int8: rounded weights, another model."
         ),
     ] = "float32"
-    device: Annotated[str, Option(help="cpu, cuda, ...", rich_help_panel=PANEL)] = "cpu"
+    device: Annotated[str, _loading("cpu, cuda, ...")] = "cpu"
     runtime: Annotated[
-        str,
-        Option(
-            help="auto (the fastest that is exact), openvino, graphs, transformers.",
-            rich_help_panel=PANEL,
-        ),
+        str, _loading("auto (the fastest that is exact), openvino, graphs, transformers.")
     ] = "auto"
 
 
 @dataclass(frozen=True)
 class Loading(Reading, Placing):
-    """All that may be said of a target that generates."""
+    """All options of a target that generates."""
 
     def load(self, target: str | None, draft: str | None) -> Speculator:
         """`foretoken.load` with these options."""
@@ -132,38 +120,32 @@ class PairLoading(Loading):
     """The same for a target with a draft."""
 
     draft_dtype: Annotated[
-        str | None,
-        Option(
-            help="The draft's, if not the target's; it never changes the output's law.",
-            rich_help_panel=PANEL,
-        ),
+        str | None, _loading("The draft's, if not the target's; it never changes the output's law.")
     ] = None
     draft_revision: DraftRevision = None
     exact_shapes: Annotated[
         bool,
-        Option(
-            "--exact-shapes",
-            help="The same text to the bit with and without guesses; slower.",
-            rich_help_panel=PANEL,
-        ),
+        _loading("The same text to the bit with and without guesses; slower.", "--exact-shapes"),
     ] = False
 
+    def require(self, target: str | None) -> None:
+        """InputError for unknown values and for a target in neither a folder nor the hub: before
+        torch is imported, which takes seconds."""
+        from foretoken.options import require_place  # late: NumPy, which `--help` does without
 
-def require_model(target: str | None, origin: Origin) -> None:
-    """InputError where neither a folder nor the hub has it: said before torch is imported, which
-    takes seconds."""
-    if target is not None:
-        hub.way(hub.path(target), origin.revision)
+        require_place(self.runtime, self.dtype, self.draft_dtype)
+        if target is not None:
+            hub.way(hub.path(target), self.revision)
 
 
 def require_folder(out: Path) -> None:
-    """InputError where a file cannot be: said before the work, which may take hours."""
+    """InputError for a file in a missing folder: before the work, which may take hours."""
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; make it or give another --out")
 
 
 def require_file(out: Path) -> None:
-    """As above, and InputError where a folder is in the file's place."""
+    """As above, and InputError for a folder in the file's place."""
     require_folder(out)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another --out, for a file")

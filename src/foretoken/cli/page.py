@@ -1,51 +1,60 @@
-"""What commands print for reading: wrapped at spaces on a terminal, in whole lines in a file."""
+"""What commands print for reading: wrapped at spaces on a terminal, in whole lines in a file; and
+bars, on standard error."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
+from typing import TypeVar
 
 from rich.console import Console
+from rich.progress import track
 from rich.text import Text
 
 LEAST = 80  # tables are made for it; a narrower terminal breaks the lines itself
-WHOLE = 100_000  # no line is as wide
+WHOLE = 100_000  # wider than any line
+T = TypeVar("T")
 
 
 def page() -> Console:
     """Standard output, as wide as its terminal or as COLUMNS says."""
     console = Console(highlight=False)
-    seen = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console.width = max(LEAST, console.width) if seen else WHOLE
+    sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console.width = max(LEAST, console.width) if sized else WHOLE
     return console
 
 
-def prose(console: Console, said: str, bold: str = "") -> None:
+def bar(items: Sequence[T], text: str) -> Iterable[T]:
+    """The items, with a bar on standard error."""
+    return track(items, text, console=Console(stderr=True))
+
+
+def prose(console: Console, paragraph: str, bold: str = "") -> None:
     """A paragraph, with `bold` in bold."""
-    _put(console, "", said, 0, bold)
+    _put(console, "", paragraph, 0, bold)
 
 
-def labelled(console: Console, rows: Iterable[tuple[str, str]], room: int) -> None:
-    """Labels in a column of so much room, and beside each what is said of it."""
-    for label, said in rows:
-        _put(console, label, said, room)
+def labelled(console: Console, rows: Iterable[tuple[str, str]], width: int) -> None:
+    """Labels in a column of that width, each with its paragraph beside it."""
+    for label, paragraph in rows:
+        _put(console, label, paragraph, width)
 
 
 def milliseconds(seconds: float) -> str:
-    """For a narrow column: three digits or more, and not two behind the point where they are."""
+    """For a narrow column: two decimals below 100, none above."""
     ms = seconds * 1e3
     return f"{ms:.2f}" if ms < 100 else f"{ms:.0f}"
 
 
-def _put(console: Console, label: str, said: str, room: int, bold: str = "") -> None:
-    """A word wider than the page, such as a path, is left to the terminal: it can be copied."""
+def _put(console: Console, label: str, paragraph: str, width: int, bold: str = "") -> None:
+    """A word wider than the page, such as a path, is not cut, so that it can be copied."""
     lines = wrap(
-        said,
+        paragraph,
         console.width,
-        initial_indent=f"{label:<{room}}",
-        subsequent_indent=" " * room,
+        initial_indent=f"{label:<{width}}",
+        subsequent_indent=" " * width,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -71,11 +71,11 @@ def plan(
         named = _measured(prompts, limit, draft or [None], context.params, loading)
     from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
-    found = make(named)
+    made = make(named)
     if as_json:
-        print(json.dumps(_document(found), allow_nan=False))
+        print(json.dumps(_document(made), allow_nan=False))
     else:
-        _show(found, page())
+        _show(made, page())
 
 
 def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
@@ -91,39 +91,40 @@ def _measured(
     prompts: Path | None,
     limit: int | None,
     drafts: list[Any],
-    asked: dict[str, Any],
+    parameters: dict[str, Any],
     loading: option.PairLoading,
 ) -> list[tuple[str, Measurement]]:
-    """One after the other; each draft has plain runs of its own to be compared with."""
+    """One after the other, each draft against plain runs of its own."""
     assert prompts is not None
     lines = cli.read(prompts, limit)
     return [
-        (draft or "", cli.run(lines, {**asked, "draft": draft}, loading, None)) for draft in drafts
+        (draft or "", cli.run(lines, {**parameters, "draft": draft}, loading, None))
+        for draft in drafts
     ]
 
 
-def _document(found: Plan) -> dict[str, Any]:
+def _document(plan: Plan) -> dict[str, Any]:
     return {
-        "speculate": found.gamma > 0,
-        "draft": found.first.draft if found.gamma else None,
-        "gamma": found.gamma,
-        "command": found.command,
-        "vllm_speculative_config": found.vllm,
+        "speculate": plan.gamma > 0,
+        "draft": plan.first.draft if plan.gamma else None,
+        "gamma": plan.gamma,
+        "command": plan.command,
+        "vllm_speculative_config": plan.vllm,
         "candidates": [
             {
-                "draft": one.draft,
-                "alpha": asdict(one.measurement.alpha),
-                "c": one.measurement.c,
-                **asdict(one.best),
+                "draft": candidate.draft,
+                "alpha": asdict(candidate.measurement.alpha),
+                "c": candidate.measurement.c,
+                **asdict(candidate.best),
             }
-            for one in found.candidates
+            for candidate in plan.candidates
         ],
     }
 
 
-def _show(found: Plan, console: Console) -> None:
-    first = found.first.measurement
-    console.print(_table(found))
+def _show(plan: Plan, console: Console) -> None:
+    first = plan.first.measurement
+    console.print(_table(plan))
     console.print()
     labelled(console, LEGEND, 10)
     prose(
@@ -134,54 +135,55 @@ def _show(found: Plan, console: Console) -> None:
         "with alpha; ± is 95 %",
     )
     console.print()
-    _verdict(found, console)
+    _verdict(plan, console)
     console.print()
-    for line in _broken(shlex.split(found.command), console.width):
+    for line in _broken(shlex.split(plan.command), console.width):
         console.print(line, soft_wrap=True, markup=False)
     console.print()
-    config = "none" if found.vllm is None else json.dumps(found.vllm)
-    prose(console, f"vLLM --speculative-config: {config}{_why(found)}")
+    config = "none" if plan.vllm is None else json.dumps(plan.vllm)
+    if not plan.gamma:
+        config += ", decode plainly"
+    elif not plan.vllm:
+        config += ", vLLM has no such draft"
+    prose(console, f"vLLM --speculative-config: {config}")
 
 
-def _broken(words: list[str], width: int) -> list[str]:
-    """A shell command in lines that the shell takes as one."""
+def _broken(arguments: list[str], width: int) -> list[str]:
+    """A shell command, continued over lines of at most that width."""
     lines = [""]
-    for word in map(shlex.quote, words):
-        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+    for argument in map(shlex.quote, arguments):
+        if lines[-1] and len(lines[-1]) + len(argument) + 3 > width:
             lines[-1] += " \\"
-            lines.append(f"    {word}")
+            lines.append(f"    {argument}")
         else:
-            lines[-1] += f" {word}" if lines[-1] else word
+            lines[-1] += f" {argument}" if lines[-1] else argument
     return lines
 
 
-def _table(found: Plan) -> Table:
-    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in ("draft", "alpha", "c", "gamma", "v", "tokens", "speed-up"):
-        if heading == "draft":
-            view.add_column(heading, overflow="fold")
-        else:
-            view.add_column(heading, justify="right", no_wrap=True)
-    names = _short([one.draft for one in found.candidates])
-    for one, name in zip(found.candidates, names, strict=True):
-        style = "bold" if one is found.first and found.gamma else None
-        view.add_row(escape(name), *_row(one), style=style)
-    return view
+def _table(plan: Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("draft", overflow="fold")
+    for heading in ("alpha", "c", "gamma", "v", "tokens", "speed-up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    names = _short([candidate.draft for candidate in plan.candidates])
+    for candidate, name in zip(plan.candidates, names, strict=True):
+        style = "bold" if candidate is plan.first and plan.gamma else None
+        table.add_row(escape(name), *_row(candidate), style=style)
+    return table
 
 
 def _short(names: list[str]) -> list[str]:
-    """As much of the ends of paths as tells them apart."""
+    """The shortest ends of paths that tell them apart."""
     parts = [name.split("/") for name in names]
-    most = max(map(len, parts))
-    for count in range(1, most):
+    for count in range(1, max(map(len, parts))):
         ends = ["/".join(part[-count:]) for part in parts]
         if len(set(ends)) == len(set(names)):
             return ends
     return names
 
 
-def _row(one: Candidate) -> tuple[str, ...]:
-    m, best = one.measurement, one.best
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    m, best = candidate.measurement, candidate.best
     return (
         f"{m.alpha.value:.3f} ± {m.alpha.error:.3f}",
         "" if m.c is None else f"{m.c:.4f}",
@@ -192,20 +194,13 @@ def _row(one: Candidate) -> tuple[str, ...]:
     )
 
 
-def _verdict(found: Plan, console: Console) -> None:
-    best = found.first.best
+def _verdict(plan: Plan, console: Console) -> None:
+    best = plan.first.best
     gain = f"{best.speedup.value:.2f}x ± {best.speedup.error:.2f}"
-    if not found.gamma:
-        said = (
-            f"do not speculate: the best draft is predicted to give {gain}, at gamma {best.gamma}"
-        )
-        return prose(console, said, bold="do not speculate")
+    if not plan.gamma:
+        advice = "do not speculate"
+        reason = f"the best draft is predicted to give {gain}, at gamma {best.gamma}"
+        return prose(console, f"{advice}: {reason}", bold=advice)
     sure = "" if best.speedup.low > 1 else "; the interval holds 1, so measure on more prompts"
-    said = f"speculate with {found.first.draft}, gamma {best.gamma}: {gain}{sure}"
-    prose(console, said, bold="speculate")
-
-
-def _why(found: Plan) -> str:
-    if not found.gamma:
-        return ", decode plainly"
-    return "" if found.vllm else ", vLLM has no such draft"
+    advice = f"speculate with {plan.first.draft}, gamma {best.gamma}: {gain}{sure}"
+    prose(console, advice, bold="speculate")

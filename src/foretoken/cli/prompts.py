@@ -7,21 +7,24 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError
+
+if TYPE_CHECKING:
+    from foretoken.speculator import Speculator
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt, and what its completion is called in JSON."""
+    """A prompt, and the id of its completion in JSON."""
 
     prompt: str | list[int]
     id: Any = None
 
 
 def read(argument: str | None, file: Path | None) -> list[Line]:
-    """The prompts to continue."""
+    """The argument, the lines of the file, or standard input as one prompt."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
@@ -49,7 +52,7 @@ def _from_file(file: Path) -> list[Line]:
     rows = [row.removesuffix("\r") for row in rows]
     numbered = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not numbered:
-        raise InputError(f"{file} holds no prompt; give one a line")
+        raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json"):
         return [Line(prompt=row) for _, row in numbered]
     return [_parse(file, number, row) for number, row in numbered]
@@ -59,13 +62,13 @@ def _parse(file: Path, number: int, row: str) -> Line:
     from pydantic import ValidationError
 
     try:
-        read = _form().model_validate_json(row)
-        line = Line(read.prompt, read.id)
+        parsed = _form().model_validate_json(row)
+        line = Line(parsed.prompt, parsed.id)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "line"
+        field = ".".join(str(part) for part in first["loc"]) or "line"
         raise InputError(
-            f"{file}, line {number}: {where}: {first['msg']}; "
+            f"{file}, line {number}: {field}: {first['msg']}; "
             'give {"prompt": text or ids, "id": anything}'
         ) from None
     try:
@@ -79,21 +82,23 @@ def _parse(file: Path, number: int, row: str) -> Line:
 
 @cache
 def _form() -> Any:
-    """One line of a JSONL prompt file; other keys are kept out, not ignored."""
-    from pydantic import ConfigDict, create_model  # late: `--help` and plain text need none
+    """One line of a JSONL prompt file; other keys are an error."""
+    from pydantic import ConfigDict, create_model  # late: `--help` and plain text do without it
 
     strict = ConfigDict(extra="forbid", strict=True)
     return create_model("Line", __config__=strict, prompt=(str | list[int], ...), id=(Any, None))
 
 
-def as_ids(line: Line) -> Line:
-    """For a model without a tokenizer: a text must be ids separated by commas."""
+def for_model(lines: list[Line], spec: Speculator) -> list[Line]:
+    """As the model reads them: without a tokenizer, text must be ids separated by commas."""
+    return lines if spec.tokenizer is not None else [_as_ids(line) for line in lines]
+
+
+def _as_ids(line: Line) -> Line:
     if isinstance(line.prompt, list):
         return line
     try:
-        return Line(
-            prompt=[int(part) for part in line.prompt.split(",") if part.strip()], id=line.id
-        )
+        return Line([int(part) for part in line.prompt.split(",") if part.strip()], line.id)
     except ValueError:
         raise InputError(
             f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "

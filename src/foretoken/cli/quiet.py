@@ -1,5 +1,5 @@
-"""What a command says beside its result, on standard error: our own warnings, and a conversion, as
-it takes a while. transformers' bars and reports are off, for an error is one line, and ours."""
+"""What a command logs to standard error: foretoken's warnings, and conversions, as they take a
+while. transformers' bars and reports are off, so that an error is one line."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import sys
 
 
 class Lines(logging.Handler):
-    """Messages on what is standard error at that moment: a bar that is being drawn stands in for
-    it, and keeps them apart from itself."""
+    """Prints to the sys.stderr of the moment: a bar being drawn replaces it, and keeps messages on
+    lines of their own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr)
 
 
 def quiet() -> None:
+    """Set all this up."""
     from transformers.utils import logging as transformers  # late: it takes seconds to import
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()
-    news = logging.getLogger("foretoken")
-    if not news.handlers:
-        news.addHandler(Lines())
+    log = logging.getLogger("foretoken")
+    if not log.handlers:
+        log.addHandler(Lines())
     logging.getLogger("foretoken.models.openvino.conversion").setLevel(logging.INFO)

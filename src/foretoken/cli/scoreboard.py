@@ -1,4 +1,4 @@
-"""A benchmark as tables on the terminal: nothing but what its document holds."""
+"""A benchmark's document as tables on the terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Agreement, Figures
 
 SPEED = [
-    ("first ms", "until the first tokens are there"),
-    ("ms/token", "of those behind them: the median over rounds, and its quartiles"),
+    ("first ms", "until the first tokens"),
+    ("ms/token", "for those behind them: the median over rounds, and its quartiles"),
     ("a call", "tokens a target call"),
     ("speed-up", "over foretoken's plain decoding of the same round"),
     ("same", "tokens until one differs from plain greedy text; at: the place"),
@@ -39,10 +39,10 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
         f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
         f"tokens each, temperature {asked['temperature']:g}, rounds: {document['rounds']}",
     )
-    for name, kinds in document["precision"].items():
-        told = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
+    for name, dtypes in document["precision"].items():
+        precision = ", ".join(f"{part} {dtype}" for part, dtype in dtypes.items())
         version = document["versions"].get(name, document["machine"]["versions"].get(name))
-        prose(console, f"{name} {version}{_note(document, name)}: {told}")
+        prose(console, f"{name} {version}{_note(document, name)}: {precision}")
     console.print()
     console.print(_speed(table, unable))
     for name, why in unable.items():
@@ -79,50 +79,50 @@ def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
     from foretoken.lab.bench.figures import label
 
     heads = ("first ms", "ms/token", "quartiles", "tokens/s", "a call", "speed-up", "same", "at")
-    shown, name = _table("", *heads), ""
-    for one in table:
-        if one.name != name:
-            name = one.name
-            shown.add_row(name, style="bold")
-        time = one.seconds_per_token
-        shown.add_row(
-            label(one.gamma),
-            milliseconds(one.first_seconds.median),
+    view, name = _table("", *heads), ""
+    for row in table:
+        if row.name != name:
+            name = row.name
+            view.add_row(name, style="bold")
+        time = row.seconds_per_token
+        view.add_row(
+            label(row.gamma),
+            milliseconds(row.first_seconds.median),
             milliseconds(time.median),
             f"{milliseconds(time.q1)}-{milliseconds(time.q3)}",
-            f"{one.tokens_per_second:.1f}",
-            _number(one.tokens_per_call),
-            f"{one.speedup:.2f}x",
-            *_same(one.agreement),
+            f"{row.tokens_per_second:.1f}",
+            _number(row.tokens_per_call),
+            f"{row.speedup:.2f}x",
+            *_same(row.agreement),
         )
     for name in unable:
-        shown.add_row(name, style="bold")
-        shown.add_row("cannot run")
-    return shown
+        view.add_row(name, style="bold")
+        view.add_row("cannot run")
+    return view
 
 
 def _time(table: list[Figures]) -> Table:
-    """A row for each gamma of ours: the formula, and where the time went."""
+    """A row for each gamma of foretoken: the formula, and where the time went."""
     from foretoken.lab.bench.figures import label
 
     heads = ("alpha", "c", "v", "formula", "measured", "of it")
-    shown = _table("", *heads, "draft", "target", "verify", "rest")
-    for one in table:
-        if one.shares is None:
+    view = _table("", *heads, "draft", "target", "verify", "rest")
+    for row in table:
+        if row.shares is None:
             continue
-        said = one.predicted
-        factors = (said.alpha, said.c, said.v, said.speedup) if said else (None,) * 4
-        parts = (f"{share:.1%}" for share in asdict(one.shares).values())
-        numbers = (*factors, one.speedup, one.measured_over_predicted)
-        shown.add_row(label(one.gamma), *map(_number, numbers), *parts)
-    return shown
+        p = row.predicted
+        factors = (p.alpha, p.c, p.v, p.speedup) if p else (None,) * 4
+        parts = (f"{share:.1%}" for share in asdict(row.shares).values())
+        numbers = (*factors, row.speedup, row.measured_over_predicted)
+        view.add_row(label(row.gamma), *map(_number, numbers), *parts)
+    return view
 
 
 def _table(*heads: str) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    view = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for head in heads:
-        shown.add_column(head, justify="right" if head else "left", no_wrap=True)
-    return shown
+        view.add_column(head, justify="right" if head else "left", no_wrap=True)
+    return view
 
 
 def _note(document: dict[str, Any], name: str) -> str:
@@ -130,11 +130,11 @@ def _note(document: dict[str, Any], name: str) -> str:
     return f" ({note})" if note else ""
 
 
-def _same(found: Agreement | None) -> tuple[str, str]:
-    if found is None:
+def _same(agreement: Agreement | None) -> tuple[str, str]:
+    if agreement is None:
         return "", ""
-    place = found.first_difference
-    return f"{found.share:.0%}", "" if place is None else str(place)
+    place = agreement.first_difference
+    return f"{agreement.share:.0%}", "" if place is None else str(place)
 
 
 def _number(value: float | None) -> str:

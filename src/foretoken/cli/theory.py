@@ -1,7 +1,7 @@
 """`foretoken theory`: the paper's section 3 for one alpha and c, as a table over gamma.
 
-Asks nothing of models or clocks: it only prints what `foretoken.theory` computes. The optimum is
-looked for beyond the table too, so that a short table does not hide it.
+Without models or clocks: `foretoken.theory` computes what is printed. The optimum is also searched
+beyond the table, so that a short table does not hide it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from typer import Option
 
+from foretoken.cli import option
 from foretoken.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one gamma gives."""
+    """The gains of one gamma."""
 
     gamma: int
     expected_tokens: float
@@ -32,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Everything that is printed, and the document of `--json`."""
+    """Everything that is printed; with `--json`, the document."""
 
     alpha: float
     c: float
@@ -48,19 +49,19 @@ class Prediction:
 
 def theory(
     alpha: Annotated[float, Option("--alpha", help="How likely a guess is kept, in [0, 1].")],
-    c: Annotated[float, Option("--c", help="Time of a run of the drafter over one of the target.")],
+    c: Annotated[float, Option("--c", help="Time of a drafter's run over that of a target's.")],
     c_hat: Annotated[
-        float | None, Option("--c-hat", help="The same ratio in operations; c unless given.")
+        float | None, Option("--c-hat", help="The same ratio in operations; left out: c.")
     ] = None,
     gamma: Annotated[int | None, Option("--gamma", help="A gamma to point out.")] = None,
     max_gamma: Annotated[int, Option("--max-gamma", help="The last gamma of the table.")] = 16,
     tokens: Annotated[
-        int | None, Option("--tokens", help="How many are generated; very many unless given.")
+        int | None, Option("--tokens", help="How many are generated; left out: very many.")
     ] = None,
     plot: Annotated[
         Path | None, Option("--plot", help="Folder for the paper's figures 2 to 4 (SVG).")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    as_json: option.Json = False,
 ) -> None:
     """Predict the gain of speculation from alpha and c, and the best gamma."""
     if plot and not find_spec("matplotlib"):
@@ -79,7 +80,7 @@ def theory(
 def _predict(
     alpha: float, c: float, c_hat: float, gamma: int | None, max_gamma: int, tokens: int | None
 ) -> Prediction:
-    from foretoken import checked  # late: NumPy, which `--help` needs not
+    from foretoken import checked  # late: NumPy, which `--help` does without
     from foretoken import theory as section3
 
     checked.count("max_gamma", max_gamma)
@@ -106,38 +107,38 @@ def _predict(
     )
 
 
-def _show(found: Prediction, console: Console) -> None:
+def _show(p: Prediction, console: Console) -> None:
     from foretoken.theory import MAX_GAMMA
 
-    best = found.optimal
+    best = p.optimal
     console.print(f"optimal gamma {best.gamma}: {best.walltime_factor:.2f}x", style="bold")
-    if best.gamma == max(len(found.table) - 1, MAX_GAMMA):
+    if best.gamma == max(len(p.table) - 1, MAX_GAMMA):
         console.print("that is the last gamma looked at; a larger --max-gamma looks further")
-    if found.improves:
-        least = f"gamma 1 alone gains {found.guaranteed_factor:.2f}x"
-        console.print(f"alpha {found.alpha:g} > c {found.c:g}: speculation can pay, {least}")
+    if p.improves:
+        least = f"gamma 1 alone gains {p.guaranteed_factor:.2f}x"
+        console.print(f"alpha {p.alpha:g} > c {p.c:g}: speculation can pay, {least}")
     else:
-        console.print(f"alpha {found.alpha:g} <= c {found.c:g}: no gamma pays, decode plainly")
-    if found.oracle_factor is None:
+        console.print(f"alpha {p.alpha:g} <= c {p.c:g}: no gamma pays, decode plainly")
+    if p.oracle_factor is None:
         console.print("oracle bound unbounded")
     else:
-        more = found.oracle_factor / best.walltime_factor - 1
-        bound = f"oracle bound {found.oracle_factor:.2f}x"
+        more = p.oracle_factor / best.walltime_factor - 1
+        bound = f"oracle bound {p.oracle_factor:.2f}x"
         console.print(f"{bound}: {more:.0%} more, were gamma ideal in every run")
-    console.print(_table(found))
+    console.print(_table(p))
 
 
-def _table(found: Prediction) -> Table:
-    time = "walltime" if found.tokens is None else f"walltime, {found.tokens} tokens"
+def _table(p: Prediction) -> Table:
+    time = "walltime" if p.tokens is None else f"walltime, {p.tokens} tokens"
     table = Table()
     for heading in ("gamma", "tokens per run", time, "operations"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    rows = {row.gamma: row for row in [*found.table, found.optimal]}
-    if found.asked is not None:
-        rows[found.asked.gamma] = found.asked
+    rows = {row.gamma: row for row in [*p.table, p.optimal]}
+    if p.asked is not None:
+        rows[p.asked.gamma] = p.asked
     for gamma, row in sorted(rows.items()):
-        best, asked = row == found.optimal, row == found.asked
+        best, asked = row == p.optimal, row == p.asked
         table.add_row(
             str(gamma),
             f"{row.expected_tokens:.2f}",

@@ -1,16 +1,16 @@
-"""`foretoken train`: small language models and n-gram tables, from text or from a target's
-samples. Distillation and heads have files of their own."""
+"""`foretoken train lm`, `samples` and `ngram`: small language models and n-gram tables, from text
+or from a target's samples."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from foretoken.cli import distill, heads, option, trained
 from foretoken.cli.command import command
@@ -58,39 +58,30 @@ def lm(
     quiet()
     shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
     recipe = Recipe(steps, batch, learning_rate, seed=seed)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    for folder, what in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
+    for folder, content in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
         if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is no folder; give a folder of {what}")
-    progress = Progress(*columns, console=Console(stderr=True))
-    bar = progress.add_task("training", total=steps)
-    with ExitStack() as stack:
-
-        def report(step: int, loss: float, held_out: float | None) -> None:
-            if not progress.live.is_started:  # only now is nothing wrong with what was given
-                stack.enter_context(progress)
-            progress.update(bar, completed=step, description=f"loss {loss:.3f}")
-            if held_out is not None:
-                progress.print(
-                    f"step {step}: loss {loss:.4f}, held out {held_out:.4f} nats a token"
-                )
-
-        summary = train_lm(data, out, shape, recipe, tokenizer=tokenizer, init=init, report=report)
+            raise InputError(f"{folder} is no folder; give a folder of {content}")
+    with trained.bar("training", steps) as bar:
+        report = partial(_report, bar)
+        summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
     model = out / "model"
     lines = [
         f"{trained.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
         f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
         f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
     ]
-    # A tokenizer of its own makes it a target, another model's a draft for that
+    # With a tokenizer of its own it is a target, with another model's a draft for that
     alone: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     use = alone if tokenizer is None else trained.use(tokenizer, model, option.Reading())
     trained.show(summary, lines, use, as_json=as_json)
+
+
+def _report(bar: trained.Report, step: int, loss: float, held_out: float | None) -> None:
+    """The loss; a line where the held-out loss was measured."""
+    line = None
+    if held_out is not None:
+        line = f"step {step}: loss {loss:.4f}, held out {held_out:.4f} nats a token"
+    bar(step, f"loss {loss:.3f}", line)
 
 
 @app.command()
@@ -137,10 +128,10 @@ def ngram(
 ) -> None:
     """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`.
 
-    Text needs --tokenizer, the target's. Bits a token on held-out text are those of a table of the
-    rest; the table that is written is of all.
+    Text needs --tokenizer, the target's. The table is fitted to all text; bits a token on held-out
+    text are measured with a table of the rest.
     """
-    if order < 1:  # said before anything is sampled
+    if order < 1:  # before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
     option.require_file(out)
     quiet()
@@ -163,25 +154,25 @@ def ngram(
         "bytes": size,
         "held_out_bits_per_token": bits,
     }
-    how = replace(loading, tokenizer=None) if from_samples is None else loading
-    use = trained.use(from_samples or loading.tokenizer, f"ngram:{out}", how)
+    options = replace(loading, tokenizer=None) if from_samples is None else loading
+    use = trained.use(from_samples or loading.tokenizer, f"ngram:{out}", options)
     trained.show(summary, lines, use, as_json=as_json)
 
 
 def _load(loading: option.Loading, target: str | None) -> Speculator:
-    """A target by itself. The law of its samples is asked for, so no other is suggested."""
+    """A target by itself, without a law suggested by its config: the command's own is used."""
     return replace(loading.load(target, "none"), suggested={})
 
 
 def _fit_text(path: Path, loading: option.Loading, order: int) -> tuple[NGram, float | None]:
-    from foretoken.loading.sources import tokenizer
+    from foretoken.loading import sources
     from foretoken.train.ngram import fit_from_text, held_out_bits_of_text
 
     assert loading.tokenizer is not None
     origin = loading.revision, loading.trust_remote_code
-    words = tokenizer(loading.tokenizer, *origin, wanted=True)
-    assert words is not None  # wanted
-    return fit_from_text(path, words, order), held_out_bits_of_text(path, words, order)
+    tokenizer = sources.tokenizer(loading.tokenizer, *origin, wanted=True)
+    assert tokenizer is not None  # wanted
+    return fit_from_text(path, tokenizer, order), held_out_bits_of_text(path, tokenizer, order)
 
 
 def _fit_samples(
@@ -206,7 +197,7 @@ def _sample(
             raise InputError("the target has no tokenizer, so no prompts can be cut from text")
         prompts = corpus.encode(corpus.read_texts(text), spec.tokenizer)
     options = {"prompts": prompts, "temperature": temperature, "seed": seed}
-    sequences = samples.samples(spec, tokens, **options)
+    sequences = samples.samples(spec, tokens, **options)  # a mistake is told before the bar
     texts: list[list[int]] = []
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("sampling", total=tokens)

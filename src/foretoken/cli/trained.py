@@ -1,12 +1,38 @@
-"""What a trainer says at its end: numbers for people and the command that uses the result, or all
-that is known of it as JSON."""
+"""What the trainers share on the command line: a bar, and at the end figures with the command that
+uses the result, or a summary as JSON."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
+
+
+@contextmanager
+def bar(text: str, steps: int) -> Iterator[Report]:
+    """A bar on standard error. It appears with the first report, so that a mistake before it is a
+    line of its own."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True))
+    task = progress.add_task(text, total=steps)
+    with ExitStack() as stack:
+
+        def report(step: int, text: str, line: str | None) -> None:
+            if not progress.live.is_started:
+                stack.enter_context(progress)
+            progress.update(task, completed=step, description=text)
+            if line is not None:
+                progress.print(line)
+
+        yield report
 
 
 def show(
@@ -22,7 +48,7 @@ def show(
 
 
 def use(target: object, draft: object, options: Any) -> list[object]:
-    """`foretoken generate` with a draft; `options`: a dataclass with how the target was loaded."""
+    """`foretoken generate` with a draft; `options`: a dataclass of how the target was loaded."""
     from foretoken.lab.measurement.plan import flags  # late: torch takes seconds to import
 
     of_target = [] if target is None else ["--target", target]
@@ -30,7 +56,7 @@ def use(target: object, draft: object, options: Any) -> list[object]:
 
 
 def size(out: Path, summary: dict[str, Any]) -> str:
-    """How large the result is, and what it took."""
+    """The result's parameters, and the steps and seconds that it took."""
     count = summary["parameters"]
     parameters = f"{count / 1e6:.3g}M" if count >= 1e5 else f"{count}"
     return f"{out}: {parameters} parameters, {summary['steps']} steps in {summary['seconds']:.0f} s"

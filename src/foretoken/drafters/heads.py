@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.blockwise import Heads
 from foretoken.models.base import OpenModel
 from foretoken.models.rows import staying
-from foretoken.models.stock.blockwise import Heads
 from foretoken.sampling.distributions import law, likeliest
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent

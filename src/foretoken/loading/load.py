@@ -33,8 +33,8 @@ from foretoken.text import require_same_words
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from foretoken.drafters.blockwise import Heads
     from foretoken.drafters.heads import HeadsDrafter
-    from foretoken.models.stock.blockwise import Heads
 
 SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
 
@@ -54,8 +54,8 @@ class _DetachedHeads(NamedTuple):
 
     def attached(self, read: Source | PreTrainedModel, target: Model) -> HeadsDrafter:
         """The drafter, on the target's output layer: read anew where torch's weights are gone."""
+        from foretoken.drafters.blockwise import ends_of
         from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
-        from foretoken.models.stock.blockwise import ends_of
 
         network = getattr(target, "model", None)
         if network is None:
@@ -73,7 +73,7 @@ def _ngram(file: str, target: _Target) -> Drafter:
 
 
 def _heads(file: str, target: _Target) -> _DetachedHeads:
-    from foretoken.models.stock.blockwise import Heads  # late: takes seconds
+    from foretoken.drafters.blockwise import Heads  # late: takes seconds
 
     heads, name = Heads.load(file), f"heads:{file}"
     heads.require_shape(name, target.known.structure)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from foretoken.errors import InputError
+from foretoken.errors import InputError, one_line
 
+T = TypeVar("T")
 END_OF_TEXT = "<|endoftext|>"
 HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
 
@@ -32,10 +35,10 @@ class Corpus:
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Every .txt and .txt.gz below `folder` (or that one file), by name, with line ends and blank
-    lines made uniform."""
-    found = [folder] if folder.is_file() else folder.rglob("*")
-    paths = sorted(p for p in found if p.name.endswith((".txt", ".txt.gz")))
+    """Every .txt and .txt.gz below `folder` (or that one file), sorted by path, with line ends and
+    blank lines made uniform."""
+    candidates = [folder] if folder.is_file() else folder.rglob("*")
+    paths = sorted(p for p in candidates if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
         raise InputError(
             f"no .txt or .txt.gz file in {folder}; give a text file named so, or a folder of them"
@@ -61,9 +64,13 @@ def split(texts: list[str]) -> tuple[list[str], list[str]]:
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
         return [texts[0][:cut]], [texts[0][cut:]]
-    offset = min(HELD_OUT_EVERY, len(texts)) - 1
-    held_out = texts[offset::HELD_OUT_EVERY]
-    return [t for i, t in enumerate(texts) if i % HELD_OUT_EVERY != offset], held_out
+    return hold_out(texts, min(HELD_OUT_EVERY, len(texts)) - 1)
+
+
+def hold_out(items: Sequence[T], first: int = 0) -> tuple[list[T], list[T]]:
+    """Those to train on, and one in HELD_OUT_EVERY, from number `first` on, held out."""
+    train = [item for i, item in enumerate(items) if i % HELD_OUT_EVERY != first]
+    return train, list(items[first::HELD_OUT_EVERY])
 
 
 def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
@@ -88,13 +95,13 @@ def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrain
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in a model's folder, of whose own code none is run; InputError where there is
-    none."""
+    """The tokenizer in a model's folder; code in it is not run. InputError where none can be
+    read."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds
-        line = " ".join(str(error).split())[:200]
-        raise InputError(f"{folder} holds no tokenizer that can be read: {line}") from None
+        reason = one_line(error)
+        raise InputError(f"{folder} holds no tokenizer that can be read: {reason}") from None
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

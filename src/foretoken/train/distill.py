@@ -1,9 +1,8 @@
 """Teach a draft its target's law, so that more of its guesses are kept: `foretoken train distill`.
 
-Both laws are compared at every position of texts of the data, of the target or of the draft itself
-(see `texts`), at the temperature that will be served (see `losses`). alpha on held-out prompts,
-over the target's own text, decides which weights are kept (paper, 3.6; DistillSpec, arXiv
-2310.08461).
+Both laws are compared at every position of texts by the data, the target or the draft itself (see
+`texts`), at the temperature of later use (see `losses`). alpha on held-out prompts, over the
+target's own text, decides which weights are kept (paper, 3.6; DistillSpec, arXiv 2310.08461).
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from torch.nn import functional
 
 from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
+from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage import files
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
+from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
 from foretoken.train.losses import LOSSES, log_law
 from foretoken.train.pair import Pair, fingerprint
 from foretoken.train.texts import Authors, Text, logits
@@ -35,10 +34,10 @@ Report = Callable[[int, float, float | None, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What the draft is taught, on whose text, and how that is judged.
+    """The loss, whose texts it is taken on, and how alpha is measured.
 
-    At temperature 0 texts and alpha (does the argmax agree) are greedy; a one-hot law has no
-    slope, so the loss then compares the laws at temperature 1.
+    At temperature 0 texts are greedy and alpha is how often the argmax agrees; a one-hot law has
+    no slope, so the loss then compares the laws at temperature 1.
     """
 
     loss: str = "lk"
@@ -55,8 +54,7 @@ class Lesson:
         for name in ("length", "held_out"):
             require_positive(name, getattr(self, name))
         for name in ("on_policy", "target_generated"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give a share in [0, 1]")
+            require_share(name, getattr(self, name))
         if self.on_policy + self.target_generated > 1:
             raise InputError(
                 f"on_policy + target_generated is {self.on_policy + self.target_generated}; "
@@ -76,54 +74,53 @@ def distill(
     one included, to `out/model`; returns the summary.
 
     A checkpoint in `out` is resumed, with the result of an unbroken run. Raises InputError where
-    examples do not fit the models, the run diverges, or the checkpoint was begun otherwise.
+    examples do not fit the models, the run diverges, or the checkpoint is of another run.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
     authors = Authors(pair, lesson.temperature, lesson.length, **shares)
-    _require_room(pair, examples, lesson.length)
+    _require_room(pair, authors.requests([*examples.train, *examples.held_out]))
     models = {name: fingerprint(getattr(pair, name)) for name in ("target", "draft")}
     settings = asdict(lesson) | models | {"data": examples.digest}
     loop = Loop(folder_of_run(out), pair.draft, recipe, settings)
-    apart = max(1, len(examples.held_out) // lesson.held_out)
-    exam = authors.by_target(examples.held_out[::apart][: lesson.held_out], recipe.seed)
+    exam = authors.exam(examples.held_out, lesson.held_out, recipe.seed)
     if not loop.kept:
         before = alpha(pair, exam, lesson.temperature)
         loop.kept = {"before": before, "best": _best(loop, before)}
         report(0, 0.0, before, before)
-    while loop.step < recipe.steps:
-        try:
-            loss = loop.advance(
-                lambda step: _loss(
-                    pair, authors.batch(examples.train, recipe.batch, recipe.seed, step), lesson
-                )
-            )
-            found = alpha(pair, exam, lesson.temperature) if loop.due else None
-        except NumericsError:  # the draft's: the target has written the exam
-            loop.require_finite(logits=nan)
-            raise
-        if found is not None:
-            if found > loop.kept["best"]["alpha"]:
-                loop.kept["best"] = _best(loop, found)
-            loop.save(loss=loss, alpha=found)
-        report(loop.step, loss, found, loop.kept["best"]["alpha"])
+
+    def loss_at(step: int) -> Tensor:
+        texts = authors.batch(examples.train, recipe.batch, recipe.seed, step)
+        return _loss(pair, texts, lesson)
+
+    try:
+        for loss in loop.losses(loss_at):
+            measured = alpha(pair, exam, lesson.temperature) if loop.due else None
+            if measured is not None:
+                if measured > loop.kept["best"]["alpha"]:
+                    loop.kept["best"] = _best(loop, measured)
+                loop.save(loss=loss, alpha=measured)
+            report(loop.step, loss, measured, loop.kept["best"]["alpha"])
+    except NumericsError:  # from the draft: the target has written the exam
+        loop.require_finite(logits=nan)
+        raise
     return _export(loop, pair, lesson)
 
 
 def alpha(pair: Pair, texts: list[Text], temperature: float) -> float:
     """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
-    argmax agrees. Where the draft must be silent nothing is kept."""
+    argmax agrees. Positions without a guess count as 0."""
     target, drafter = pair.together.target, pair.together.drafter
     params = SamplingParams(temperature)
-    found = [overlaps(target, drafter, t.request, t.new, params) for t in texts]
-    return fmean(beta or 0.0 for text in found for beta in text)
+    betas = [overlaps(target, drafter, t.request, t.new, params) for t in texts]
+    return fmean(beta or 0.0 for text in betas for beta in text)
 
 
 def _loss(pair: Pair, texts: list[Text], lesson: Lesson) -> Tensor:
     with torch.no_grad():
         p = log_law(logits(pair.target, texts), lesson.softness)
     scores = logits(pair.draft, texts)
-    missing = p.shape[-1] - scores.shape[-1]  # rows that only pad
-    q = log_law(functional.pad(scores, (0, missing), value=-torch.inf), lesson.softness)
+    padding = p.shape[-1] - scores.shape[-1]  # output rows of no token, which the draft lacks
+    q = log_law(functional.pad(scores, (0, padding), value=-torch.inf), lesson.softness)
     return LOSSES[lesson.loss](p, q).mean()
 
 
@@ -132,18 +129,15 @@ def _best(loop: Loop, alpha: float) -> dict[str, Any]:
     return {"alpha": alpha, "step": loop.step, "weights": weights}
 
 
-def _require_room(pair: Pair, examples: Examples, length: int) -> None:
-    """InputError, before the work, for a prompt that either model cannot hold."""
-    everything = [*examples.train, *examples.held_out]
-    prompts = [[int(token) for token in e.prompt] for e in everything]
-    requests = pair.together.requests(list(prompts), length, 0)
+def _require_room(pair: Pair, requests: list[Request]) -> None:
+    """InputError, before the work, for a prompt that the draft cannot hold."""
     draft = pair.alone.target
     tokens = max(len(r.prompt) + r.limit for r in requests)
-    read = max(len(r.source or ()) for r in requests)
-    for most, limit in ((tokens, draft.context), (read, draft.source_context)):
-        if limit is not None and most > limit:
+    source = max(len(r.source or ()) for r in requests)
+    for count, limit in ((tokens, draft.context), (source, draft.source_context)):
+        if limit is not None and count > limit:
             raise InputError(
-                f"a text has {most} tokens, the draft holds {limit}; "
+                f"a text has {count} tokens, the draft holds {limit}; "
                 "give a smaller length, shorter prompts, or a draft with a longer context"
             )
 
@@ -152,20 +146,12 @@ def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
     best = loop.kept["best"]
     pair.draft.load_state_dict(best["weights"])
-    with files.folder(loop.folder / "model") as part:
-        pair.draft.save_pretrained(part)
-        if pair.together.tokenizer is not None:
-            pair.together.tokenizer.save_pretrained(part)
-    summary = {
-        "parameters": sum(p.numel() for p in pair.draft.parameters()),
-        "steps": loop.step,
-        "loss": lesson.loss,
-        "temperature": lesson.temperature,
-        "loss_temperature": lesson.softness,
-        "alpha_before": loop.kept["before"],
-        "alpha": best["alpha"],
-        "best_step": best["step"],
-        "seconds": loop.seconds,
-    }
-    loop.summarize(summary)
-    return summary
+    loop.export(pair.draft, pair.together.tokenizer)
+    return loop.summarize(
+        loss=lesson.loss,
+        temperature=lesson.temperature,
+        loss_temperature=lesson.softness,
+        alpha_before=loop.kept["before"],
+        alpha=best["alpha"],
+        best_step=best["step"],
+    )

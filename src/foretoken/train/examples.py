@@ -19,7 +19,7 @@ from foretoken.errors import InputError
 from foretoken.train import corpus
 from foretoken.train.samples import PROMPT
 
-Ids = Sequence[int] | np.ndarray  # of which a large corpus takes less room
+Ids = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Those to learn from, those held out, and a digest of where they came from."""
+    """Those to learn from, those held out, and a digest of their text."""
 
     train: list[Example]
     held_out: list[Example]
@@ -40,7 +40,7 @@ class Examples:
 
 
 class Line(BaseModel):
-    """A line of a .jsonl file; other keys are kept out, not ignored."""
+    """A line of a .jsonl file; other keys are an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     source: str
@@ -48,13 +48,13 @@ class Line(BaseModel):
 
 
 def read(
-    path: Path, words: PreTrainedTokenizerBase, length: int, *, encoder_decoder: bool
+    path: Path, tokenizer: PreTrainedTokenizerBase, length: int, *, encoder_decoder: bool
 ) -> Examples:
     """Examples with up to `length` tokens behind the prompt, one in sixteen held out.
 
-    A .jsonl file has {"source": ..., "target": ...} a line, the target may be left out. Else an
-    encoder-decoder gets a source a line, and a decoder windows of .txt and .txt.gz files, a file
-    or a folder of them. Raises InputError for what cannot be read and where there is too little.
+    A .jsonl file has {"source": ..., "target": ...} on each line; the target may be left out.
+    Other files give an encoder-decoder one source a line, and a decoder windows of text (.txt and
+    .txt.gz, a file or a folder of them). Raises InputError for unreadable data and too little.
     """
     if not path.exists():
         raise InputError(f"there is no {path}; give text, or lines of sources")
@@ -62,21 +62,19 @@ def read(
     if not pairs and not encoder_decoder:
         texts = corpus.read_texts(path)
         train, held_out = (
-            _windows(corpus.encode(part, words), length) for part in corpus.split(texts)
+            _windows(corpus.encode(part, tokenizer), length) for part in corpus.split(texts)
         )
     else:
         texts = _lines(path)
-        lines = {
-            number: _parsed(path, number, text) if pairs else Line(source=text)
-            for number, text in enumerate(texts, 1)
-            if text.strip()
-        }
-        found = [_example(line, words, length, encoder_decoder) for line in lines.values()]
-        for number, line, example in zip(lines, lines.values(), found, strict=True):
-            if not (line.source and example.prompt):
+        examples: list[Example] = []
+        for number, text in enumerate(texts, 1):
+            if not text.strip():
+                continue
+            line = _parsed(path, number, text) if pairs else Line(source=text)
+            examples.append(_example(line, tokenizer, length, encoder_decoder))
+            if not (line.source and examples[-1].prompt):
                 raise InputError(f"{path}, line {number}: the source is empty; give text")
-        held_out = found[:: corpus.HELD_OUT_EVERY]
-        train = [e for i, e in enumerate(found) if i % corpus.HELD_OUT_EVERY]
+        train, held_out = corpus.hold_out(examples)
     if not train or not held_out:
         raise InputError(
             f"{path} gives {len(train)} examples to learn from and {len(held_out)} held out; "
@@ -103,20 +101,20 @@ def _parsed(path: Path, number: int, text: str) -> Line:
     try:
         return Line.model_validate_json(text)
     except ValidationError as error:
-        what = error.errors()[0]["msg"]
+        reason = error.errors()[0]["msg"]
         raise InputError(
-            f'{path}, line {number}: {what}; give {{"source": text, "target": text}}'
+            f'{path}, line {number}: {reason}; give {{"source": text, "target": text}}'
         ) from None
 
 
 def _example(
-    line: Line, words: PreTrainedTokenizerBase, length: int, encoder_decoder: bool
+    line: Line, tokenizer: PreTrainedTokenizerBase, length: int, encoder_decoder: bool
 ) -> Example:
-    prompt = words(line.source, verbose=False).input_ids
+    prompt = tokenizer(line.source, verbose=False).input_ids
     if line.target is None:
         return Example(prompt, [])
     if encoder_decoder:
-        return Example(prompt, words(text_target=line.target, verbose=False).input_ids[:length])
-    ids = words(line.target, add_special_tokens=False, verbose=False).input_ids
-    end = [] if words.eos_token_id is None else [words.eos_token_id]
+        return Example(prompt, tokenizer(text_target=line.target, verbose=False).input_ids[:length])
+    ids = tokenizer(line.target, add_special_tokens=False, verbose=False).input_ids
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return Example(prompt, [*ids, *end][:length])

@@ -1,8 +1,8 @@
 """Train blockwise heads on a frozen target: `foretoken train heads`.
 
-Self-distillation: head k learns the target's own law k places further on (soft labels, forward KL),
-along texts of the data or of the target. A place further is a place that the head has not read, so
-that what it learns is the mean of that law over what may come between.
+Self-distillation: head k learns the target's own law k places ahead (soft labels, forward KL),
+along texts of the data or of the target. The head has not read the tokens in between, so it learns
+the mean of that law over them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.errors import InputError
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
-from foretoken.models.stock.blockwise import Heads, ends_of
 from foretoken.models.stock.needed import Read
 from foretoken.train import examples
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
-from foretoken.train.pair import Pair, read_target
+from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
+from foretoken.train.pair import Pair
 from foretoken.train.texts import Authors, Text, scores
 
 HELD_OUT = 32  # prompts that heads are measured on
@@ -45,52 +45,34 @@ Report = Callable[[int, float, Measured | None], None]  # step, loss; measured w
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A target, which is frozen, and the texts it is looked at along."""
+    """A frozen target, and the texts on which heads learn its laws."""
 
     network: PreTrainedModel
     texts: Examples
     authors: Authors
 
     @classmethod
-    def read(
-        cls,
-        target: str | None,
-        data: Path,
-        length: int,
-        target_generated: float,
-        *,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        tokenizer: str | None = None,
-        generation_config: str | None = None,
-    ) -> Teacher:
-        """A target by name (None: the one that ships), in float32, and its texts in `data`. The
-        options are those of `foretoken.load`."""
-        network, words = read_target(target, revision, tokenizer, trust=trust_remote_code)
-        return cls.of(network, words, data, length, target_generated, generation_config)
-
-    @classmethod
     def of(
         cls,
         network: PreTrainedModel,
-        words: PreTrainedTokenizerBase | None,
+        tokenizer: PreTrainedTokenizerBase | None,
         data: Path,
         length: int,
         target_generated: float,
         generation_config: str | None = None,
     ) -> Teacher:
-        """A target in memory. `target_generated`: the share of texts that it writes itself."""
+        """A target in memory, and texts in `data`. `target_generated`: the share of texts that it
+        writes itself. `generation_config` is that of `foretoken.load`."""
         require_positive("length", length)
-        if not 0 <= target_generated <= 1:
-            raise InputError(f"target_generated is {target_generated}; give a share in [0, 1]")
-        if words is None:
+        require_share("target_generated", target_generated)
+        if tokenizer is None:
             raise InputError("the target has no tokenizer, so text has no ids; give one with it")
         network.eval().requires_grad_(False)
-        alone = load(network, "none", tokenizer=words, generation_config=generation_config)
-        alone = replace(alone, suggested={})  # what it writes here is in its own law
-        heard = alone.target.encoder_decoder
-        texts = examples.read(data, words, length, encoder_decoder=heard)
-        pair = Pair(network, network, alone, alone)  # there is no draft that could write
+        alone = load(network, "none", tokenizer=tokenizer, generation_config=generation_config)
+        alone = replace(alone, suggested={})  # its texts follow its own law, at temperature 1
+        encoder_decoder = alone.target.encoder_decoder
+        texts = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
+        pair = Pair(network, network, alone, alone)  # without a draft that could write
         return cls(network, texts, Authors(pair, 1.0, length, target_generated=target_generated))
 
 
@@ -99,9 +81,9 @@ def train_heads(
 ) -> dict[str, Any]:
     """Train `count` heads until `recipe.steps` and write them to `out`; returns the summary.
 
-    They are trained in the target's dtype. Checkpoint and log stand in a folder beside `out`, with
-    .run behind its name, and are resumed with the result of a run that was never stopped. Raises
-    InputError where they are another run's, and where no text is long enough for the last head.
+    They are trained in the target's dtype. The folder `out`.run holds checkpoint and log, and is
+    resumed with the result of an unbroken run. Raises InputError where it is another run's, and
+    where no text is long enough for the last head.
     """
     require_positive("heads", count)
     if out.is_dir():
@@ -110,35 +92,33 @@ def train_heads(
     folder = folder_of_run(out.with_name(f"{out.name}.run"))
     target, authors, texts = teacher.network, teacher.authors, teacher.texts
     heads = Heads.fresh(target, count, recipe.seed).to(target.device, target.dtype)
-    apart = max(1, len(texts.held_out) // HELD_OUT)
-    exam = authors.by_target(texts.held_out[::apart][:HELD_OUT], recipe.seed)
+    exam = authors.exam(texts.held_out, HELD_OUT, recipe.seed)
     loop = Loop(folder, heads, recipe, _settings(heads, teacher))
-    found = None
-    while loop.step < recipe.steps:
-        loss = loop.advance(
-            lambda step: distance(
-                heads, target, authors.batch(texts.train, recipe.batch, recipe.seed, step)
-            )
-        )
-        found = measure(heads, target, exam, recipe.batch) if loop.due else None
-        if found:
-            loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(found.alpha, 1)})
-        report(loop.step, loss, found)
-    found = found or measure(heads, target, exam, recipe.batch)
+
+    def loss_at(step: int) -> Tensor:
+        return distance(heads, target, authors.batch(texts.train, recipe.batch, recipe.seed, step))
+
+    measured = None
+    for loss in loop.losses(loss_at):
+        measured = measure(heads, target, exam, recipe.batch) if loop.due else None
+        if measured:
+            loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(measured.alpha, 1)})
+        report(loop.step, loss, measured)
+    measured = measured or measure(heads, target, exam, recipe.batch)
     heads.float().save(out)
     return {
         "heads": count,
         "parameters": sum(weight.numel() for weight in heads.parameters()),
         "steps": loop.step,
-        "alpha": found.alpha,
-        "agreement": found.agreement,
+        "alpha": measured.alpha,
+        "agreement": measured.agreement,
         "seconds": loop.seconds,
     }
 
 
 def _require_texts(teacher: Teacher, count: int) -> None:
-    """InputError, before the work, for heads that look beyond the end of every text."""
-    reach = teacher.authors.longest(teacher.texts.train) - 1  # the first token is nobody's guess
+    """InputError, before the work, for heads that reach beyond the end of every text."""
+    reach = teacher.authors.longest(teacher.texts.train) - 1  # no head guesses the first token
     if reach < count:
         raise InputError(
             f"heads is {count}, but with length {teacher.authors.length} the texts teach "
@@ -147,7 +127,7 @@ def _require_texts(teacher: Teacher, count: int) -> None:
 
 
 def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
-    """What a run that goes on must have in common with the one that was begun."""
+    """What a resumed run must share with the one that was begun."""
     return {
         "heads": heads.count,
         "target": hashlib.sha256(heads.sketch.numpy().tobytes()).hexdigest()[:12],
@@ -169,15 +149,15 @@ def distance(heads: Heads, target: PreTrainedModel, texts: list[Text]) -> Tensor
 
 @torch.no_grad()
 def measure(heads: Heads, target: PreTrainedModel, texts: list[Text], batch: int) -> Measured:
-    """What each head is worth along `texts`, so many at a time."""
-    alpha, agreement, seen = ([0.0] * heads.count for _ in range(3))
+    """How well each head predicts `texts`, `batch` of them at a time."""
+    alpha, agreement, places = ([0.0] * heads.count for _ in range(3))
     for at in range(0, len(texts), batch):
         for k, (teacher, student) in enumerate(laws(heads, target, texts[at : at + batch])):
             alpha[k] += float(torch.minimum(teacher.softmax(-1), student.softmax(-1)).sum())
             agreement[k] += int((teacher.argmax(-1) == student.argmax(-1)).sum())
-            seen[k] += len(teacher)
+            places[k] += len(teacher)
     sums = (alpha, agreement)
-    return Measured(*([x / max(1, n) for x, n in zip(sum_, seen, strict=True)] for sum_ in sums))
+    return Measured(*([x / max(1, n) for x, n in zip(sum_, places, strict=True)] for sum_ in sums))
 
 
 def laws(
@@ -185,29 +165,29 @@ def laws(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each head the target's logits and its own for the same tokens, `[N, V]` each.
 
-    At place i the target has read token i, and token i + 1 was chosen: head k (from 1) is to say
-    what the target says at place i + k.
+    At place i the target has read token i, and token i + 1 was chosen: head k (from 1) learns the
+    target's law at place i + k.
     """
     rows = [[*text.request.prompt, *text.new] for text in texts]
     ids = padded(rows, target.device)
     hidden, logits = along(target, ids, texts)
-    output, words = ends_of(target)
+    output, embeddings = ends_of(target)
     lengths = torch.tensor([len(row) for row in rows], device=target.device)
     within = torch.arange(ids.shape[1], device=target.device) < lengths[:, None]
     for k in range(1, heads.count + 1):
-        real = within[:, k:]  # where the target speaks of this row's text
-        chosen = words(ids[:, 1:][:, : real.shape[1]][real])
+        real = within[:, k:]  # places i + k inside the row's own text
+        chosen = embeddings(ids[:, 1:][:, : real.shape[1]][real])
         states = heads(hidden[:, : real.shape[1]][real], chosen, k - 1, k).squeeze(1)
         yield logits[:, k:][real], output(states)
 
 
 @torch.no_grad()
 def along(target: PreTrainedModel, ids: Tensor, texts: list[Text]) -> tuple[Tensor, Tensor]:
-    """What the output layer reads `[B, T, H]` and says `[B, T, V]` along the texts."""
-    seen, (output, _) = Read(), ends_of(target)
-    hook = output.register_forward_pre_hook(seen.enter)
+    """The output layer's input `[B, T, H]` and the logits `[B, T, V]` along the texts."""
+    recorder, (output, _) = Read(), ends_of(target)
+    hook = output.register_forward_pre_hook(recorder.enter)
     try:
         logits = scores(target, texts, ids)
     finally:
         hook.remove()
-    return seen.hidden, logits
+    return recorder.hidden, logits

@@ -1,13 +1,12 @@
 """Train a small Llama-architecture model on a folder of text: `foretoken train lm`.
 
-Batches depend on the seed and the step alone, so a run that was killed resumes from its last
-checkpoint with the same data.
+Batches depend on the seed and the step alone, so a run that was killed resumes with the same data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,19 +16,18 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from foretoken.errors import InputError
+from foretoken.errors import InputError, one_line
 from foretoken.storage import files
 from foretoken.train import corpus
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 
-Report = Callable[
-    [int, float, float | None], None
-]  # step, training loss, held-out loss where measured
+# step, training loss, held-out loss where measured
+Report = Callable[[int, float, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model's size; a tied embedding of `vocab_size` rows comes on top. A training window has
+    """The model's size, with a tied embedding of `vocab_size` rows; training windows have
     `context` tokens."""
 
     layers: int = 16
@@ -54,46 +52,46 @@ def train_lm(
     out: Path,
     shape: Shape,
     recipe: Recipe,
-    *,
-    tokenizer: Path | None,
+    tokenizer_folder: Path | None,
     init: Path | None,
     report: Report,
 ) -> dict[str, Any]:
-    """Train until `recipe.steps`, then write the model in transformers' layout to `out`; returns
-    the summary.
+    """Train until `recipe.steps`, then write the model in transformers' layout to `out/model`;
+    returns the summary.
 
-    `tokenizer`: a folder whose tokenizer is used instead of a new one. `init`: a folder whose
-    weights are the start. A checkpoint in `out` is resumed.
+    `tokenizer_folder`: its tokenizer is used instead of a new one. `init`: a folder whose weights
+    (and tokenizer, if no other is given) are the start. A checkpoint in `out` is resumed.
     """
     texts = corpus.read_texts(data)
     folder_of_run(out)
-    words = _tokenizer(out, texts, shape, tokenizer or init)
-    books = corpus.build(texts, words)
+    tokenizer = _tokenizer(out, texts, shape, tokenizer_folder or init)
+    books = corpus.build(texts, tokenizer)
     if len(books.train) <= shape.context or len(books.held_out) <= shape.context:
         raise InputError(
             f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held "
             f"out; give more text, or a context below {min(len(books.train), len(books.held_out))}"
         )
-    model = _model(init, shape, recipe, words)
+    model = _model(init, shape, recipe, tokenizer)
     loop = Loop(out, model, recipe)
-    while loop.step < recipe.steps:
-        loss = loop.advance(
-            lambda step: _loss(model, _batch(books.train, shape.context, recipe, step))
-        )
+
+    def loss_at(step: int) -> torch.Tensor:
+        return _loss(model, _batch(books.train, shape.context, recipe, step))
+
+    for loss in loop.losses(loss_at):
         measured = None
         if loop.due:
             measured = held_out_loss(model, books.held_out, shape.context, windows=24)
             loop.save(loss=loss, held_out=measured)
         report(loop.step, loss, measured)
-    return _export(loop, model, words, books, shape.context)
+    return _export(loop, model, tokenizer, books, shape.context)
 
 
 def _model(
-    init: Path | None, shape: Shape, recipe: Recipe, words: PreTrainedTokenizerFast
+    init: Path | None, shape: Shape, recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> LlamaForCausalLM:
     torch.manual_seed(recipe.seed)
-    model = _weights(init) if init else LlamaForCausalLM(_config(shape, words))
-    rows, ids = model.config.vocab_size, max(words.get_vocab().values()) + 1
+    model = _weights(init) if init else LlamaForCausalLM(_config(shape, tokenizer))
+    rows, ids = model.config.vocab_size, max(tokenizer.get_vocab().values()) + 1
     if rows < ids:
         raise InputError(f"{init} has {rows} rows for {ids} tokens; leave --tokenizer out")
     model.config.max_position_embeddings = shape.context
@@ -103,38 +101,30 @@ def _model(
 def _export(
     loop: Loop,
     model: LlamaForCausalLM,
-    words: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerFast,
     books: corpus.Corpus,
     context: int,
 ) -> dict[str, Any]:
     """The model in bfloat16 with its tokenizer, and what was measured, in the loop's folder."""
     half = LlamaForCausalLM(model.config).bfloat16()
     half.load_state_dict(model.state_dict())
-    with files.folder(loop.folder / "model") as part:
-        half.save_pretrained(part)
-        words.save_pretrained(part)
-    # of the rounded weights, as shipped
-    nats = held_out_loss(half.float(), books.held_out, context)
-    summary = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": loop.step,
-        "tokens_seen": loop.step * loop.recipe.batch * context,
-        "train_tokens": len(books.train),
-        "held_out_tokens": len(books.held_out),
-        "held_out_nats_per_token": nats,
-        "held_out_bits_per_byte": nats * len(books.held_out) / books.held_out_bytes / math.log(2),
-        "seconds": loop.seconds,
-    }
-    loop.summarize(summary)
-    return summary
+    loop.export(half, tokenizer)
+    nats = held_out_loss(half.float(), books.held_out, context)  # of the weights as written
+    return loop.summarize(
+        tokens_seen=loop.step * loop.recipe.batch * context,
+        train_tokens=len(books.train),
+        held_out_tokens=len(books.held_out),
+        held_out_nats_per_token=nats,
+        held_out_bits_per_byte=nats * len(books.held_out) / books.held_out_bytes / math.log(2),
+    )
 
 
 @torch.inference_mode()
 def held_out_loss(
     model: LlamaForCausalLM, ids: np.ndarray, context: int, windows: int | None = None
 ) -> float:
-    """Nats per token; each window's second half is scored, its first half being context. All
-    windows unless told."""
+    """Nats per token; each window's second half is scored, its first half being context.
+    `windows`: how many, evenly spread; None: all."""
     model.eval()
     stride = context // 2
     starts = list(range(0, len(ids) - context, stride))
@@ -142,9 +132,7 @@ def held_out_loss(
         starts = starts[:: max(1, len(starts) // windows)]
     losses = []
     for i in range(0, len(starts), 8):
-        batch = torch.from_numpy(
-            np.stack([ids[s : s + context + 1] for s in starts[i : i + 8]]).astype(np.int64)
-        )
+        batch = _windows(ids, starts[i : i + 8], context)
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits[:, -stride:]
         losses.append(
             functional.cross_entropy(
@@ -162,7 +150,11 @@ def _loss(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 
 def _batch(ids: np.ndarray, context: int, recipe: Recipe, step: int) -> torch.Tensor:
     random = np.random.default_rng((recipe.seed, step))
-    starts = random.integers(0, len(ids) - context, recipe.batch)
+    return _windows(ids, random.integers(0, len(ids) - context, recipe.batch), context)
+
+
+def _windows(ids: np.ndarray, starts: Iterable[int], context: int) -> torch.Tensor:
+    """`[B, context + 1]`: each predicts its last `context` tokens."""
     return torch.from_numpy(np.stack([ids[s : s + context + 1] for s in starts]).astype(np.int64))
 
 
@@ -170,13 +162,13 @@ def _weights(folder: Path) -> LlamaForCausalLM:
     try:
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except Exception as error:  # the library raises many kinds
-        line = " ".join(str(error).split())[:200]
-        raise InputError(f"{folder} holds no Llama model that can be read: {line}") from None
+        reason = one_line(error)
+        raise InputError(f"{folder} holds no Llama model that can be read: {reason}") from None
 
 
-def _config(shape: Shape, words: PreTrainedTokenizerFast) -> LlamaConfig:
+def _config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=len(words),
+        vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=shape.feed_forward,
         num_hidden_layers=shape.layers,
@@ -184,8 +176,8 @@ def _config(shape: Shape, words: PreTrainedTokenizerFast) -> LlamaConfig:
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
-        bos_token_id=cast(int, words.bos_token_id),
-        eos_token_id=cast(int, words.eos_token_id),
+        bos_token_id=cast(int, tokenizer.bos_token_id),
+        eos_token_id=cast(int, tokenizer.eos_token_id),
     )
 
 
@@ -194,7 +186,7 @@ def _tokenizer(
 ) -> PreTrainedTokenizerFast:
     folder = given or out / "tokenizer"
     if given is None and not folder.exists():
-        new = corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, shape.context)
+        fresh = corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, shape.context)
         with files.folder(folder) as part:
-            new.save_pretrained(part)
+            fresh.save_pretrained(part)
     return corpus.read_tokenizer(folder)

@@ -1,8 +1,8 @@
 """A training run and its folder: optimisers, the step, a checkpoint that is whole at any moment.
 
-Where losses depend on the step alone, a run that was killed goes on from its last checkpoint and
-ends as one that was not. Muon for the matrices, AdamW for the rest; warm-up, plateau, linear decay
-over the last quarter. Knows neither data nor what is learnt.
+Where losses depend on the step alone, a run that was killed resumes from its last checkpoint and
+ends as an unbroken one would. Muon for the matrices, AdamW for the rest; warm-up, plateau, linear
+decay over the last quarter. Knows neither data nor what is learnt.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.errors import InputError
 from foretoken.storage import files
 
-FIXED = ("batch", "learning_rate", "warmup", "seed")  # of a recipe, from a run's first step on
+FIXED = ("batch", "learning_rate", "warmup", "seed")  # fields that a resumed run may not change
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,14 @@ def require_positive(name: str, value: int) -> None:
         raise InputError(f"{name} is {value}; give 1 or more")
 
 
+def require_share(name: str, value: float) -> None:
+    """InputError for a share outside [0, 1]."""
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} is {value}; give a share in [0, 1]")
+
+
 def folder_of_run(path: Path) -> Path:
-    """The folder, new or as it stands. InputError where a file is in its place."""
+    """The folder, made where it is missing. InputError where a file is in its place."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
     path.mkdir(parents=True, exist_ok=True)
@@ -65,7 +71,7 @@ def folder_of_run(path: Path) -> Path:
 
 
 class Loop:
-    """A model in training. What `kept` holds (tensors and plain values) is saved beside it."""
+    """A model in training. `kept` (tensors and plain values) is saved with it."""
 
     def __init__(
         self,
@@ -74,11 +80,10 @@ class Loop:
         recipe: Recipe,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """Goes on from the checkpoint in `folder`, if there is one.
+        """Resumes the checkpoint in `folder`, if there is one.
 
-        `settings`: plain values with which the run was begun. Raises InputError where the
-        checkpoint is another model's or was begun with others, or with another recipe; only
-        `steps` and `save_every` may change.
+        `settings`: plain values that the whole run shares. Raises InputError for a checkpoint of
+        another model, other settings or another recipe; only `steps` and `save_every` may change.
         """
         self.folder, self.model, self.recipe = folder, model, recipe
         self.settings = {name: getattr(recipe, name) for name in FIXED} | (settings or {})
@@ -97,10 +102,15 @@ class Loop:
         """Whether to measure and save after this step."""
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
+    def losses(self, loss_at: Callable[[int], Tensor]) -> Iterator[float]:
+        """Every step that is left to make, by its loss."""
+        while self.step < self.recipe.steps:
+            yield self.advance(loss_at)
+
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
         """One optimiser step down `loss_at(step)`; returns that loss.
 
-        Raises InputError where the loss or its slope is no number; the weights are then as before.
+        Raises InputError for a loss or slope of NaN or infinity; the weights are then unchanged.
         """
         start = time.perf_counter()
         rate = learning_rate(self.step, self.recipe)
@@ -118,7 +128,7 @@ class Loop:
         return loss.item()
 
     def require_finite(self, **figures: float) -> None:
-        """InputError, with the remedy, where one of the figures is no number."""
+        """InputError, with the remedy, for a figure of NaN or infinity."""
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise InputError(
@@ -128,10 +138,18 @@ class Loop:
                 )
 
     def save(self, **figures: float) -> None:
-        """Write the checkpoint beside its final name first, so that a kill or a full disk leaves
-        the old one whole; then a line of `log.jsonl`. A figure that is no number is an InputError,
-        and nothing is written."""
+        """Write the checkpoint, then a line of `log.jsonl`. A figure of NaN or infinity is an
+        InputError, and nothing is written."""
         self.require_finite(**figures)
+        self._write_checkpoint()
+        rounded = {name: round(value, 4) for name, value in figures.items()}
+        line = {"step": self.step, **rounded, "seconds": round(self.seconds)}
+        log = self.folder / "log.jsonl"
+        with files.naming(log), log.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+    def _write_checkpoint(self) -> None:
+        """Beside its final name first: a kill or a full disk leaves the old one whole."""
         state = {
             "settings": self.settings,
             "step": self.step,
@@ -141,25 +159,31 @@ class Loop:
             "kept": self.kept,
         }
         part = self.folder / "checkpoint.part"
-        whole = io.BytesIO()
-        torch.save(state, whole)
+        content = io.BytesIO()
+        torch.save(state, content)
         try:
             with files.naming(self.checkpoint):
-                part.unlink(missing_ok=True)  # of a process that was killed
+                part.unlink(missing_ok=True)  # left by a process that was killed
                 with part.open("xb") as out:
-                    out.write(whole.getbuffer())
+                    out.write(content.getbuffer())
                 os.replace(part, self.checkpoint)
         finally:
             part.unlink(missing_ok=True)
-        rounded = {name: round(value, 4) for name, value in figures.items()}
-        line = {"step": self.step, **rounded, "seconds": round(self.seconds)}
-        log = self.folder / "log.jsonl"
-        with files.naming(log), log.open("a") as lines:
-            lines.write(json.dumps(line) + "\n")
 
-    def summarize(self, summary: dict[str, Any]) -> None:
-        """Write `summary.json`."""
+    def export(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Write `model`, in transformers' layout."""
+        with files.folder(self.folder / "model") as part:
+            network.save_pretrained(part)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(part)
+
+    def summarize(self, **figures: Any) -> dict[str, Any]:
+        """Write and return `summary.json`: the figures, and the run's size and time."""
+        parameters = sum(p.numel() for p in self.model.parameters())
+        summary = {"parameters": parameters, "steps": self.step, **figures}
+        summary["seconds"] = self.seconds
         files.write(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        return summary
 
     def _load(self) -> None:
         try:
@@ -171,7 +195,7 @@ class Loop:
                     optimizer.load_state_dict(saved)
                 self.step, self.seconds = state["step"], state["seconds"]
                 self.kept = state["kept"]
-        except Exception as error:  # a broken file raises many kinds, another shape a RuntimeError
+        except Exception as error:  # of many kinds for a broken file; RuntimeError: another shape
             raise InputError(
                 f"{self.checkpoint} is no checkpoint of this model ({type(error).__name__}); "
                 "give the shape it was begun with, or another --out"
@@ -198,11 +222,10 @@ def learning_rate(step: int, recipe: Recipe) -> float:
 
 
 def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embeddings and head, AdamW for what is left."""
+    """Muon for the matrices between embeddings and head, AdamW for the rest."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    outside = (*tables, head)
-    outer = {id(p) for m in outside if m is not None for p in m.parameters()}
+    outer = {id(p) for m in (*tables, head) if m is not None for p in m.parameters()}
     inner = {id(p) for p in model.parameters() if p.ndim == 2 and id(p) not in outer}
     matrices = [p for p in model.parameters() if id(p) in inner]
     rest = [p for p in model.parameters() if id(p) not in inner]

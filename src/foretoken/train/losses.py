@@ -2,8 +2,9 @@
 section 3.6: custom-made approximation models).
 
 Each takes the logs of both laws, `[..., V]` in float32 or better, and returns a value at every
-position, `[...]`; gradients flow to q alone where p was made without. All are least, 0, at q = p,
-and finite everywhere. alpha = sum_x min(p, q) is what speculative decoding keeps (Corollary 3.6).
+position, `[...]`; where p carries no gradient, gradients flow to q alone. All have their minimum,
+0, at q = p, and are finite everywhere. alpha = sum_x min(p, q) is what speculative decoding keeps
+(Corollary 3.6).
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-LEAST = -100.0  # the log of a probability of 0: what cannot be said costs this, not infinity
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]]
+LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 
 
 def log_law(logits: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature), as tokens are drawn at that temperature, at least LEAST.
 
-    -inf is a token that cannot be said; it gets no gradient. The temperature must be above 0.
+    A logit of -inf, an impossible token, gets no gradient. The temperature must be above 0.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
     return (scores / temperature).log_softmax(-1).clamp(min=LEAST)
 
 
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
-    """sum p log(p / q): covers all that the target may say (Hinton et al., arXiv 1503.02531)."""
+    """sum p log(p / q): covers all of the target's support (Hinton et al., arXiv 1503.02531)."""
     return (p.exp() * (p - q)).sum(-1)
 
 
@@ -45,7 +45,7 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """1 - alpha = 1 - sum min(p, q): what is rejected, itself (paper, Theorem 3.5).
+    """1 - alpha = 1 - sum min(p, q): the share that is rejected (paper, Theorem 3.5).
 
     Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i): it vanishes where
     the laws hardly overlap, so a cold draft does not learn from it.
@@ -66,7 +66,7 @@ def lk(p: Tensor, q: Tensor) -> Tensor:
     return weight * forward_kl(p, q) + (1 - weight) * rejected
 
 
-LOSSES = {
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,
     "rkl": reverse_kl,
     "jsd": jensen_shannon,

@@ -1,8 +1,8 @@
 """Fit an n-gram table to token ids: interpolated modified Kneser-Ney (Chen and Goodman 1998).
 
 The highest order discounts counts, the lower ones the number of different tokens seen in front;
-every law sums to 1. All passes are over whole arrays: a k-gram is the number of its first k-1
-tokens and its last token. Knows ids, not models.
+every law sums to 1. All passes are over whole arrays: a k-gram is a pair, the number of its first
+k-1 tokens (its context) and its last token. Knows ids, not models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fit(
 
     `ids`: sequences, or one array. No n-gram reaches across the end of a sequence, nor across a
     `separator`, which may only be its first or last token. `fingerprint`: the tokenizer's.
-    Raises InputError for ids outside the vocabulary and where there are none.
+    Raises InputError for ids outside the vocabulary and for no ids at all.
     """
     if order < 1:
         raise InputError(f"order is {order}; give 1 (unigram) or more")
@@ -58,7 +58,7 @@ def fit_from_text(
     if not Path(path).exists():
         raise InputError(f"there is no {path}; give a text file or a folder of them")
     ids = corpus.encode(corpus.read_texts(Path(path)), tokenizer)
-    end = int(ids[0])  # of a text: encode begins with it
+    end = int(ids[0])  # encode begins with the end-of-text token
     vocabulary = tokenizer.get_vocab()
     V = vocab_size or max(vocabulary.values()) + 1  # ids may have gaps
     return fit(ids, V, order, separator=end, fingerprint=fingerprint(vocabulary))
@@ -67,8 +67,8 @@ def fit_from_text(
 def held_out_bits_of_text(
     path: Path, tokenizer: PreTrainedTokenizerBase, order: int
 ) -> float | None:
-    """Bits a token on the texts that `corpus.split` holds out, of a table of the others; None where
-    nothing is left to hold out."""
+    """Bits a token on the texts that `corpus.split` holds out, of a table of the others; None
+    without held-out text."""
     train, held_out = corpus.split(corpus.read_texts(path))
     if not any(held_out):
         return None
@@ -79,9 +79,8 @@ def held_out_bits_of_text(
 
 
 def held_out_bits(sequences: Sequence[Sequence[int]], V: int, order: int) -> float | None:
-    """The same of sequences, one in `corpus.HELD_OUT_EVERY` held out, at least one."""
-    unseen = sequences[:: corpus.HELD_OUT_EVERY]
-    train = [ids for i, ids in enumerate(sequences) if i % corpus.HELD_OUT_EVERY]
+    """The same of sequences, as `corpus.hold_out` divides them."""
+    train, unseen = corpus.hold_out(sequences)
     return bits_per_token(fit(train, V, order), unseen) if any(train) and any(unseen) else None
 
 
@@ -93,7 +92,7 @@ def bits_per_token(table: NGram, ids: Ids, *, separator: int | None = None) -> f
         at = np.flatnonzero((room >= k) & (node >= 0))
         context, token = node[at], tokens[at + k - 1]
         node = np.full(len(tokens), -1)
-        node[at] = _places(level, context, token, table.vocab_size)
+        node[at] = _numbers(level, context, token, table.vocab_size)
         weight = np.where(node[at] >= 0, level.weights[node[at]] if len(level.weights) else 0, 0)
         p[at + k - 1] = weight + level.backoff[context] * p[at + k - 1]
     with np.errstate(divide="ignore"):
@@ -114,7 +113,7 @@ def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.nd
     last[np.cumsum([len(part) for part in parts if len(part)]) - 1] = True
     ends = np.flatnonzero(last if separator is None else last | (tokens == separator))
     places = np.arange(len(tokens))
-    beyond = np.where(last, places, places + 1)  # a separator may begin an n-gram, too
+    beyond = np.where(last, places, places + 1)  # a separator may also begin an n-gram
     return tokens, ends[np.searchsorted(ends, beyond)] - places + 1
 
 
@@ -135,7 +134,7 @@ def _extend(
 def _continuations(
     node: np.ndarray, room: np.ndarray, first: np.ndarray, k: int, size: int
 ) -> np.ndarray:
-    """How many different tokens were seen in front of each (k-1)-gram; a start is one more."""
+    """How many different tokens were seen in front of each (k-1)-gram; a start counts as one."""
     counts = np.bincount(node[first + 1], minlength=size)
     begins = (room >= k - 1) & (np.concatenate([[0], room[:-1]]) < k)
     counts[np.unique(node[begins])] += 1
@@ -146,18 +145,18 @@ def _level(contexts: np.ndarray, lasts: np.ndarray, counts: np.ndarray, size: in
     """One order: (c - D(c)) / total to each k-gram, the sum of D / total to the order below."""
     cut = _discounts(counts)[np.minimum(counts, 3)]
     total = np.bincount(contexts, counts, size)
-    some = np.maximum(total, 1)
-    backoff = np.where(total > 0, np.bincount(contexts, cut, size) / some, 1)
+    divisor = np.maximum(total, 1)
+    backoff = np.where(total > 0, np.bincount(contexts, cut, size) / divisor, 1)
     return Level(
         np.searchsorted(contexts, np.arange(size + 1)).astype(np.uint32),
         lasts.astype(np.uint32),
-        ((counts - cut) / some[contexts]).astype(np.float32),
+        ((counts - cut) / divisor[contexts]).astype(np.float32),
         backoff.astype(np.float32),
     )
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """D(0), D(1), D(2), D(3 and more) from the counts of counts; 0.5 where they do not tell."""
+    """D(0), D(1), D(2), D(3 and more) from the counts of counts; 0.5 where one of these is 0."""
     n1, n2, n3, n4 = (int((counts == c).sum()) for c in (1, 2, 3, 4))
     if not (n1 and n2 and n3 and n4):
         return np.array([0, 0.5, 0.5, 0.5])
@@ -166,11 +165,10 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
     return np.array([0, *np.clip(D, 0.1, [1, 2, 3])])
 
 
-def _places(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np.ndarray:
-    """Where context and token stand in the level, -1 where they do not."""
-    wanted = context * V + token
+def _numbers(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np.ndarray:
+    """The numbers of these k-grams in the level, -1 for those that it lacks."""
+    grams = context * V + token
     spans = np.diff(level.starts.astype(np.int64))
     keys = np.repeat(np.arange(len(spans)), spans) * V + level.tokens
-    found = np.searchsorted(keys, wanted)
-    hit = np.append(keys, -1)[found] == wanted
-    return np.where(hit, found, -1)
+    numbers = np.searchsorted(keys, grams)
+    return np.where(np.append(keys, -1)[numbers] == grams, numbers, -1)

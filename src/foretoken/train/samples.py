@@ -11,15 +11,16 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.request import Completion
 from foretoken.speculator import BATCH, Speculator
 
-PROMPT, LENGTH = 16, 240  # tokens of a prompt, and of what the target says after it
+PROMPT, LENGTH = 16, 240  # tokens of a prompt, and of the target's continuation
 
 
 def samples(
     spec: Speculator, tokens: int, *, prompts: np.ndarray | None, temperature: float, seed: int
 ) -> Iterator[list[int]]:
-    """Sequences that the target wrote, `tokens` in all or a few more, without their prompts.
+    """Sequences that the target writes, `tokens` in all or a few more, without their prompts.
 
     `prompts`: ids to cut prompts from; None starts every sequence from an end-of-sequence token.
+    Raises InputError for less than a token, RefusedError for a target that cannot be sampled.
     """
     if spec.target.encoder_decoder:
         raise RefusedError("an encoder-decoder has no text of its own; fit to text instead")
@@ -32,11 +33,11 @@ def samples(
 
 
 def completed(spec: Speculator, prompts: list[list[int]], **options: Any) -> list[Completion]:
-    """`generate`, but a Ctrl-C is one and not the end of a text."""
-    found = spec.generate(list(prompts), **options)
-    if any(one.finish_reason == "interrupted" for one in found):
+    """`generate`, but Ctrl-C is raised again instead of ending a text."""
+    completions = spec.generate(list(prompts), **options)
+    if any(completion.finish_reason == "interrupted" for completion in completions):
         raise KeyboardInterrupt
-    return found
+    return completions
 
 
 def _sampled(
@@ -48,13 +49,13 @@ def _sampled(
     seed: int,
 ) -> Iterator[list[int]]:
     random = np.random.default_rng(seed)
-    done = 0
-    while done < tokens:
+    written = 0
+    while written < tokens:
         batch = [_prompt(spec, prompts, random) for _ in range(BATCH)]
-        keys = [(seed, done + b) for b in range(BATCH)]
+        keys = [(seed, written + b) for b in range(BATCH)]
         options = {"temperature": temperature, "gamma": 0, "seed": keys}
         for completion in completed(spec, batch, max_new_tokens=length, **options):
-            done += len(completion.tokens)
+            written += len(completion.tokens)
             yield completion.tokens
 
 

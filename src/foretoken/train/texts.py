@@ -1,4 +1,4 @@
-"""The texts that both laws are compared on, and who wrote them.
+"""The texts that a draft is taught on, and who writes them.
 
 On-policy: the draft itself, as it is at that step. Off-policy: the target (by speculative decoding
 with that draft, so in its own law), or the data (Agarwal et al., arXiv 2306.13649; Zhou et al.,
@@ -17,18 +17,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.models.rows import padded
+from foretoken.options import Seed
 from foretoken.request import Request
 from foretoken.train.examples import Example
 from foretoken.train.pair import Pair
 from foretoken.train.samples import completed
 
-GAMMA = 4  # a fixed one: what is chosen by the clock would not come again after a kill
+GAMMA = 4  # fixed: one chosen by the clock would give a resumed run other texts
 Author = Literal["draft", "target", "data"]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What was asked, and what came."""
+    """A request, and the new tokens behind it."""
 
     request: Request
     new: list[int]
@@ -36,8 +37,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Authors:
-    """Makes batches. What neither share claims is the data's, where they say what follows a
-    prompt, else the target's."""
+    """Makes batches. Texts in neither share are the data's where they hold a reference, else the
+    target's."""
 
     pair: Pair
     temperature: float
@@ -51,9 +52,11 @@ class Authors:
         picked = [examples[i] for i in random.integers(len(examples), size=size).tolist()]
         shares = random.random(size).tolist()
         keys = [(seed, step * size + i) for i in range(size)]
-        requests = self._requests(picked, keys)
-        given = zip(picked, requests, strict=True)
-        new = [[int(token) for token in e.reference][: r.limit] for e, r in given]
+        requests = self.requests(picked, keys)
+        new = [
+            [int(token) for token in example.reference][: request.limit]
+            for example, request in zip(picked, requests, strict=True)
+        ]
         authors = [self._author(share, text) for share, text in zip(shares, new, strict=True)]
         for author in ("draft", "target"):
             rows = [i for i in range(size) if authors[i] == author]
@@ -69,24 +72,25 @@ class Authors:
         off_policy = share < self.on_policy + self.target_generated
         return "target" if off_policy or not reference else "data"
 
-    def by_target(self, examples: Sequence[Example], seed: int) -> list[Text]:
-        """The target's own continuation of each, without a draft: the prefixes on which alpha is
-        measured (C57: paper, section 4)."""
-        keys = [(seed, 2**62 + i) for i in range(len(examples))]
-        written = self._written("target", examples, keys, gamma=0)
-        requests = self._requests(examples, keys)
+    def exam(self, examples: Sequence[Example], count: int, seed: int) -> list[Text]:
+        """The target's own continuation of up to `count` examples, evenly spread, without a draft:
+        the prefixes on which alpha is measured (C57: paper, section 4)."""
+        picked = examples[:: max(1, len(examples) // count)][:count]
+        keys = [(seed, 2**62 + i) for i in range(len(picked))]
+        written = self._written("target", picked, keys, gamma=0)
+        requests = self.requests(picked, keys)
         return [Text(r, text) for r, text in zip(requests, written, strict=True)]
 
     def longest(self, examples: Sequence[Example]) -> int:
-        """The most tokens that a text may have, what the decoder is given included."""
-        requests = self._requests(examples, [(0, 0)] * len(examples))
-        models = self.on_policy + self.target_generated > 0  # which may use all the room
+        """The most tokens that a text may have, the decoder's prompt included."""
+        sampled = self.on_policy + self.target_generated > 0  # such texts may reach the limit
         return max(
-            len(r.prompt) + (r.limit if models else min(r.limit, len(e.reference) or r.limit))
-            for e, r in zip(examples, requests, strict=True)
+            len(r.prompt) + (r.limit if sampled else min(r.limit, len(e.reference) or r.limit))
+            for e, r in zip(examples, self.requests(examples), strict=True)
         )
 
-    def _requests(self, examples: Sequence[Example], keys: list[tuple[int, int]]) -> list[Request]:
+    def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
+        """Those of the examples; raises InputError for a prompt that the target cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
         return self.pair.together.requests(list(prompts), self.length, keys)
 
@@ -106,27 +110,27 @@ class Authors:
 
 
 def logits(network: PreTrainedModel, texts: list[Text]) -> Tensor:
-    """Of the new tokens of all texts that are not forced, in order, `[N, V]`."""
+    """At the new tokens of all texts, in order, without forced ones, `[N, V]`."""
     ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
-    return scores(network, texts, ids)[_asked(texts, ids.shape[1]).to(network.device)]
+    return scores(network, texts, ids)[_judged(texts, ids.shape[1]).to(network.device)]
 
 
 def scores(network: PreTrainedModel, texts: list[Text], ids: Tensor) -> Tensor:
-    """Logits behind all `ids [B, T]` that are read of the texts, `[B, T, V]`."""
+    """Logits behind each of the texts' `ids [B, T]`, `[B, T, V]`."""
     device = network.device
     sources = [t.request.source for t in texts if t.request.source is not None]
     if not sources:
         return network(input_ids=ids, use_cache=False).logits
-    read = padded(sources, device)
+    source_ids = padded(sources, device)
     lengths = torch.tensor([len(s) for s in sources], device=device)
-    mask = torch.arange(read.shape[1], device=device) < lengths[:, None]
+    mask = torch.arange(source_ids.shape[1], device=device) < lengths[:, None]
     return network(
-        input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
+        input_ids=source_ids, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
     ).logits
 
 
-def _asked(texts: list[Text], width: int) -> Tensor:
-    """Where a new token is predicted that the models choose, `[B, width]`."""
+def _judged(texts: list[Text], width: int) -> Tensor:
+    """Where a new token is predicted that is not forced, `[B, width]`."""
     mask = torch.zeros(len(texts), width, dtype=torch.bool)
     for b, text in enumerate(texts):
         first = len(text.request.prompt) - 1

@@ -19,7 +19,6 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake
-from foretoken.cli import prompts
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
@@ -211,16 +210,6 @@ def test_a_file_of_prompts(run, base, tmp_path):
     mistake(run("generate", "--prompt-file", tmp_path, *args), "cannot be read")
     mistake(run("generate", "text", "--prompt-file", file, *args), "not both")
     mistake(run("generate", "--prompt-file", file, *args, "--compare"), "takes one prompt, not 2")
-
-
-def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
-    """Not with what else Python's splitlines takes for one; a mark at the beginning is none."""
-    file = tmp_path / "prompts.txt"
-    file.write_bytes("\ufeffIt\u2028was\r\na\x0cb\x85c\n\nd".encode())
-    assert [line.prompt for line in prompts.read(None, file)] == ["It\u2028was", "a\x0cb\x85c", "d"]
-    file = tmp_path / "prompts.jsonl"
-    file.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n\r\n{"prompt": [1]}\n'.encode())
-    assert [line.prompt for line in prompts.read(None, file)] == ["a\u2028b", [1]]
 
 
 def test_jsonl(run, base, tmp_path):

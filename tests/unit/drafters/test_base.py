@@ -7,12 +7,12 @@ import pytest
 import foretoken
 import tiny
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.errors import InputError
-from foretoken.models.stock.blockwise import Heads
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 

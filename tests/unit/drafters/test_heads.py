@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import tiny
+from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.drafters.heads import HeadsDrafter
-from foretoken.models.stock.blockwise import Heads, ends_of
 from foretoken.sampling.distributions import SamplingParams, law
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey

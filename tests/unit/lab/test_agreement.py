@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import tiny
+from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.drafters.heads import HeadsDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.lab.agreement import CHUNK, overlaps
-from foretoken.models.stock.blockwise import Heads, ends_of
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import Request

@@ -3,9 +3,7 @@ run that was killed ends where one that was not does."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +12,17 @@ import torch
 from safetensors.torch import load_file
 
 import foretoken
-from foretoken.cli.distill import distill as command
-from foretoken.cli.distill import fields
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, law
 from foretoken.train.distill import Lesson, alpha, distill
 from foretoken.train.examples import Example, Examples
 from foretoken.train.loop import Recipe
 from foretoken.train.losses import LOSSES
-from foretoken.train.pair import Pair, fresh, joined, pair
+from foretoken.train.pair import Pair, fresh, joined
 from foretoken.train.texts import Authors, Text, logits
 from pairs import random, relative
-from tiny import byte_level, folder, llama, t5
+from tiny import llama, t5
 
 V = 64
 RECIPE = Recipe(steps=8, batch=4, learning_rate=5e-3, warmup=1, save_every=4)
@@ -118,26 +114,6 @@ def test_a_fresh_draft_learns_from_nothing(tmp_path):
     assert max(alphas) > 1.3 * alphas[0]
 
 
-def test_the_shape_of_the_documents_fits_the_pair_that_ships():
-    asked = inspect.signature(command).parameters["shape"].annotation.__metadata__[0].help
-    given = re.search(r"num_hidden_layers=[\w=,]+\w", asked).group()
-    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-    assert f"--shape\n  {given}`" in text
-    draft = pair(None, None, fields(given), 0).draft
-    assert draft.config.num_hidden_layers == 1 and draft.config.hidden_size == 96
-
-
-def test_sizes_by_their_common_names_and_two_that_go_together_only():
-    draft = fresh(t5(), {"hidden_size": 20, "num_layers": 1}, 0)
-    assert draft.config.d_model == 20 and draft.config.num_decoder_layers == 2
-    target = llama(V=V)
-    heads = target.config.num_attention_heads
-    shape = {"hidden_size": 4 * (heads + 1), "num_attention_heads": heads + 1}
-    assert fresh(target, shape | {"num_key_value_heads": 1}, 0).config.hidden_size == 4 * (
-        heads + 1
-    )
-
-
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_a_run_does_not_go_on_with_other_models(tmp_path, name):
     taught(models(), tmp_path)
@@ -167,27 +143,6 @@ def test_a_draft_whose_output_is_padded_less_than_the_target_s(tmp_path):
 # who writes
 
 
-@pytest.mark.parametrize("make", [llama, t5])
-def test_shares_of_texts(make):
-    of = models(make)
-    data = examples()
-    references = [list(e.reference) for e in data.train]
-
-    def batch(step=0, seed=0, **shares):
-        authors = Authors(of, 1.0, 6, **shares)
-        return [text.new for text in authors.batch(data.train, 16, seed, step)]
-
-    assert all(new in references for new in batch())
-    own, theirs = batch(on_policy=1.0), batch(target_generated=1.0)
-    assert not any(new in references for new in own + theirs) and own != theirs
-    assert own == batch(on_policy=1.0) != batch(step=1, on_policy=1.0)
-    mixed = batch(on_policy=0.4, target_generated=0.3)
-    kinds = ["own" if n in own else "data" if n in references else "theirs" for n in mixed]
-    assert set(kinds) == {"own", "theirs", "data"}
-    bare = Authors(of, 1.0, 6).batch(examples(references=False).train, 4, 0, 0)
-    assert all(len(text.new) > 1 for text in bare)  # the target's, where the data are silent
-
-
 def test_greedy_texts_and_a_loss_at_temperature_one(tmp_path):
     of = models()
     lesson = replace(LESSON, temperature=0.0, on_policy=0.5, target_generated=0.5)
@@ -200,24 +155,10 @@ def test_greedy_texts_and_a_loss_at_temperature_one(tmp_path):
     assert summary["loss_temperature"] == 1.0 and summary["alpha"] >= alphas[0]
 
 
-@pytest.mark.parametrize("make", [llama, t5])
-def test_logits_are_those_of_each_text_alone(make):
-    of = models(make)
-    data = examples().train
-    texts = Authors(of, 1.0, 6, on_policy=1.0).batch(data, 3, 0, 0)
-    texts = [Text(t.request, t.new[: 2 + b]) for b, t in enumerate(texts)]  # ragged
-    together = logits(of.target, texts)
-    assert together.shape == (2 + 3 + 4, V)
-    alone = torch.cat([logits(of.target, [text]) for text in texts])
-    assert torch.allclose(together, alone, atol=1e-4)
-    forced = [replace(t, request=replace(t.request, forced={1: 9})) for t in texts]
-    assert torch.equal(logits(of.target, forced), together[[0, 2, 4, 5, 7, 8]])
-
-
 def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
     of = models()
-    texts = Authors(of, 0.8, 6).by_target(examples().held_out, 3)
-    assert texts == Authors(of, 0.8, 6).by_target(examples().held_out, 3)
+    texts = Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
+    assert texts == Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
     with torch.no_grad():
         p, q = (law(logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
     expected = float(torch.minimum(p, q).sum(-1).mean())
@@ -244,42 +185,6 @@ def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
 def test_a_lesson_that_is_none(wrong, said):
     with pytest.raises(InputError, match=said):
         Lesson(**wrong)
-
-
-def test_pairs_that_are_none(tmp_path):
-    target = str(folder(tmp_path / "target", llama(), byte_level()))
-    other = str(folder(tmp_path / "other", llama(V=300), byte_level(300)))
-    heard = str(folder(tmp_path / "heard", t5(), byte_level()))
-    wide = str(folder(tmp_path / "wide", llama(V=328), byte_level()))
-    for draft, said in (
-        (other, "has another tokenizer"),
-        (heard, "is an encoder-decoder, the target decoder-only"),
-        (wide, "has 328 output rows, the target 320"),
-    ):
-        with pytest.raises(RefusedError, match=said):
-            pair(target, draft, {}, 0)
-    for draft, shape, said in (
-        (None, {}, "no draft; give a folder"),
-        (other, {"hidden_size": 8}, "not both"),
-        (None, {"width": 8}, "width is no size of a llama model .*; give of hidden_size, inter"),
-        (None, {"vocab_size": 8}, "vocab_size is no size .* that may differ"),
-        (None, {"hidden_act": "none"}, "hidden_act is no size"),
-        (None, {"model_type": "foo"}, "model_type is no size"),
-        (None, {"_name_or_path": "abc"}, "_name_or_path is no size"),
-        (None, {"dtype": "bfloat16"}, "dtype is no size"),
-        (None, {"eos_token_id": 7}, "eos_token_id is no size"),
-        (None, {"to_dict": 1}, "to_dict is no size"),
-        (None, {"is_encoder_decoder": True}, "is_encoder_decoder is no size"),
-        (None, {"num_hidden_layers": "x"}, "num_hidden_layers is x; give a whole number"),
-        (None, {"num_hidden_layers": -2}, "num_hidden_layers is -2; give a whole number"),
-        (None, {"num_hidden_layers": 0}, "num_hidden_layers is 0; give a whole number"),
-        (None, {"hidden_size": True}, "hidden_size is True; give a whole number"),
-        (None, {"hidden_size": 33}, "no model has the shape .* not a multiple"),
-        (None, {"num_key_value_heads": 3}, "no model has the shape"),
-    ):
-        with pytest.raises(InputError, match=said) as error:
-            pair(target, draft, shape, 0)
-        assert "\n" not in str(error.value)
 
 
 def test_a_text_that_the_draft_cannot_hold_is_said_first(tmp_path):

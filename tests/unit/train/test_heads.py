@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import tiny
 from foretoken import cli, load
+from foretoken.drafters.blockwise import Heads
 from foretoken.errors import InputError
-from foretoken.models.stock.blockwise import Heads
 from foretoken.train.heads import Measured, Teacher, laws, measure, train_heads
 from foretoken.train.loop import Recipe
 

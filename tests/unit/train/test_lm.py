@@ -40,7 +40,7 @@ def train(text: Path, out: Path, *, kill_at: int | None = None, **options):
         if step == kill_at:
             raise Killed
 
-    given = {"tokenizer": None, "init": None} | options
+    given = {"tokenizer_folder": None, "init": None} | options
     return train_lm(text, out, SHAPE, RECIPE, report=report, **given), steps
 
 
@@ -79,7 +79,7 @@ def test_what_is_left_behind(text, tmp_path):
 def test_a_draft_shares_the_tokenizer_and_starts_from_weights(text, tmp_path):
     train(text, tmp_path / "target")
     model = tmp_path / "target" / "model"
-    train(text, tmp_path / "draft", tokenizer=model)
+    train(text, tmp_path / "draft", tokenizer_folder=model)
     assert not (tmp_path / "draft" / "tokenizer").exists()
     spec = foretoken.load(model, tmp_path / "draft" / "model")
     assert spec.generate("It was", max_new_tokens=5, gamma=2)[0].stats.drafted

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 import tiny
 from foretoken import load
+from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.heads import HeadsDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.blockwise import Heads
 
 
 @pytest.fixture

@@ -1,0 +1,62 @@
+"""The console script: its commands, and what becomes of errors.
+
+A user's mistake is one line on standard error and exit code 2, never a traceback; a bug of
+foretoken's is a traceback and exit code 3.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+import foretoken
+from foretoken.cli import bench, certify, doctor, generate, measure, plan, theory, train
+from foretoken.errors import ForetokenError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Exact, fast generation from Transformers by speculative decoding.",
+)
+
+
+def _version(given: bool) -> None:
+    if given:
+        print(f"foretoken {foretoken.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options that need no command."""
+
+
+app.command()(generate.generate)
+app.command()(measure.measure)
+app.command()(plan.plan)
+app.command()(bench.bench)
+app.command()(certify.certify)
+app.command()(theory.theory)
+app.command()(doctor.doctor)
+app.add_typer(train.app, name="train")
+
+
+def main() -> None:
+    """Run the command in sys.argv. Ctrl-C exits with 130, a closed pipe (`| head`) with 1."""
+    try:
+        app()
+    except (ForetokenError, OSError) as error:  # OSError: a file that cannot be written
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except Exception:  # a bug; not exit code 1, which is an answer of certify's
+        traceback.print_exc()
+        sys.exit(3)

@@ -1,0 +1,78 @@
+"""Whose texts a batch has, and the logits along them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foretoken.train.examples import Example
+from foretoken.train.pair import Pair, joined
+from foretoken.train.texts import Authors, Text, logits
+from pairs import relative
+from tiny import llama, t5
+
+V = 64
+
+
+def examples(references: bool = True) -> list[Example]:
+    random = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, V, (8, 10), generator=random).tolist()
+    return [Example(row[:4], row[4:] if references else []) for row in ids]
+
+
+def models(make) -> Pair:
+    target = make(V=V)
+    return joined(target, relative(target, 0.3), None)
+
+
+@pytest.mark.parametrize("make", [llama, t5])
+def test_shares_of_texts(make):
+    of = models(make)
+    data = examples()
+    references = [list(e.reference) for e in data]
+
+    def batch(step=0, seed=0, **shares):
+        authors = Authors(of, 1.0, 6, **shares)
+        return [text.new for text in authors.batch(data, 16, seed, step)]
+
+    assert all(new in references for new in batch())
+    own, theirs = batch(on_policy=1.0), batch(target_generated=1.0)
+    assert not any(new in references for new in own + theirs) and own != theirs
+    assert own == batch(on_policy=1.0) != batch(step=1, on_policy=1.0)
+    mixed = batch(on_policy=0.4, target_generated=0.3)
+    kinds = ["own" if n in own else "data" if n in references else "theirs" for n in mixed]
+    assert set(kinds) == {"own", "theirs", "data"}
+    bare = Authors(of, 1.0, 6).batch(examples(references=False), 4, 0, 0)
+    assert all(len(text.new) > 1 for text in bare)  # the target's, where the data are silent
+
+
+@pytest.mark.parametrize("make", [llama, t5])
+def test_logits_are_those_of_each_text_alone(make):
+    of = models(make)
+    data = examples()
+    texts = Authors(of, 1.0, 6, on_policy=1.0).batch(data, 3, 0, 0)
+    texts = [Text(t.request, t.new[: 2 + b]) for b, t in enumerate(texts)]  # ragged
+    together = logits(of.target, texts)
+    assert together.shape == (2 + 3 + 4, V)
+    alone = torch.cat([logits(of.target, [text]) for text in texts])
+    assert torch.allclose(together, alone, atol=1e-4)
+    forced = [replace(t, request=replace(t.request, forced={1: 9})) for t in texts]
+    assert torch.equal(logits(of.target, forced), together[[0, 2, 4, 5, 7, 8]])
+
+
+def test_an_exam_is_spread_over_the_examples():
+    of, data = models(llama), examples()
+    authors = Authors(of, 1.0, 6)
+    prompts = [text.request.prompt for text in authors.exam(data, 3, 0)]
+    assert prompts == [list(e.prompt) for e in data[:6:2]]
+    assert len(authors.exam(data, 32, 0)) == len(data)
+
+
+def test_the_longest_text():
+    """A prompt of 4 tokens and a reference of 6; the target may write up to the limit."""
+    of, data = models(llama), examples()
+    assert Authors(of, 1.0, 20).longest(data) == 10
+    assert Authors(of, 1.0, 20, target_generated=0.1).longest(data) == 24
+    assert Authors(of, 1.0, 20).longest(examples(references=False)) == 24
