@@ -282,7 +282,7 @@ def _document(
 
 def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
     """The target's dtypes, part by part: the cache has that of the computation."""
-    computed: str = getattr(spec.target, "computed", dtype)
+    computed = spec.target.computed
     cache = "float32" if computed == "int8" else computed  # int8: rounded in products alone
     return {"weights": dtype, "cache": cache, "activations": computed}
 

@@ -188,15 +188,9 @@ def _greedy(
     return shapes, _identity(spec, prompts, plain, plan, shapes), plain
 
 
-def _shapes(
-    spec: Speculator,
-    prompts: list[Prompt],
-    texts: list[list[int]],
-    plan: Plan,
-    dtype: str | None = None,
-) -> Shapes:
+def _shapes(spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: Plan) -> Shapes:
     requests = spec.requests(prompts[:BATCH], plan.greedy, plan.seed)
-    return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1, dtype)
+    return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1)
 
 
 def _identity(
@@ -267,7 +261,7 @@ def _wrong_model(
     target = OffByOne(spec.target)
     broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
     name = "block logits one place off"
-    yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan, shapes.dtype).ok)
+    yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan).ok)
     identity = _identity(broken, prompts, texts, plan, shapes)
     yield Control(f"{name}: greedy text", not identity.ok)
 

@@ -46,25 +46,12 @@ def row_groups(count: int) -> list[list[int]]:
     return [list(range(count)), *alone]
 
 
-def computed(target: Model, logits: Tensor) -> str:
-    """The dtype that the target computes in: `target.computed`; of one without it, its network's,
-    else that of its logits."""
-    network = getattr(target, "model", None)
-    dtype = str(getattr(network, "dtype", logits.dtype)).removeprefix("torch.")
-    return getattr(target, "computed", dtype)
-
-
 @torch.inference_mode()
 def compare(
-    target: Model,
-    requests: Sequence[Request],
-    texts: Sequence[list[int]],
-    width: int,
-    dtype: str | None = None,
+    target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
 ) -> Shapes:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
-    some tokens of each block wrong and rolled back. RefusedError where the target is in use.
-    `dtype`: whose rounding is allowed; None: of what the target computes in."""
+    some tokens of each block wrong and rolled back. RefusedError where the target is in use."""
     alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
     noise = variation = height = 0.0
     positions = 0
@@ -80,8 +67,8 @@ def compare(
         height += float(finite.max() - finite.mean())
         positions += 1
     height /= max(1, positions)
-    dtype = dtype or computed(target, alone[0])
-    return Shapes(dtype, positions, noise, height, variation, TOLERANCE[dtype] * height)
+    allowed = TOLERANCE[target.computed] * height
+    return Shapes(target.computed, positions, noise, height, variation, allowed)
 
 
 def _grouped(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import torch
-
-from foretoken.lab.certificate.shapes import compare, computed, row_groups
+from foretoken.lab.certificate.shapes import compare, row_groups
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
@@ -33,18 +29,12 @@ def test_blocks_against_single_tokens():
     assert same.positions == 17 and same.noise < 1e-12 and same.ok
     off = compare(Late(P, V), REQUESTS, texts, 3)
     assert abs(off.noise - 1e-4) < 1e-9 and 0 < off.variation < 1e-4 and not off.ok
-    assert off.dtype == "float64" and compare(Late(P, V), REQUESTS, texts, 3, "float32").ok
+    assert off.dtype == "float64"
+    single = Late(P, V)
+    single.computed = "float32"
+    assert compare(single, REQUESTS, texts, 3).ok
 
 
 def test_rows_run_together_and_every_second_one_alone():
     assert row_groups(1) == [[0]]
     assert row_groups(3) == [[0, 1, 2], [0], [2]]
-
-
-def test_what_a_target_computes_in():
-    logits = torch.zeros(1)
-    network = SimpleNamespace(dtype=torch.float16)
-    targets = [SimpleNamespace(), SimpleNamespace(model=network)]
-    targets.append(SimpleNamespace(model=network, computed="bfloat16"))
-    dtypes = [computed(target, logits) for target in targets]  # pyright: ignore
-    assert dtypes == ["float32", "float16", "bfloat16"]
