@@ -79,7 +79,7 @@ def bench(
     ] = None,
     out: Annotated[
         Path | None,
-        Option(help="Folder for bench.json and plots; after Ctrl-C of the rounds that were done."),
+        Option(help="Folder for bench.json and plots; Ctrl-C keeps the rounds that were done."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
