@@ -100,10 +100,10 @@ def run(
     if out is None:
         return measure(spec, texts, options, track=track)
     part = Part(out, options, describe(spec.target.device))
-    if part.found:
-        print(f"{len(part.found)} of {len(texts)} prompts are done already", file=sys.stderr)
+    if part.done:
+        print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:
-        measurement = measure(spec, texts, options, found=part.found, keep=part.add, track=track)
+        measurement = measure(spec, texts, options, done=part.done, keep=part.add, track=track)
     except KeyboardInterrupt:
         print("interrupted; the same command picks up", part.path, file=sys.stderr)
         raise typer.Exit(130) from None

@@ -46,13 +46,13 @@ def measure(
     prompts: Sequence[Prompt],
     options: Options,
     *,
-    found: Sequence[Observed] = (),
+    done: Sequence[Observed] = (),
     keep: Callable[[Observed], Any] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on `prompts`.
 
-    found: the first prompts, measured before; keep: called with each of the others; track: an
+    done: the first prompts, measured before; keep: called with each of the others; track: an
     iterable around their numbers, for a progress bar. Raises InputError for prompts that the models
     cannot continue, KeyboardInterrupt where a run was interrupted.
     """
@@ -63,7 +63,7 @@ def measure(
     requests = spec.requests(list(prompts), options.max_new_tokens, options.seed)
     for gamma in (0, options.gamma):
         _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
-    observed = list(found)
+    observed = list(done)
     repeats = -(-REPEATS // len(prompts))
     for i in track(range(len(observed), len(prompts))):
         observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))

@@ -17,14 +17,14 @@ from foretoken.storage import files
 
 
 class Part:
-    """The file `<out>.part.jsonl`: a head, then the prompts in order; `found`: those measured."""
+    """The file `<out>.part.jsonl`: a head, then the prompts in order; `done`: those measured."""
 
     def __init__(self, out: Path, options: Options, machine: Machine) -> None:
         self.path = out.with_name(out.name + ".part.jsonl")
         head = {"version": VERSION, "options": asdict(options), "machine": asdict(machine)}
         self.head = json.dumps(head)
-        self.found = self._read()
-        lines = [self.head, *(json.dumps(asdict(one)) for one in self.found)]
+        self.done = self._read()
+        lines = [self.head, *(json.dumps(asdict(one)) for one in self.done)]
         files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def add(self, observed: Observed) -> None:

@@ -18,7 +18,7 @@ from foretoken.models.openvino.eight_bits import is_weight
 
 WORTH = 2**25  # numbers in a graph's matrices; fewer stay in a CPU's cache, where widening costs
 READERS = ("MatMul", "Gather")
-MARK = "decompression_0"  # OpenVINO's name for a conversion that is not to be made beforehand
+MARK = "decompression_0"  # OpenVINO's name for a conversion that is that must stay in the graph
 
 
 def halved(graph: ov.Model) -> ov.Model:

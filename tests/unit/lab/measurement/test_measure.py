@@ -198,20 +198,20 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
 def test_a_measurement_is_picked_up(found, tmp_path):
     prompts, asked, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
     part = Part(out, asked, found.machine)
-    assert part.found == []
+    assert part.done == []
     for one in found.prompts[:2]:
         part.add(one)
     with part.path.open("a") as file:
         file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
     again = Part(out, asked, found.machine)
-    assert again.found == found.prompts[:2]
+    assert again.done == found.prompts[:2]
     new = []
-    whole = measure(pair(), prompts, asked, found=again.found, keep=new.append)
+    whole = measure(pair(), prompts, asked, done=again.done, keep=new.append)
     assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
     assert new[0].overlaps == found.prompts[2].overlaps
     assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
     other = Part(out, replace(asked, seed=1), found.machine)
-    assert other.found == [] and len(other.path.read_text().splitlines()) == 1
+    assert other.done == [] and len(other.path.read_text().splitlines()) == 1
     other.remove()
     assert list(tmp_path.iterdir()) == []
     assert json.loads(json.dumps(asdict(whole)))["options"]["gamma"] == 3
