@@ -10,7 +10,7 @@ import copy
 import logging
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,7 @@ from foretoken.options import require_place
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from foretoken.models.openvino.conversion import Convertible, Way
+    from foretoken.models.openvino.conversion import Way
     from foretoken.models.stock.selfcheck import Form
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,7 @@ def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:
     if wish.runtime not in ("auto", "openvino") or wish.dtype == "auto" or source.trust:
         return None
     try:
-        model = cast("Convertible", source)
-        return _library().facts(model, wish.dtype) if is_folder(source.path) else None
+        return _library().facts(source, wish.dtype) if is_folder(source.path) else None
     except RefusedError:
         return None
 
@@ -230,13 +229,12 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
             raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    model = cast("Convertible", source)  # a checker takes its attributes, read-only, for others
-    kept = conversion.kept(model, dtype) if is_folder(source.path) else None
+    kept = conversion.kept(source, dtype) if is_folder(source.path) else None
     if kept is not None:
         return kept
     way = _way(source.empty)
     load = partial(source.network, torch.bfloat16 if dtype == "bfloat16" else torch.float32, device)
-    return conversion.converted(model, way, dtype, load, {"settings": _settings(source.empty)})
+    return conversion.converted(source, way, dtype, load, {"settings": _settings(source.empty)})
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

@@ -88,7 +88,6 @@ class Source:
             pass  # it is missing: the library makes one from the model's config
         return network.eval()
 
-    @cached_property
     def code(self) -> list[str]:
         """The source code of the model's classes that are not transformers' own."""
         if not self.trust:

@@ -17,7 +17,7 @@ def test_a_source_reads_its_parts_when_they_are_needed(tmp_path):
     path = folder(tmp_path / "m", llama(64))
     (path / "config.json").rename(tmp_path / "config.json")
     read = source(path, None, False)  # which reads nothing yet
-    assert read.name == str(path) and not read.trust and read.code == []
+    assert read.name == str(path) and not read.trust and read.code() == []
     with pytest.raises(InputError, match="cannot be read as a model"):
         read.config  # noqa: B018
     (tmp_path / "config.json").rename(path / "config.json")

@@ -125,15 +125,17 @@ def ways(network: PreTrainedModel) -> list[Way]:
 class Convertible(Protocol):
     """A model that is still on disk."""
 
-    name: str
-    path: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
 
     def files(self) -> list[Path] | None: ...
 
     @property
     def commit(self) -> str | None: ...
 
-    @property
     def code(self) -> list[str]: ...
 
 
@@ -186,7 +188,7 @@ def name_of(source: Convertible, way: Way, dtype: str) -> str:
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    return fingerprint(content, way.name, dtype, *source.code)
+    return fingerprint(content, way.name, dtype, *source.code())
 
 
 def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
