@@ -80,6 +80,9 @@ class CascadeDrafter:
         wrong = [len(x) - n for x, n in zip(self._guesses, right, strict=True)]
         if any(wrong):
             self.drafter.rewind(wrong)
+        for b, n in enumerate(right):
+            known = len(self._reader.texts[b]) + n  # behind it the middle model's cache is wrong
+            self._reader.cached[b] = min(self._reader.cached[b], known)
         rest = [kept[n:] for kept, n in zip(tokens, right, strict=True)]
         if any(rest):
             self.drafter.commit(rest)

@@ -27,12 +27,20 @@ def naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write(path: Path, content: bytes, mode: int = 0o666) -> None:
+def write(
+    path: Path, content: bytes | memoryview, mode: int = 0o666, part: Path | None = None
+) -> None:
     """Write a file under another name beside `path`, then move it there: a link at `path` is
-    replaced, not followed. `mode`: permissions, less the umask. Raises OSError, naming `path`."""
-    part = path.with_name(f".{token_hex(8)}.part")  # threads and processes may write at once
+    replaced, not followed. Raises OSError, naming `path`.
+
+    mode: permissions, less the umask. part: the other name, where one process alone writes: what it
+    left there when it was killed is removed. None: a new one, as many may write at once.
+    """
+    stale, part = part, part or path.with_name(f".{token_hex(8)}.part")
     try:
         with naming(path):
+            if stale:
+                stale.unlink(missing_ok=True)
             # x: never into a file or link that somebody else has put there
             with open(part, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as out:
                 out.write(content)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -158,17 +157,10 @@ class Loop:
             "optimizers": [o.state_dict() for o in self.optimizers],
             "kept": self.kept,
         }
-        part = self.folder / "checkpoint.part"
         content = io.BytesIO()
         torch.save(state, content)
-        try:
-            with files.naming(self.checkpoint):
-                part.unlink(missing_ok=True)  # left by a process that was killed
-                with part.open("xb") as out:
-                    out.write(content.getbuffer())
-                os.replace(part, self.checkpoint)
-        finally:
-            part.unlink(missing_ok=True)
+        part = self.folder / "checkpoint.part"
+        files.write(self.checkpoint, content.getbuffer(), part=part)
 
     def export(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         """Write `model`, in transformers' layout."""

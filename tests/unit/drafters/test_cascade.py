@@ -59,6 +59,15 @@ def test_every_guess_comes_with_the_middle_models_law_also_after_rejections():
     assert_middle_law(drafter, texts[1:2], [3])
 
 
+def test_tokens_of_another_drafter_are_read_by_the_middle_model_too():
+    drafter, text = cascade(), [1, 2]
+    drafter.start([0], [list(text)], None)
+    draft = drafter.propose([4], draw([2]))
+    others = [(token + 1) % V for token in draft.tokens[0].tolist()]
+    drafter.commit([list(others)])
+    assert_middle_law(drafter, [text + others], [3])
+
+
 def test_the_middle_model_runs_less_than_once_a_guess_where_the_inner_drafter_is_right():
     drafter = CascadeDrafter(TableModel(M, V), LMDrafter(TableModel(M, V)), 3)
     drafter.start([0], [[1]], None)

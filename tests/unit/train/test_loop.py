@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, full_disk):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_a_disk_that_is_really_full_is_an_os_error(tmp_path, monkeypatch):
     run = loop(tmp_path)
-    monkeypatch.setattr(Path, "open", lambda path, mode: open("/dev/full", "wb"))
+    really = os.open
+    monkeypatch.setattr(os, "open", lambda *_: really("/dev/full", os.O_WRONLY))
     with pytest.raises(OSError, match="No space left"):
         run.save()
     assert not list(tmp_path.iterdir())
