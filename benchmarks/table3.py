@@ -62,7 +62,7 @@ def written(spec: foretoken.Speculator, n: int, temperature: float, first: int) 
     way: dict[str, Any] = {"max_new_tokens": length, "temperature": temperature, "gamma": 3}
     texts: list[Written] = []
     for seed in count(first):
-        requests = spec.requests(list(TEXTS), length, seed)
+        requests = spec.requests(list(TEXTS), SamplingParams(max_new_tokens=length), seed)
         done = spec.generate(list(TEXTS), seed=seed, **way)
         texts += [(r, one.tokens) for r, one in zip(requests, done, strict=True)]
         if sum(len(text) for _, text in texts) >= n or temperature == 0:

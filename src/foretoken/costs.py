@@ -28,6 +28,7 @@ from foretoken.storage.lineage import versions
 FILE, FORMAT = "costs.json", 3
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
+PLAIN = SamplingParams()
 Table = tuple[tuple[int, float], ...]  # ascending; linear between and beyond its points
 
 
@@ -99,12 +100,19 @@ def at(table: Table, x: int) -> float:
     return high + max(0.0, high - low) * (x - b) / (b - a)
 
 
+KINDS = ("greedy", "sampled", "truncated")  # of sampling, which cost differently, the dearest last
+
+
 def kind(params: SamplingParams) -> str:
-    """The kinds of sampling that cost differently."""
     if params.greedy:
         return "greedy"
-    plain = (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
-    return "sampled" if plain else "truncated"
+    return "sampled" if params.standard[1:] == PLAIN.standard[1:] else "truncated"
+
+
+def dearest(params: list[SamplingParams]) -> SamplingParams:
+    """The params of the kind that costs most, with nothing but how they make a law."""
+    most = max(params, key=lambda each: KINDS.index(kind(each)))
+    return SamplingParams(**most.standard._asdict())
 
 
 def key(target: object, drafter: object, *more: object) -> str | None:

@@ -3,11 +3,12 @@ change the law, and its suggested sampling."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.sampling.params import FIELDS, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -35,9 +36,14 @@ CHANGES_LAW: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1.0),
     "exponential_decay_length_penalty": (None,),
     "watermarking_config": (None,),
+    "remove_invalid_values": (None, False),
     "stop_strings": (None, []),
     "dola_layers": (None,),
 }
+
+# Those of them that are controls of a row (docs/controls.md) and are followed; min_length counts
+# the prompt, of which each row has its own
+FOLLOWED = {*FIELDS, "min_length"} & {*CHANGES_LAW}
 
 # Entries that are options of `generate`, and the values at which they change nothing
 SUGGESTED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -58,7 +64,8 @@ class Settings:
     """What a model's generation config says of its texts."""
 
     ends: Ends
-    objection: str | None  # why it is refused: an entry that changes the law
+    objection: str | None  # why it is refused: an entry that changes the law and is not followed
+    controls: dict[str, Any]  # entries that are followed where the caller leaves them open
     suggested: dict[str, Any]  # its sampling, by the names of `generate`'s options; {}: greedy
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +76,7 @@ class Settings:
     def of(cls, kept: dict[str, Any]) -> Settings:
         """The inverse of `to_dict`."""
         ends = Ends(**kept["ends"] | {"eos": frozenset(kept["ends"]["eos"])})
-        return cls(ends, kept["objection"], kept["suggested"])
+        return cls(ends, kept["objection"], kept["controls"], kept["suggested"])
 
 
 def check_file(folder: Path) -> None:
@@ -104,7 +111,23 @@ def read_settings(network: PreTrainedModel) -> Settings:
         forced_bos=_id(config, "forced_bos_token_id"),
         forced_eos=_id(config, "forced_eos_token_id"),
     )
-    return Settings(ends, _objection(config), _suggested(own) if own else {})
+    return Settings(ends, _objection(config), _controls(config), _suggested(own) if own else {})
+
+
+def resolved(
+    params: SamplingParams, controls: dict[str, Any], ends: Ends, prompt: int
+) -> SamplingParams:
+    """A caller's wishes, and where he left them open what the model's generation config says.
+
+    controls: as `Settings.controls`; prompt: the decoder's tokens before the new ones.
+    """
+    own = {name: value for name, value in controls.items() if name != "min_length"}
+    own |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
+    least = max(controls.get("min_length", 0) - prompt, own.get("min_new_tokens", 0))
+    if least:  # as in transformers, more than there is room for is no mistake of the model's
+        own["min_new_tokens"] = min(least, params.max_new_tokens)
+    open_ = {n: v for n, v in own.items() if v is not None and getattr(params, n) is None}
+    return replace(params, **open_) if open_ else params
 
 
 def require_ids(ends: Ends, V: int) -> None:
@@ -128,10 +151,25 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
     return {"temperature": 1.0} | changed if samples else changed
 
 
+def _controls(config: GenerationConfig) -> dict[str, Any]:
+    """As JSON can hold them; InputError for an invalid one."""
+    values = {entry: getattr(config, entry, None) for entry in CHANGES_LAW if entry in FOLLOWED}
+    controls = {n: v for n, v in values.items() if v not in CHANGES_LAW[n]}
+    if isinstance(bias := controls.get("sequence_bias"), dict):
+        controls["sequence_bias"] = [[list(ids), number] for ids, number in bias.items()]
+    for entry, value in controls.items():
+        name = "min_new_tokens" if entry == "min_length" else entry
+        try:
+            SamplingParams(**{"max_new_tokens": 2**31, name: value})
+        except InputError as error:
+            raise InputError(f"the model's generation config: {error}; correct it there") from None
+    return controls
+
+
 def _objection(config: GenerationConfig) -> str | None:
     for entry, harmless in CHANGES_LAW.items():
         value = getattr(config, entry, None)
-        if value not in harmless:
+        if entry not in FOLLOWED and value not in harmless:
             return (
                 f"the model's generation config sets {entry}={value!r:.60}, which is not "
                 "followed here; generation_config='ignore' (--ignore-generation-config) "

@@ -3,7 +3,8 @@
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
 frozen costs against how likely guesses are to be kept, learned from the row's own past: for every
 row the argmax of (1 + s_1 + .. + s_g) / T(g), s_i the chance that i guesses are all kept and T(g)
-the seconds of a step. Only the number of rows that share the pass is taken from its mates.
+the seconds of a step. Only the number of rows that share the pass is taken from its mates, and
+by rows that ask for `deterministic` not even that.
 """
 
 from __future__ import annotations
@@ -49,16 +50,24 @@ class Adaptive:
     """
 
     costs: Costs
+    alone: Costs | None = None  # of one row, for deterministic rows, which know no mates
     _seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]], init=False)
     _pasts: list[tuple[Row, Past]] = field(default_factory=list[tuple[Row, "Past"]], init=False)
 
     def ask(self, rows: list[Row]) -> list[int]:
         B = len(rows)
         if B not in self._seconds:
-            self._seconds[B] = [self.costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
+            self._seconds[B] = _table(self.costs, B)
         known = {id(row): past for row, past in self._pasts}
         self._pasts = [(row, known.get(id(row)) or Past(self.costs.prior)) for row in rows]
-        return [self._best(row, past, self._seconds[B]) for row, past in self._pasts]
+        return [self._best(row, past, self._costs_of(row, B)) for row, past in self._pasts]
+
+    def _costs_of(self, row: Row, B: int) -> list[float]:
+        if not row.request.params.deterministic:
+            return self._seconds[B]
+        if 0 not in self._seconds:
+            self._seconds[0] = _table(self.alone or self.costs, 1)
+        return self._seconds[0]
 
     def _best(self, row: Row, past: Past, seconds: list[float]) -> int:
         for step in row.records[past.steps :]:
@@ -120,6 +129,11 @@ class Past:
     def answers(self) -> float:
         """P(the draft guesses at all); 1 until it has shown otherwise."""
         return (1 + self._guessed) / (1 + self._asked)
+
+
+def _table(costs: Costs, B: int) -> list[float]:
+    """Seconds of a step by gamma."""
+    return [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
 
 
 def best(past: Past, most: int, seconds: list[float]) -> int:

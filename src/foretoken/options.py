@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from foretoken import checked
 from foretoken.errors import InputError, RefusedError, shown, whole
 from foretoken.sampling.keys import RowKey
-from foretoken.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from foretoken.sampling.judge import Judge
@@ -36,9 +35,8 @@ Prompts = Prompt | Listed | Mapping[str, Any] | Sequence[Prompt | Listed]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
 
-def require(max_new_tokens: int, gamma: int | None, rule: str | Rule, lenience: float) -> None:
+def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
     """InputError for an option that no model could honour, RefusedError for two that conflict."""
-    _require_count("max_new_tokens", max_new_tokens, 1, "1 or more")
     if gamma is not None:
         _require_count("gamma", gamma, 0, "0 (plain decoding) or more, or None")
     if checked.lenience(lenience) != 1 and rule == COUPLED:
@@ -60,26 +58,19 @@ def require_place(runtime: str, *dtypes: str | None) -> None:
             raise InputError(f"{name} is {shown(value)}; give one of {', '.join(allowed)}")
 
 
-def check(
-    params: SamplingParams,
-    max_new_tokens: int,
-    gamma: int | None,
-    rule: str | Rule,
-    lenience: float,
-) -> Judge:
+def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
     """The judge of the guesses; raises as `require` does."""
-    require(max_new_tokens, gamma, rule, lenience)
-    from foretoken.sampling.judge import NAMED, Coupled, Greedy, choose  # late: torch takes seconds
+    require(gamma, rule, lenience)
+    from foretoken.sampling import judge  # late: torch takes seconds
 
     if rule == COUPLED:
-        return Greedy() if params.greedy else Coupled()
-    return choose(NAMED[rule] if isinstance(rule, str) else rule, params, float(lenience))
+        return judge.COUPLED
+    return judge.choose(judge.NAMED[rule] if isinstance(rule, str) else rule, float(lenience))
 
 
-def check_beams(max_new_tokens: int, gamma: int, num_beams: int, draft_beams: int | None) -> int:
+def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
     """The draft's width, by default `WIDER * num_beams`; InputError for impossible options."""
     width = WIDER * num_beams if draft_beams is None else draft_beams
-    _require_count("max_new_tokens", max_new_tokens, 1, "1 or more")
     _require_count("gamma", gamma, 0, "0 (plain beam search) or more")
     _require_count("draft_beams", width, num_beams, f"num_beams={num_beams} or more")
     return int(width)
@@ -150,21 +141,28 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def keys_of(seed: Seed, count: int) -> list[RowKey]:
-    """A key for each of `count` rows; None draws a seed for all of them."""
+def keys_of(seed: Seed, counts: list[int]) -> list[RowKey]:
+    """A key for each row, `counts[i]` for prompt i; None draws a seed for all of them. Where a
+    prompt has a seed of its own, its rows are numbered from that seed's row on."""
     if seed is None:
         seed = randbits(63)
     if whole(seed):
-        return [RowKey(as_seed(seed), row) for row in range(count)]
+        return [RowKey(as_seed(seed), row) for row in range(sum(counts))]
     if not isinstance(seed, list | tuple):
         raise InputError(f"seed is {shown(seed)}; give an integer, or one for each prompt")
-    if len(seed) != count:
-        raise InputError(f"seed has {len(seed)} entries for {count} prompts; give one for each")
+    if len(seed) != len(counts):
+        raise InputError(
+            f"seed has {len(seed)} entries for {len(counts)} prompts; give one for each"
+        )
     pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
     for pair in pairs:
         if len(pair) != 2:
             raise InputError(f"seed holds {shown(pair)}; give integers, or pairs of them")
-    return [RowKey(as_seed(s), as_seed(row)) for s, row in pairs]
+    return [
+        RowKey(as_seed(s), as_seed(as_seed(row) + j))
+        for (s, row), count in zip(pairs, counts, strict=True)
+        for j in range(count)
+    ]
 
 
 def as_seed(value: Any) -> int:

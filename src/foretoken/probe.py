@@ -85,9 +85,9 @@ def _records(
     gammas: tuple[int, ...],
 ) -> list[StepRecord]:
     """The first row's records of rounds over the gammas, at least two."""
-    rows = [Row.of(request) for request in requests]
+    rows = [Row.of(replace(request, params=params)) for request in requests]
     engine = Engine(engine.target, cast(Drafter, drafter))
-    run = engine.run(rows, params, choose(block, params), _Rounds(gammas))
+    run = engine.run(rows, choose(block), _Rounds(gammas))
     length = len(_round(gammas))
     began = perf_counter()
     with closing(run):

@@ -4,12 +4,15 @@ models."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from foretoken.errors import shown
+from foretoken.errors import ControlError, shown
+from foretoken.sampling.draw import Shaping
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.logprobs import Logprobs
+from foretoken.sampling.params import SamplingParams
 
-FinishReason = Literal["stop", "length", "interrupted"]
+FinishReason = Literal["stop", "length", "interrupted", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,28 @@ class Request:
     eos: frozenset[int] = frozenset()
     source: list[int] | None = None  # what the encoder reads
     forced: dict[int, int] = field(default_factory=dict[int, int])  # place among new tokens -> id
+    params: SamplingParams = SamplingParams()  # with the model's own where the caller left None
+
+
+class Controls(Shaping, Protocol):
+    """What shapes a row's logits, and follows its text."""
+
+    def commit(self, tokens: list[int]) -> None:
+        """The text goes on by these."""
+        ...
+
+
+class Ending(Protocol):
+    """What else than an id may end a text."""
+
+    def read(self, tokens: list[int]) -> str | None:
+        """Why the text ends with the last of its `tokens`, prompt included; None where it goes on.
+        ControlError where that cannot be said."""
+        ...
+
+    def close(self) -> str | None:
+        """The same where the text ends anyway, for what could not be read before."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +79,12 @@ class Row:
     tokens: list[int]
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the id, string or criterion that stopped it
+    error: ControlError | None = None
+    controls: Controls | None = None
+    endings: list[Ending] = field(default_factory=list[Ending])
+    logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prefill_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -73,21 +104,55 @@ class Row:
 
     @property
     def visible(self) -> list[int]:
-        """New tokens without the end-of-sequence token that stopped the row."""
-        return self.new_tokens[:-1] if self.finish_reason == "stop" else self.new_tokens
+        """New tokens without the id that stopped the row, unless it is to be included."""
+        stopped = isinstance(self.stop_reason, int) and not self.request.params.include_stop_string
+        return self.new_tokens[:-1] if stopped else self.new_tokens
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` up to an end-of-sequence token or the limit; returns the appended."""
-        kept = tokens[: self.room]
-        for i, token in enumerate(kept):
-            if token in self.request.eos:
-                kept = kept[: i + 1]
-                self.finish_reason = "stop"
+        """Append `tokens` up to one that ends the text, or to the limit; returns the appended."""
+        before = len(self.tokens)
+        for token in tokens[: self.room]:
+            if self.finish_reason is not None:
                 break
-        self.tokens.extend(kept)
+            self.tokens.append(token)
+            self._read(token)
+        kept = self.tokens[before:]
+        if self.controls is not None:
+            self.controls.commit(kept)
         if self.finish_reason is None and self.room == 0:
             self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self.close()
         return kept
+
+    def _read(self, token: int) -> None:
+        """Whether the text ends with this token."""
+        stops = token in self.request.eos
+        if not stops or self.request.params.include_stop_string:
+            for ending in self.endings:
+                try:
+                    reason = ending.read(self.tokens)
+                except ControlError as error:
+                    self.finish_reason, self.error = "error", error
+                    return
+                if reason is not None:
+                    self._stop(reason)
+        if stops:
+            self._stop(token)
+
+    def _stop(self, reason: int | str) -> None:
+        self.finish_reason, self.stop_reason = "stop", reason
+
+    def fail(self, error: ControlError) -> None:
+        """The row ends here; its mates go on."""
+        self.finish_reason, self.error = "error", error
+        self.close()
+
+    def close(self) -> None:
+        """Nothing follows: what could not be read before is final."""
+        for ending in self.endings:
+            if (reason := ending.close()) is not None:
+                self._stop(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +190,10 @@ class Completion:
     seed: tuple[int, int]  # give [seed] to generate this row again alone
     stats: Stats
     steps: list[StepRecord]
+    stop_reason: int | str | None = None  # the id, string or criterion behind a "stop"
+    error: str | None = None  # behind an "error": the control that failed, and how
+    logprobs: list[Logprobs] | None = None  # of every token, where they were asked for
+    prompt_logprobs: list[Logprobs] | None = None  # of every token of the prompt but the first
 
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""
@@ -143,6 +212,7 @@ class Piece:
 
     text: str | None
     tokens: list[int]
+    logprobs: list[Logprobs] | None = None
 
 
 def brief(text: str | None, tokens: list[int]) -> str:

@@ -4,30 +4,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from foretoken import costs, text
 from foretoken.beam.hypotheses import BeamParams
 from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
+from foretoken.controls import own
+from foretoken.controls.chain import Matcher, chain
+from foretoken.controls.required import require, require_beams
 from foretoken.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
+from foretoken.ends import Ends, resolved
 from foretoken.engine import Engine, threads
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
-from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Judge
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
+from foretoken.transcript import Transcript
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
@@ -40,13 +44,15 @@ PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen a
 
 @dataclass(slots=True)
 class Speculator:
-    """A target, a drafter and, where there is one, a tokenizer. `suggested`: options of `generate`
-    that the model's own generation config names."""
+    """A target, a drafter and, where there is one, a tokenizer. `controls`, `suggested`: options of
+    `generate` that the model's own generation config names; where a call leaves them open, those are
+    followed and these are not."""
 
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
     ends: Ends = field(default=Ends(), repr=False)
+    controls: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     target_name: str = "target"
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
@@ -68,77 +74,83 @@ class Speculator:
     def generate(
         self,
         prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
         gamma: int | None = None,
         seed: Seed = 0,
         rule: str | Rule = "block",
         lenience: float = 1.0,
+        **controls: Unpack[Controls],
     ) -> list[Completion]:
-        """Continue every prompt in the target's own law; one completion per prompt, in order.
+        """Continue every prompt in the target's own law; completions in the order of the prompts,
+        `num_return_sequences` of each.
 
-        A str or a list of ids is one prompt. gamma: guesses per target call, 0 for plain decoding,
-        None to choose before every step, from costs measured once and the row's own past. seed: an
-        int (row i is keyed (seed, i)), or one int or pair per prompt. rule: with "coupled" a seed
-        gives one text, whatever drafter and gamma; at temperature 0 every rule keeps the guesses
-        that equal the argmax, so a function of one's own is not called there. lenience: below 1
-        guesses pass more easily, up to 1 / lenience times the target's probability (appendix A.5),
-        and the output is no longer in the target's law: by how much, `stats.bias` says. At
-        temperature 0 those pass that have at least `lenience` times the probability of the
-        likeliest. A KeyboardInterrupt ends it early: unfinished rows come back with finish_reason
-        "interrupted".
+        A str, a list of ids or a list of messages is one prompt. params: one for all prompts, or
+        one for each; or its fields as keywords (docs/controls.md). gamma: guesses per target call,
+        0 for plain decoding, None to choose before every step, from costs measured once and the
+        row's own past. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
+        rule: with "coupled" a seed gives one text, whatever drafter and gamma; at temperature 0
+        every rule keeps the guesses that equal the argmax, so a function of one's own is not called
+        there. lenience: below 1 guesses pass more easily, up to 1 / lenience times the target's
+        probability (appendix A.5), and the output is no longer in the target's law: by how much,
+        `stats.bias` says. At temperature 0 those pass that have at least `lenience` times the
+        probability of the likeliest. A KeyboardInterrupt ends it early: unfinished rows come back
+        with finish_reason "interrupted". A row whose controls leave no token comes back with
+        "error", and says why in `error`; where all do, the first ControlError is raised.
         Ids may also be tensors or arrays, [n] for one prompt and [B, n] for B of them, or what a
         tokenizer returns, whose padding is dropped.
         """
-        params = SamplingParams(temperature, top_k, top_p, min_p)
-        judge = check(params, max_new_tokens, gamma, rule, lenience)
-        requests = self.requests(as_list(prompts), max_new_tokens, seed)
+        judge = check(gamma, rule, lenience)
+        given = as_list(prompts)
+        requests = self.requests(given, gathered(params, controls, len(given)), seed)
         if not requests:
             return []
-        self._tell_suggested(params)
-        policy = self._gamma(params, gamma, len(requests))
-        rows = [Row.of(request) for request in requests]
+        self._tell_suggested(requests)
+        policy = self._gamma(requests, gamma)
+        rows = self.rows(requests)
         try:
             for i in range(0, len(rows), BATCH):
-                for _ in self._engine.run(rows[i : i + BATCH], params, judge, policy):
+                for _ in self._engine.run(rows[i : i + BATCH], judge, policy):
                     pass
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
+        errors = [row.error for row in rows if row.error is not None]
+        if len(errors) == len(rows):
+            raise errors[0]
         return [self._completion(row) for row in rows]
 
     def stream(
         self,
         prompt: Prompts,
+        params: SamplingParams | None = None,
         *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
         gamma: int | None = None,
         seed: Seed = 0,
         rule: str | Rule = "block",
         lenience: float = 1.0,
+        **controls: Unpack[Controls],
     ) -> Generator[Piece, None, Completion]:
         """The same for one prompt, a piece after every step; the generator's return value is the
         completion.
 
-        The pieces' texts and tokens concatenate to exactly what `generate` returns.
+        The pieces' texts and tokens concatenate to exactly what `generate` returns: what may be the
+        beginning of a stop string is held back.
         """
-        params = SamplingParams(temperature, top_k, top_p, min_p)
-        judge = check(params, max_new_tokens, gamma, rule, lenience)
+        judge = check(gamma, rule, lenience)
         prompts = as_list(prompt)
         if len(prompts) != 1:
             remedy = "call generate for several" if prompts else "give a text or ids"
             raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
-        requests = self.requests(prompts, max_new_tokens, seed)
-        self._tell_suggested(params)
-        policy = self._gamma(params, gamma, 1)
-        return self._pieces(requests[0], params, judge, policy)
+        (wishes,) = gathered(params, controls, 1)
+        if wishes.num_return_sequences != 1:
+            raise RefusedError(
+                f"stream gives one text, not num_return_sequences={wishes.num_return_sequences}; "
+                "call generate for several"
+            )
+        requests = self.requests(prompts, [wishes], seed)
+        self._tell_suggested(requests)
+        policy = self._gamma(requests, gamma)
+        return self._pieces(self.rows(requests)[0], judge, policy)
 
     def beam_search(
         self,
@@ -148,9 +160,9 @@ class Speculator:
         num_return_sequences: int = 1,
         length_penalty: float = 1.0,
         early_stopping: bool | Literal["never"] = False,
-        max_new_tokens: int = 64,
         gamma: int = 2,
         draft_beams: int | None = None,
+        **controls: Unpack[BeamControls],
     ) -> list[list[Beam]]:
         """The likeliest continuations that beam search finds, best first, for every prompt
         (paper, A.4).
@@ -165,21 +177,28 @@ class Speculator:
         so many come back.
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
-        width = check_beams(max_new_tokens, gamma, num_beams, draft_beams)
-        requests = self.requests(as_list(prompts), max_new_tokens, 0)
+        width = check_beams(gamma, num_beams, draft_beams)
+        given = as_list(prompts)
+        requests = self.requests(given, gathered(None, controls, len(given)), 0)
+        for request in requests:
+            require_beams(request.params, controls)
+        shaping = [row.controls for row in self.rows(requests)]
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter):
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
         beams: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
             with claimed(self.target, self.drafter if draft else None), threads(self.target):
-                tasks = beam_search(requests[i : i + BATCH], self.target, params, draft, int(gamma))
+                batch = slice(i, i + BATCH)
+                tasks = beam_search(
+                    requests[batch], self.target, params, draft, int(gamma), shaping[batch]
+                )
             beams += [self._beams(task, draft) for task in tasks]
         return beams
 
-    def _tell_suggested(self, params: SamplingParams) -> None:
+    def _tell_suggested(self, requests: list[Request]) -> None:
         """Warn once, where a call differs from what the model's own generation config suggests."""
-        unlike = {n: v for n, v in self.suggested.items() if getattr(params, n) != v}
+        unlike = any(getattr(r.params, n) != v for n, v in self.suggested.items() for r in requests)
         if unlike and not self._told:
             self._told = True
             values = ", ".join(f"{name}={value}" for name, value in self.suggested.items())
@@ -197,16 +216,21 @@ class Speculator:
         for end in task.search.finished[: task.search.params.num_return_sequences]:
             tokens = end.node.new_tokens
             visible = tokens[:-1] if end.reason == "stop" else tokens
-            added = self._text(task.search.request, visible)
+            prompt = task.search.request.prompt
+            added = text.continued(self.tokenizer, prompt, visible) if self.tokenizer else None
             beams.append(Beam(added, tokens, end.score, end.reason, stats))
         return beams
 
-    def _gamma(self, params: SamplingParams, gamma: int | None, rows: int) -> Gamma:
+    def _gamma(self, requests: list[Request], gamma: int | None) -> Gamma:
         """The policy that a call asked for."""
         context = self.target.context
         if gamma is None:
-            silent = isinstance(self.drafter, NoDrafter)
-            return Fixed(0) if silent else Adaptive(self.step_costs(params, rows))
+            if isinstance(self.drafter, NoDrafter):
+                return Fixed(0)
+            params = costs.dearest([request.params for request in requests])
+            alone = any(request.params.deterministic for request in requests)
+            shared = self.step_costs(params, len(requests))
+            return Adaptive(shared, self.step_costs(params) if alone else None)
         gamma = int(gamma)  # NumPy's overflow
         if context is not None and gamma + 1 > context:
             raise InputError(
@@ -251,15 +275,21 @@ class Speculator:
         known = min((i for i in self.ends.eos if 0 <= i < V), default=0)
         return [known] * (4 if reads is None else min(4, reads))
 
-    def requests(self, prompts: list[Prompt], max_new_tokens: int, seed: Seed) -> list[Request]:
-        """What `generate` makes of its prompts; InputError for one that cannot be continued."""
-        keys = keys_of(seed, len(prompts))
+    def requests(
+        self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
+    ) -> list[Request]:
+        """What `generate` makes of its prompts, `num_return_sequences` of each; InputError for one
+        that cannot be continued."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        counts = [wishes.num_return_sequences for wishes in each]
+        keys = iter(keys_of(seed, counts))
         return [
-            self._request(i, prompt, int(max_new_tokens), key)
-            for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
+            self._request(i, prompt, wishes, next(keys))
+            for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True))
+            for _ in range(wishes.num_return_sequences)
         ]
 
-    def _request(self, i: int, prompt: Prompt, max_new_tokens: int, key: RowKey) -> Request:
+    def _request(self, i: int, prompt: Prompt, params: SamplingParams, key: RowKey) -> Request:
         ids = self.ids(prompt, i)
         head, source = self._sides(ids)
         reads = self.target.source_context if source else self.target.context
@@ -267,14 +297,44 @@ class Speculator:
             raise InputError(
                 f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
             )
-        context = self.target.context
-        limit = max_new_tokens if context is None else min(max_new_tokens, context - len(head))
-        forced = {}
-        if self.ends.forced_bos is not None:
-            forced[1 - len(head)] = self.ends.forced_bos  # the second token of the decoder's text
-        if self.ends.forced_eos is not None:
-            forced[limit - 1] = self.ends.forced_eos
-        return Request(head, limit, key, self.ends.eos, source, forced)
+        context, limit = self.target.context, params.max_new_tokens
+        limit = limit if context is None else min(limit, context - len(head))
+        params = resolved(params, self.controls, self.ends, len(head))
+        require(params, self.target, self.tokenizer is not None)
+        forced: dict[int, int] = {}
+        if params.forced_bos_token_id is not None:
+            forced[1 - len(head)] = params.forced_bos_token_id  # the decoder's second token
+        if params.forced_eos_token_id is not None:
+            forced[limit - 1] = params.forced_eos_token_id
+        eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
+        return Request(head, limit, key, frozenset(eos), source, forced, params)
+
+    def rows(self, requests: list[Request]) -> list[Row]:
+        """Fresh rows, with what shapes and ends their texts."""
+        return [self._row(number, request) for number, request in enumerate(requests)]
+
+    def _row(self, number: int, request: Request) -> Row:
+        row, params = Row.of(request), request.params
+        row.controls = chain(request, self.target.vocab_size, number, self._matcher(request))
+        if params.stop_strings:
+            assert self.tokenizer is not None  # `require` has seen to it
+            row.endings.append(self._transcript(request))
+        row.endings += own.endings(params.stopping)
+        return row
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        """What follows the grammar that a text must match."""
+        if request.params.structured is None:
+            return None
+        from foretoken.controls.grammar import matcher  # late: an extra
+
+        V = self.target.vocab_size
+        return matcher(request.params.structured, self.tokenizer, V, request.eos)
+
+    def _transcript(self, request: Request) -> Transcript:
+        strings, include = request.params.stop_strings or (), request.params.include_stop_string
+        assert self.tokenizer is not None
+        return Transcript(self.tokenizer, request.prompt, strings, include=include)
 
     def _sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
         """What the decoder continues and what the encoder reads."""
@@ -308,32 +368,50 @@ class Speculator:
                 raise InputError(f"prompt {i} holds the id {token}; ids must be in 0..{V - 1}")
         return list(prompt)
 
-    def _pieces(
-        self, request: Request, params: SamplingParams, judge: Judge, gamma: Gamma
-    ) -> Generator[Piece, None, Completion]:
-        stream = text.Stream(self.tokenizer, request.prompt) if self.tokenizer else None
-        row, sent = Row.of(request), 0
-        for _ in self._engine.run([row], params, judge, gamma):
-            tokens, visible = row.new_tokens[sent:], row.visible[sent:]
-            sent += len(tokens)
+    def _pieces(self, row: Row, judge: Judge, gamma: Gamma) -> Generator[Piece, None, Completion]:
+        transcript = _read(row)
+        if transcript is None and self.tokenizer is not None:
+            transcript = self._transcript(row.request)
+            row.endings.append(transcript)
+        sent, asked = 0, row.request.params.logprobs is not None
+        for _ in self._engine.run([row], judge, gamma):
+            tokens = row.new_tokens[sent:]
             if tokens:
-                last = row.finish_reason is not None
-                yield Piece(stream.add(visible, last=last) if stream else None, tokens)
+                known = row.logprobs[sent:] if asked else None
+                yield Piece(transcript and transcript.shown(), tokens, known)
+            sent += len(tokens)
+        if row.error is not None:
+            raise row.error
         return self._completion(row)
 
     def _completion(self, row: Row) -> Completion:
+        params = row.request.params
         return Completion(
-            text=self._text(row.request, row.visible),
+            text=self._text(row),
             tokens=row.new_tokens,
             finish_reason=row.finish_reason or "interrupted",
             seed=(row.request.key.seed, row.request.key.row),
             stats=stats(row, self.target.runtime, runtime(self.drafter)),
             steps=row.records,
+            stop_reason=row.stop_reason,
+            error=None if row.error is None else str(row.error),
+            logprobs=None if params.logprobs is None else row.logprobs,
+            prompt_logprobs=None if params.prompt_logprobs is None else row.prompt_logprobs,
         )
 
-    def _text(self, request: Request, tokens: list[int]) -> str | None:
+    def _text(self, row: Row) -> str | None:
         """The text that new tokens add to the prompt's."""
-        return text.continued(self.tokenizer, request.prompt, tokens) if self.tokenizer else None
+        if self.tokenizer is None:
+            return None
+        transcript = _read(row)
+        if transcript is not None:
+            return transcript.text
+        return text.continued(self.tokenizer, row.request.prompt, row.visible)
+
+
+def _read(row: Row) -> Transcript | None:
+    """What reads a row's text for stop strings."""
+    return next((each for each in row.endings if isinstance(each, Transcript)), None)
 
 
 def runtime(drafter: Drafter) -> str:

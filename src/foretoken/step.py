@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.errors import RefusedError
+from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Blocks, Scorer
 from foretoken.request import Row, StepRecord
-from foretoken.sampling.distributions import require_finite, require_mass
+from foretoken.sampling.distributions import laws, require_finite, require_mass, working
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block, Judge, Verdict
-from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
 
@@ -33,6 +33,8 @@ class _Scored(NamedTuple):
     block: Block
     ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
+    raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that ask for logprobs
+    failed: dict[tuple[int, int], ControlError]  # by row and position: what controls left no law
 
 
 class _Verified(NamedTuple):
@@ -43,6 +45,7 @@ class _Verified(NamedTuple):
     t: int
     beta: list[float]
     bias: list[float]  # [] where exact
+    failed: ControlError | None  # there is no token t
 
 
 @torch.inference_mode()
@@ -51,19 +54,24 @@ def step(
     target: Scorer,
     drafter: Drafter,
     judge: Judge,
-    params: SamplingParams,
     gamma: list[int],
 ) -> Verdict:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1), or as near to it as the judge says.
 
-    Each row gets a StepRecord. On a device the host waits once, for the verdict; the times then say
-    when work was handed over. Raises NumericsError for invalid logits and RefusedError for an
+    Each row gets a StepRecord. On a device the host waits once, for the verdict, and for the guesses
+    where rows have controls; the times then say when work was handed over. A row whose controls
+    leave no token fails alone. Raises NumericsError for invalid logits and RefusedError for an
     invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
-    draw = judge.draws([row.request.key for row in rows], [len(row.tokens) for row in rows], params)
-    if target.takes_tensors and not params.greedy:
+    draw = judge.draws(
+        [row.request.key for row in rows],
+        [len(row.tokens) for row in rows],
+        [row.request.params for row in rows],
+        [row.controls for row in rows],
+    )
+    if target.takes_tensors and not draw.greedy:
         draw.ahead(max(gamma), target.device)
 
     # Sample gamma guesses x_1, .., x_gamma from M_q autoregressively
@@ -80,7 +88,8 @@ def step(
     verified = _read(verdict, scored, draft, counts, draw)
 
     # Return prefix + [x_1, .., x_n, t]
-    kept = [row.commit([*v.x[: v.n], v.t]) for row, v in zip(rows, verified, strict=True)]
+    kept = [_commit(row, v) for row, v in zip(rows, verified, strict=True)]
+    _report(rows, scored, verdict, kept)
     target.set_lengths([len(row.tokens) - 1 for row in rows])
     drafter.commit([list(tokens) for tokens in kept])
     times.append(perf_counter())
@@ -119,10 +128,13 @@ def _score(rows: list[Row], target: Scorer, draft: Draft, counts: list[int]) -> 
         ids = torch.where(live(ids, sent(draft.lengths, target.device)), ids, 0)
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
     logits = target.score(_blocks(rows, x, counts, target), [1 + count for count in counts])
-    tops = logits.amax(-1)  # before forced tokens hide what is invalid
-    _force(logits, rows)
+    tops = logits.amax(-1)  # before controls hide what is invalid
+    reported = [b for b, row in enumerate(rows) if row.request.params.logprobs is not None]
+    raw = {b: logits[b].clone() for b in reported}
+    logits, failed = _shaped(logits, rows, ids, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
-    return _Scored(Block(logits, x, sent(torch.tensor(counts), logits.device), q), ids, tops)
+    lengths = sent(torch.tensor(counts), logits.device)
+    return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed)
 
 
 def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Scorer) -> Blocks:
@@ -133,14 +145,27 @@ def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Scorer) -> Bl
     return [[token, *row[:n]] for token, row, n in zip(last, ids, counts, strict=True)]
 
 
-def _force(logits: Tensor, rows: list[Row]) -> None:
-    """Where a token is forced (first, or last before the limit) it gets all the mass; in place."""
-    for b, row in enumerate(rows):
-        done = len(row.tokens) - len(row.request.prompt)
-        for place, token in row.request.forced.items():
-            if 0 <= place - done < logits.shape[1]:
-                logits[b, place - done] = -torch.inf
-                logits[b, place - done, token] = 0.0
+def _shaped(
+    logits: Tensor, rows: list[Row], ids: Tensor, counts: list[int]
+) -> tuple[Tensor, dict[tuple[int, int], ControlError]]:
+    """The logits of rows with controls as these leave them, each position by its own prefix.
+
+    Where they leave nothing the logits stay as they are: behind an impossible guess nothing is
+    judged, but numbers must be finite there.
+    """
+    failed: dict[tuple[int, int], ControlError] = {}
+    if all(row.controls is None for row in rows):
+        return logits, failed
+    logits = logits.to(working(logits.dtype))
+    for b, (row, guesses) in enumerate(zip(rows, _list(ids), strict=True)):
+        if row.controls is None:
+            continue
+        for i in range(counts[b] + 1):
+            try:
+                logits[b, i] = row.controls.shape(logits[b, i], guesses[:i])
+            except ControlError as error:
+                failed[b, i] = error
+    return logits, failed
 
 
 def _read(
@@ -158,8 +183,10 @@ def _read(
         empty if draft.tops is None else draft.tops,
         *draw.masses,
     )
-    require_finite(tops, "target", draw.lengths, [1 + count for count in counts])
-    require_finite(draft_tops, "draft", draw.lengths, counts)
+    mended = [bool(params.remove_invalid_values) for params in draw.params]
+    checked = [0 if skip else 1 + count for count, skip in zip(counts, mended, strict=True)]
+    require_finite(tops, "target", draw.lengths, checked)
+    require_finite(draft_tops, "draft", draw.lengths, [max(0, count - 1) for count in checked])
     require_mass(list(chain.from_iterable(masses)))
     x = [row[:count] for row, count in zip(ids, counts, strict=True)]
     V = scored.block.logits.shape[-1]
@@ -173,7 +200,32 @@ def _read(
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    return [_Verified(*row) for row in zip(x, n, t, beta, biases, strict=True)]
+    failed = [scored.failed.get(place) for place in enumerate(n)]
+    return [_Verified(*row) for row in zip(x, n, t, beta, biases, failed, strict=True)]
+
+
+def _commit(row: Row, verified: _Verified) -> list[int]:
+    """The tokens that a row keeps; without a law for the next one it fails behind them."""
+    guesses = verified.x[: verified.n]
+    if verified.failed is None:
+        return row.commit([*guesses, verified.t])
+    kept = row.commit(guesses)
+    if row.finish_reason is None:
+        row.fail(verified.failed)
+    return kept
+
+
+def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[int]]) -> None:
+    """Logprobs of the tokens kept, in rows that ask for them."""
+    for b, raw in scored.raw.items():
+        row, n = rows[b], len(kept[b])
+        if row.request.params.logprobs_of == "raw":
+            known = raw[:n].to(working(raw.dtype)).log_softmax(-1)
+        elif verdict.p is None:
+            known = laws(scored.block.logits[b, :n], [row.request.params] * n).log()
+        else:
+            known = verdict.p[b, :n].log()
+        row.logprobs += logprobs(known, kept[b], row.request.params.logprobs or 0)
 
 
 def _record(

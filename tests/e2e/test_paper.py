@@ -121,7 +121,8 @@ def alpha(pair: foretoken.Speculator, drafter, temperature: float, texts: int, n
     """The paper's protocol: E sum min(p, q) on what the target wrote at that temperature."""
     params, prompts, found = SamplingParams(temperature), list(PROMPTS[:texts]), []
     done = pair.generate(prompts, max_new_tokens=n, temperature=temperature, gamma=3, seed=0)
-    for request, one in zip(pair.requests(prompts, n, 0), done, strict=True):
+    requests = pair.requests(prompts, SamplingParams(temperature, max_new_tokens=n), 0)
+    for request, one in zip(requests, done, strict=True):
         found += overlaps(pair.target, drafter, request, one.tokens, params)
     return fmean(beta or 0.0 for beta in found)
 

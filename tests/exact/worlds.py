@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.controls.chain import chain
 from foretoken.drafters.base import Drafter
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
@@ -66,7 +68,9 @@ class WorldDraw(Draw):
     wave: list[World]
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        return sample(law, self.middles(law, i, Purpose.DRAFT))
+        ids = sample(law, self.middles(law, i, Purpose.DRAFT))
+        self._note(ids, i)
+        return ids
 
     def within(self) -> list[RowKey]:
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
@@ -115,6 +119,7 @@ class Case:
     steps: int = 2
     draw: type[Draw] = WorldDraw  # with a `wave`
     together: bool = True
+    controls: Callable[[Any], Any] = lambda chain: chain  # what a row's controls become
     lenience: float = 1.0
 
 
@@ -132,15 +137,18 @@ def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
 
 
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
-    judge = check(case.params, 1, case.gamma, case.rule, case.lenience)
+    judge = check(case.gamma, case.rule, case.lenience)
     draw = type("ThisWave", (case.draw,), {"wave": wave})
     monkeypatch.setattr(type(judge), "draws", draw)
+    target = case.target()
     rows = [
-        Row.of(replace(request, key=RowKey(w, b)))
+        Row.of(replace(request, key=RowKey(w, b), params=case.params))
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
-    run = Engine(case.target(), case.drafter()).run(rows, case.params, judge, Fixed(case.gamma))
+    for row in rows:
+        row.controls = case.controls(chain(row.request, target.vocab_size))
+    run = Engine(target, case.drafter()).run(rows, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()

@@ -29,7 +29,7 @@ def naive(source: list[int], text: list[int], longest: int, gamma: int) -> list[
 
 def guesses(drafter: LookupDrafter, gamma: list[int]) -> list[list[int]]:
     keys = [RowKey(0, b) for b in range(len(gamma))]
-    draft = drafter.propose(gamma, Draw(keys, [0] * len(gamma), SamplingParams()))
+    draft = drafter.propose(gamma, Draw(keys, [0] * len(gamma), [SamplingParams()] * len(gamma)))
     assert draft.q is None and draft.calls == 0
     pairs = zip(draft.tokens.tolist(), draft.lengths.tolist(), strict=True)
     return [ids[:n] for ids, n in pairs]

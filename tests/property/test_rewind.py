@@ -65,7 +65,7 @@ def same(one: Draft, other: Draft) -> bool:
 
 def draw(lengths: list[int], temperature: float) -> Draw:
     keys = [RowKey(0, b) for b in range(len(lengths))]
-    return Draw(keys, lengths, SamplingParams(temperature))
+    return Draw(keys, lengths, [SamplingParams(temperature)] * len(keys))
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)

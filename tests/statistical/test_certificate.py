@@ -271,7 +271,12 @@ def test_the_tolerance_is_that_of_the_computation():
     for dtype in (torch.float32, torch.bfloat16):
         model = deepcopy(target("Llama")).to(dtype)  # others share the target
         spec = load(model, relative(model), dtype="auto", runtime="transformers")
-        shapes = compare(spec.target, spec.requests([[1, 2, 3]], 4, 0), [[4, 5, 6, 7]], 3)
+        shapes = compare(
+            spec.target,
+            spec.requests([[1, 2, 3]], SamplingParams(max_new_tokens=4), 0),
+            [[4, 5, 6, 7]],
+            3,
+        )
         assert shapes.dtype == str(dtype).removeprefix("torch.") and shapes.ok
 
 

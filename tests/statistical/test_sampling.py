@@ -40,8 +40,9 @@ def continuations(drafter, judge: Judge, gamma: int) -> Counter[tuple[int, ...]]
     params = SamplingParams(temperature=1.0)
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
-        rows = [Row.of(Request([0], LENGTH, RowKey(batch, b))) for b in range(BATCH)]
-        for _ in engine.run(rows, params, judge, Fixed(gamma)):
+        keys = [RowKey(batch, b) for b in range(BATCH)]
+        rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]
+        for _ in engine.run(rows, judge, Fixed(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)
     return texts
@@ -94,8 +95,9 @@ def test_a_planted_bias_is_seen():
 def test_rows_of_different_keys_are_independent():
     """Texts of neighbouring rows form a product law; fails by chance for one seed in a million."""
     engine = Engine(TableModel(P, V), DRAFTERS["lm"]())
-    rows = [Row.of(Request([0], LENGTH, RowKey(99, b))) for b in range(2 * BATCH)]
-    for _ in engine.run(rows, SamplingParams(temperature=1.0), Sampled(speculative), Fixed(2)):
+    params, keys = SamplingParams(temperature=1.0), [RowKey(99, b) for b in range(2 * BATCH)]
+    rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]
+    for _ in engine.run(rows, Sampled(speculative), Fixed(2)):
         pass
     table = [[0] * V for _ in range(V)]
     for a, b in zip(rows[::2], rows[1::2], strict=True):

@@ -146,7 +146,7 @@ def test_another_thread_is_told_who_runs() -> None:
 def test_measuring_beside_a_stream_is_refused() -> None:
     """What reads a target by itself would end the stream's row, too."""
     mid, _ = three()
-    expected, request = text(mid), mid.requests([[0, 1]], 4, 0)[0]
+    expected, request = text(mid), mid.requests([[0, 1]], SamplingParams(max_new_tokens=4), 0)[0]
     pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
     tokens = list(next(pieces).tokens)
     target, drafter, params = mid.target, mid.drafter, SamplingParams(1.0)
@@ -195,7 +195,7 @@ def test_a_ctrl_c_anywhere_leaves_both_usable(files: tuple[str, ...], stride: in
 def run(spec: Speculator) -> None:
     """As `generate` does, which would take the Ctrl-C for the end of its texts."""
     rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in Engine(spec.target, spec.drafter).run(rows, SamplingParams(), Greedy(), Fixed(3)):
+    for _ in Engine(spec.target, spec.drafter).run(rows, Greedy(), Fixed(3)):
         pass
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,9 +38,13 @@ def engine(target=P, draft=Q) -> Engine:
     return Engine(TableModel(target, V), LMDrafter(TableModel(draft, V, context=9), V))
 
 
+def fresh(requests: list[Request], params=SAMPLED) -> list[Row]:
+    return [Row.of(replace(request, params=params)) for request in requests]
+
+
 def run(engine: Engine, requests: list[Request], gamma=3, params=SAMPLED, rule=speculative):
-    rows = [Row.of(request) for request in requests]
-    for _ in engine.run(rows, params, choose(rule, params), Fixed(gamma)):
+    rows = fresh(requests, params)
+    for _ in engine.run(rows, choose(rule), Fixed(gamma)):
         pass
     return rows
 
@@ -86,10 +92,10 @@ def test_gamma_is_trimmed_near_the_end():
 
 
 def test_a_row_per_step_and_none_after_its_end():
-    rows = [Row.of(request) for request in REQUESTS]
+    rows = fresh(REQUESTS)
     seen = [
         [len(row.tokens) for row in rows]
-        for _ in engine().run(rows, SAMPLED, Sampled(speculative), Fixed(2))
+        for _ in engine().run(rows, Sampled(speculative), Fixed(2))
     ]
     assert seen[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
     for before, after, row_ends in zip(seen, seen[1:], range(1, 99), strict=False):
@@ -104,7 +110,7 @@ def test_no_rows():
 
 def test_an_open_stream_is_refused_and_a_closed_one_is_not():
     e = engine()
-    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, Sampled(speculative), Fixed(2))
+    stream = e.run(fresh(REQUESTS), Sampled(speculative), Fixed(2))
     next(stream)
     next(stream)
     with pytest.raises(RefusedError, match="a stream of this target or draft is still open"):
@@ -116,7 +122,7 @@ def test_an_open_stream_is_refused_and_a_closed_one_is_not():
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 99])
 def test_a_stream_closed_anywhere_leaves_nothing_behind(steps):
     e = engine()
-    stream = e.run([Row.of(r) for r in REQUESTS], SAMPLED, Sampled(speculative), Fixed(2))
+    stream = e.run(fresh(REQUESTS), Sampled(speculative), Fixed(2))
     for _ in range(1 + steps):
         next(stream, None)
     stream.close()
@@ -164,7 +170,7 @@ def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
 
     engine = Engine(TableModel(lambda text: [0.5, 0.5], 2), Keeper())
     row = Row.of(Request([1], 7, RowKey(0, 0)))
-    for _ in engine.run([row], SamplingParams(1.0), Sampled(speculative), Fixed(1)):
+    for _ in engine.run([row], Sampled(speculative), Fixed(1)):
         pass
     assert len(row.new_tokens) == 7 and row.request.prompt == [1]
     assert [token for step in row.records for token in step.kept] == row.new_tokens
@@ -185,7 +191,7 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
     try:
         row = Row.of(Request([1], 3, RowKey(0, 0)))
         made = Engine(Elsewhere(P, V), NoDrafter())
-        for _ in made.run([row], SamplingParams(), Greedy(), Fixed(0)):
+        for _ in made.run([row], Greedy(), Fixed(0)):
             assert torch.get_num_threads() == 3
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, pack
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.models.table import TableModel
@@ -56,10 +58,14 @@ def one_step(
     law=counting,
     rule=speculative,
 ) -> tuple[list[Row], TableModel, Says]:
-    rows = rows or [Row.of(Request([0], 100, RowKey(0, b))) for b in range(len(gamma))]
+    keys = [RowKey(0, b) for b in range(len(gamma))]
+    rows = rows or [Row.of(Request([0], 100, key)) for key in keys]
+    for row in rows:
+        row.request = replace(row.request, params=params)
+        row.controls = row.controls or chain(row.request, V)
     target, drafter = TableModel(law, V), Says(draft)
     target.start([row.tokens[:-1] for row in rows])
-    step(rows, target, drafter, choose(rule, params), params, gamma)
+    step(rows, target, drafter, choose(rule), gamma)
     return rows, target, drafter
 
 

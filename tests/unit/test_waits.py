@@ -78,6 +78,11 @@ class Pretend(TorchFunctionMode):
         return x
 
 
+def fresh(params: SamplingParams) -> list[Row]:
+    prompts = enumerate(pairs.PROMPTS)
+    return [Row.of(Request(p, 50, RowKey(0, b), params=params)) for b, p in prompts]
+
+
 def reads(
     params: SamplingParams,
     rule: str | Judge,
@@ -87,8 +92,8 @@ def reads(
     lenience: float = 1.0,
 ) -> list[list[str]]:
     """Of every step, over ragged rows."""
-    judge = choose(RULES[rule], params, lenience) if isinstance(rule, str) else rule
-    rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
+    judge = choose(RULES[rule], lenience) if isinstance(rule, str) else rule
+    rows = fresh(params)
     networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
     found = []
     with Pretend(*networks) as pretend:
@@ -96,7 +101,7 @@ def reads(
         drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
         for gamma in gammas:
             pretend.reads = []
-            step(rows, target, drafter, judge, params, gamma)
+            step(rows, target, drafter, judge, gamma)
             found.append(pretend.reads)
     return found
 
@@ -168,16 +173,16 @@ def test_a_read_per_guess_is_seen() -> None:
 def test_the_host_waits_once_on_a_gpu(case: str) -> None:
     big, small = (network.float().cuda() for network in networks())
     target, drafter = GraphModel(big), LMDrafter(GraphModel(small), pairs.V)
-    rows = [Row.of(Request(p, 50, RowKey(0, b))) for b, p in enumerate(pairs.PROMPTS)]
+    rows = fresh(CASES[case])
     target.start([row.tokens[:-1] for row in rows])
     drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
-    judge = choose(RULES["block"], CASES[case])
+    judge = choose(RULES["block"])
     for _ in range(6):  # all is recorded
-        step(rows, target, drafter, judge, CASES[case], [4, 4, 4])
+        step(rows, target, drafter, judge, [4, 4, 4])
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchroniz") as waits:
-            step(rows, target, drafter, judge, CASES[case], [4, 4, 4])
+            step(rows, target, drafter, judge, [4, 4, 4])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1

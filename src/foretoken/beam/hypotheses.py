@@ -13,10 +13,12 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foretoken.beam.tree import Node
-from foretoken.errors import InputError, NumericsError, as_float, shown, whole
+from foretoken.errors import ControlError, InputError, NumericsError, as_float, shown, whole
 from foretoken.request import FinishReason, Request
+from foretoken.sampling.draw import Shaping
 
 STEEPEST = 50  # a length penalty: at it, powers of a million tokens are still float64
 
@@ -77,23 +79,35 @@ class Finished:
 
 
 def continuations(
-    beams: list[Hypothesis], logits: Tensor, k: int, forced: int | None = None
+    beams: list[Hypothesis], logits: Tensor, k: int, controls: Shaping | None = None
 ) -> list[Hypothesis]:
     """The k best texts that are one token longer than one of `beams`, best first.
 
     logits: `[len(beams), V]`. Of equal scores the earlier beam's comes first, then the lower id.
-    Fewer than k where fewer are possible. A forced token gets all the mass.
+    Fewer than k where fewer are possible. Controls shape the log-probabilities, as in transformers.
     """
-    if forced is not None:
-        return [Hypothesis(beam.node.child(forced), beam.score) for beam in beams[:k]]
     past = torch.tensor([beam.score for beam in beams], dtype=torch.float64, device=logits.device)
-    scores = (logits.double().log_softmax(-1) + past[:, None]).flatten()
+    own = logits.double().log_softmax(-1)
+    scores = (_shaped(own, beams, controls) + past[:, None]).flatten()
     edge = scores.topk(min(k, len(scores))).values[-1]
     at = ((scores >= edge) & (scores > -torch.inf)).nonzero()[:, 0]
     at = at[scores[at].argsort(descending=True, stable=True)[:k]]
     best = zip(cast(list[int], at.tolist()), cast(list[float], scores[at].tolist()), strict=True)
-    V = logits.shape[-1]
+    V = len(scores) // len(beams)
     return [Hypothesis(beams[i // V].node.child(i % V), score) for i, score in best]
+
+
+def _shaped(scores: Tensor, beams: list[Hypothesis], controls: Shaping | None) -> Tensor:
+    """Each beam's scores `[V]` behind its own text; a beam whose controls leave nothing ends."""
+    if controls is None:
+        return scores
+    scores = functional.pad(scores, (0, controls.V - scores.shape[-1]), value=-torch.inf)
+    for row, beam in zip(scores, beams, strict=True):
+        try:
+            row.copy_(controls.shape(row, beam.node.new_tokens))
+        except ControlError:
+            row.fill_(-torch.inf)
+    return scores
 
 
 @dataclass(slots=True)
@@ -102,6 +116,7 @@ class Search:
 
     request: Request
     params: BeamParams
+    controls: Shaping | None = None
     running: list[Hypothesis] = field(init=False)  # best first
     finished: list[Finished] = field(default_factory=list[Finished], init=False)  # best first
     done: bool = field(default=False, init=False)
@@ -123,9 +138,8 @@ class Search:
                 "try dtype='float32', and look for overflow in the model"
             )
         w, eos, length = self.params.num_beams, self.request.eos, self.depth + 1
-        forced = self.request.forced.get(length - 1)
         # every beam has at most len(eos) texts that end, so w of these go on
-        longer = continuations(self.running, logits, w * (1 + len(eos)), forced)
+        longer = continuations(self.running, logits, w * (1 + len(eos)), self.controls)
         last = length == self.request.limit
         open_ = [beam for beam in longer if not last and beam.node.token not in eos]
         ended = [beam for beam in longer[:w] if last or beam.node.token in eos]

@@ -7,6 +7,7 @@ among what was scored. Sees forests only: any model, decoder-only or encoder-dec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from foretoken.beam.forest import Forest
 from foretoken.beam.hypotheses import BeamParams, Hypothesis, Search, continuations
 from foretoken.beam.tree import Node
+from foretoken.controls.chain import chain
 from foretoken.models.base import Model
 from foretoken.models.reader import Reader
 from foretoken.request import FinishReason, Request, brief
+from foretoken.sampling.draw import Shaping
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +129,8 @@ class BeamDraft:
     def _grown(self, b: int, beams: list[Hypothesis], search: Search) -> list[Hypothesis]:
         """The best continuations that do not end."""
         logits = self.forest.gathered(b, [beam.node for beam in beams])[:, : self.vocab_size]
-        eos, forced = search.request.eos, search.request.forced.get(beams[0].node.depth)
-        longer = continuations(beams, logits, self.width + len(eos) * len(beams), forced)
+        eos, most = search.request.eos, self.width + len(search.request.eos) * len(beams)
+        longer = continuations(beams, logits, most, search.controls)
         return [beam for beam in longer if beam.node.token not in eos][: self.width]
 
     def _end(self, b: int, search: Search, gamma: int) -> int:
@@ -147,15 +150,19 @@ def beam_search(
     params: BeamParams,
     draft: BeamDraft | None = None,
     gamma: int = 0,
+    controls: Sequence[Shaping | None] | None = None,
 ) -> list[Task]:
     """The searches of `requests` to their ends, as plain beam search does them (paper, A.4).
+
+    controls: of each request's texts; by itself those that its params ask for.
 
     Each round takes one target pass over at most num_beams + gamma * draft.width nodes for each
     prompt. Without a draft, or with gamma 0, it is plain beam search. Raises NumericsError for
     invalid logits of the target. It leaves no rows in the models.
     """
     began, trees = perf_counter(), _forest(target)
-    tasks = [Task(Search(request, params)) for request in requests]
+    shaping = [chain(r, target.vocab_size) for r in requests] if controls is None else controls
+    tasks = [Task(Search(r, params, c)) for r, c in zip(requests, shaping, strict=True)]
     active = list(tasks)
     try:
         sources = [request.source or [] for request in requests]

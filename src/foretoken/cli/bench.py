@@ -20,7 +20,7 @@ from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
 from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures
@@ -121,8 +121,8 @@ def _require(options: Options, gammas: list[int], vs: list[str], out: Path | Non
 
     assert options.params  # raises InputError
     for gamma in gammas:
-        require(options.max_new_tokens, gamma, options.rule, lenience=1.0)
-    keys_of(options.seed, 1)
+        require(gamma, options.rule, lenience=1.0)
+    keys_of(options.seed, [1])
     if options.repeats < 1:
         raise InputError(f"repeats is {options.repeats}; give 1 or more")
     if options.max_new_tokens < gammas[-1] + 2:
@@ -151,10 +151,17 @@ def _load(
     from foretoken.lab.bench.race import Task
 
     spec = options.loading.load(target, draft)
+    if spec.controls:
+        named = ", ".join(spec.controls)
+        raise RefusedError(
+            f"the model's generation config sets {named}, which not all of the compared follow; "
+            "--ignore-generation-config compares without"
+        )
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
     prompts = [line.prompt for line in prompt_files.for_model(lines, spec)]
     tokens, seed = options.max_new_tokens, options.seed
-    for i, request in enumerate(spec.requests(prompts, tokens, seed)):
+    wishes = replace(options.params, max_new_tokens=tokens)
+    for i, request in enumerate(spec.requests(prompts, wishes, seed)):
         if request.limit < tokens:
             raise InputError(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "

@@ -84,8 +84,8 @@ def certify(
 
     lines = cli.read(prompts, limit) if prompts else []
     own = SamplingParams(temperature, top_k, top_p, min_p)
-    require(1, gamma, rule, lenience=1.0)
-    keys_of(seed, 1)
+    require(gamma, rule, lenience=1.0)
+    keys_of(seed, [1])
     loading.require(target)
     from foretoken.lab.certificate.certify import Plan, laws  # late: torch takes seconds to import
     from foretoken.lab.certificate.certify import certify as issue

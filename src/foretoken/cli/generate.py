@@ -67,9 +67,9 @@ def generate(
     from foretoken.sampling.params import SamplingParams
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
-    params = SamplingParams(temperature, top_k, top_p, min_p)
-    require(max_new_tokens, gamma, rule, lenience)
-    keys_of(seed, 1)
+    params = SamplingParams(temperature, top_k, top_p, min_p, max_new_tokens=max_new_tokens)
+    require(gamma, rule, lenience)
+    keys_of(seed, [1])
     lines = prompts.read(prompt, prompt_file)
     if compare and len(lines) != 1:
         raise InputError(f"--compare takes one prompt, not {len(lines)}")
@@ -77,7 +77,7 @@ def generate(
     quiet()
     spec = loading.load(target, draft)
     lines = prompts.for_model(lines, spec)
-    spec.requests([line.prompt for line in lines], max_new_tokens, seed)  # a bad one fails now
+    spec.requests([line.prompt for line in lines], params, seed)  # a bad one fails now
     if len(lines) == 1 and not (as_json or show_tokens):
         done = [_stream(spec, lines[0].prompt, seed, options)]
     else:

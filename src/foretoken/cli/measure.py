@@ -83,7 +83,7 @@ def run(
     limits.require(
         parameters["gamma"], parameters["max_new_tokens"], len(lines), parameters["draft"]
     )
-    keys_of(parameters["seed"], 1)
+    keys_of(parameters["seed"], [1])
     loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure

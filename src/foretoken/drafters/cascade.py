@@ -6,6 +6,8 @@ middle model's law, whatever guesses for it; that law is the q they come with. K
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -16,8 +18,9 @@ from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.reader import Reader
 from foretoken.models.rows import staying
 from foretoken.request import Request, Row
-from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Coupled, choose
+from foretoken.sampling.draw import Draw, Shaping
+from foretoken.sampling.judge import COUPLED, choose
+from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import block
 from foretoken.step import step
 
@@ -55,16 +58,16 @@ class CascadeDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         tasks = zip(self._reader.texts, self._reader.budget(gamma), draw.within(), strict=True)
-        rows = [Row.of(Request(text, g, key)) for text, g, key in tasks]
+        rows = [_row(*task, b, draw) for b, task in enumerate(tasks)]
         # in coupled mode the middle model meets the target's own noise
-        judge = Coupled() if draw.coupled else choose(block, draw.params)
+        judge = COUPLED if draw.coupled else choose(block)
         target = _Middle(self._reader, rows)
         laws: list[list[Tensor]] = [[] for _ in rows]
         calls = 0
-        while any(row.room for row in rows):
-            asked = [max(0, min(self.gamma, row.room - 1)) for row in rows]
+        while any(map(_open, rows)):
+            asked = [min(self.gamma, row.room - 1) if _open(row) else 0 for row in rows]
             try:
-                p = step(rows, target, self.drafter, judge, draw.params, asked).p
+                p = step(rows, target, self.drafter, judge, asked).p
             except NumericsError as error:
                 raise NumericsError(f"in a cascade's middle model as the target: {error}") from None
             if p is not None:
@@ -120,7 +123,7 @@ class _Middle:
         assert isinstance(blocks, list)  # as takes_tensors says
         feed: list[list[int]] = [[] for _ in blocks]
         for b, row in enumerate(self.rows):
-            if row.room:
+            if _open(row):
                 feed[b] = [*row.tokens[self.cached[b] : -1], *blocks[b]]
                 self.cached[b] += len(feed[b])
         return self.model.score(feed, [n if new else 0 for n, new in zip(need, feed, strict=True)])
@@ -128,6 +131,38 @@ class _Middle:
     def set_lengths(self, lengths: list[int]) -> None:
         self.cached[:] = map(min, self.cached, lengths)
         self.model.set_lengths(self.cached)
+
+
+class _Ahead:
+    """A row's controls as the inner step meets them: its text is guesses of the outer one."""
+
+    def __init__(self, controls: Shaping, before: list[int]) -> None:
+        self.controls, self.V, self.text = controls, controls.V, list(before)
+
+    def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
+        return self.controls.shape(logits, [*self.text, *ahead])
+
+    def forced(self, ahead: list[int]) -> list[int]:
+        return self.controls.forced([*self.text, *ahead])
+
+    def commit(self, tokens: list[int]) -> None:
+        self.text += tokens
+
+
+def _row(text: list[int], guesses: int, key: RowKey, b: int, draw: Draw) -> Row:
+    """A row of the inner step, which makes row b's guesses; nothing is reported of it."""
+    params, controls = draw.params[b], draw.controls[b]
+    if params.logprobs is not None:
+        params = replace(params, logprobs=None, logprobs_of="raw")
+    row = Row.of(Request(text, guesses, key, params=params))
+    if controls is not None:
+        row.controls = _Ahead(controls, draw.before[b])
+    return row
+
+
+def _open(row: Row) -> bool:
+    """Whether a row of the inner step goes on."""
+    return row.finish_reason is None and row.room > 0
 
 
 def _agreed(guesses: list[int], kept: list[int]) -> int:

@@ -13,7 +13,6 @@ from foretoken.drafters.base import Draft, pack
 from foretoken.drafters.blockwise import Heads
 from foretoken.models.base import OpenModel
 from foretoken.models.rows import staying
-from foretoken.sampling.distributions import law, likeliest
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
 
@@ -56,11 +55,9 @@ class HeadsDrafter:
             return pack([[] for _ in gamma])
         logits = self._logits(most)
         lengths, tops = torch.tensor(budget), logits.amax(-1)
-        if draw.params.greedy:
-            return Draft(likeliest(logits), lengths, None, 1, tops)
-        q = law(logits, draw.params)
-        tokens = torch.stack([draw(q[:, i], i) for i in range(most)], 1)
-        return Draft(tokens, lengths, q, 1, tops)
+        tokens, laws = zip(*(draw.guess(logits[:, i], i) for i in range(most)), strict=True)
+        q = None if laws[0] is None else torch.stack(laws, 1)
+        return Draft(torch.stack(tokens, 1), lengths, q, 1, tops)
 
     def _logits(self, guesses: int) -> Tensor:
         """`[B, guesses, V]`; a row without a state has meaningless ones."""

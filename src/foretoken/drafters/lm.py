@@ -10,7 +10,7 @@ from foretoken.drafters.base import Draft, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.reader import Reader
-from foretoken.sampling.distributions import SamplingParams, law, likeliest
+from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 
 
@@ -54,23 +54,14 @@ class LMDrafter:
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0, : self.vocab_size]  # no other id is drawn
             tops.append(logits.amax(-1))
-            ids.append(self._guess(logits, draw, i, laws))
+            guess, q = draw.guess(logits, i, self.params)
+            ids.append(guess)
+            if q is not None:
+                laws.append(functional.pad(q, (0, self.vocab_size - q.shape[-1])))
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b]
         return self._drafted(ids, laws, tops, budget)
-
-    def _guess(self, logits: Tensor, draw: Draw, i: int, laws: list[Tensor]) -> Tensor:
-        """Guess i of every row, `[B]`; unless it is the argmax, `laws` gains what it was drawn
-        from, `[B, V]`."""
-        params = self.params or draw.params
-        if params.greedy:
-            return likeliest(logits)
-        q = law(logits, params)
-        if q.shape[-1] < self.vocab_size:
-            q = functional.pad(q, (0, self.vocab_size - q.shape[-1]))
-        laws.append(q)
-        return draw(q, i)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
         """One more token for every row that goes on; where it can, it stays on its device."""

@@ -93,7 +93,7 @@ def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], dr
         return drafter.propose(asked, draw)
     counts = [len(x) for x in guesses]
     drafter.commit([list(x) for x in guesses])
-    draft = drafter.propose(asked, draw.behind(counts))
+    draft = drafter.propose(asked, draw.behind(guesses))
     drafter.rewind(counts)
     return draft
 

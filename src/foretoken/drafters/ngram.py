@@ -140,7 +140,9 @@ class NGramDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         n = self.table.order - 1
         tails = [deque(text[max(0, len(text) - n) :], maxlen=n) for text in self.texts]
-        if draw.params.greedy:
+        if draw.controlled:
+            return self._shaped(tails, gamma, draw)
+        if draw.greedy:
             return pack([self._likeliest(t, g) for t, g in zip(tails, gamma, strict=True)])
         return self._drawn(tails, gamma, draw)
 
@@ -168,7 +170,8 @@ class NGramDrafter:
         q = torch.empty(B, G, self.table.vocab_size)
         guesses: list[list[int]] = [[] for _ in gamma]
         for i in range(G):
-            known = [self.law(tuple(tail), draw.params) for tail in tails]
+            contexts = zip(tails, draw.params, strict=True)
+            known = [self.law(tuple(tail), params) for tail, params in contexts]
             for b, (row, _) in enumerate(known):
                 q[b, i] = row
             cdf = known[0][1] if B == 1 else torch.cat([sums for _, sums in known])
@@ -176,6 +179,21 @@ class NGramDrafter:
                 guesses[b].append(token)
                 tails[b].append(token)
         return pack([ids[:g] for ids, g in zip(guesses, gamma, strict=True)], q)
+
+    def _shaped(self, tails: list[deque[int]], gamma: list[int], draw: Draw) -> Draft:
+        """Rows with controls have laws of their own at every place."""
+        ids: list[list[int]] = []
+        laws: list[Tensor] = []
+        for i in range(max(gamma, default=0)):
+            rows = [torch.from_numpy(self.table.law(tuple(tail))) for tail in tails]
+            guess, q = draw.guess(torch.stack(rows).log(), i)
+            ids.append(guess.tolist())
+            laws += [] if q is None else [q]
+            for tail, token in zip(tails, ids[-1], strict=True):
+                tail.append(token)
+        guesses = [[row[b] for row in ids[:g]] for b, g in enumerate(gamma)]
+        G = max(map(len, guesses), default=0)
+        return pack(guesses, torch.stack(laws[:G], 1) if laws else None)
 
     def _law(self, context: tuple[int, ...], params: SamplingParams) -> tuple[Tensor, Tensor]:
         """q and its running sum, `[1, V]` each: memoised, they make most of a guess's cost."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from foretoken.claim import claimed
+from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.base import Drafter
 from foretoken.models.base import Model
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, check, law, one_hot, require_finite
+from foretoken.sampling.distributions import SamplingParams, check, law, require_finite
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import overlap
 
@@ -31,6 +32,7 @@ def overlaps(
     """
     sources = [request.source] if request.source is not None else None
     betas: list[float | None] = []
+    controls = chain(request, target.vocab_size)
     # A drafter that reads the target's states needs those of the last token it commits
     size = 1 if getattr(drafter, "reads_target", False) else CHUNK
     with claimed(target, drafter) as claim:
@@ -38,33 +40,39 @@ def overlaps(
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for at in range(0, len(new), size):
-            p = _laws(target, request, new[: at + size], at, params)
-            betas += [_overlap(p[i], drafter, request, new, at + i, params) for i in range(len(p))]
+            p = _laws(target, request, controls, new[: at + size], at, params)
+            for i, law_there in enumerate(p, at):
+                draw = Draw([request.key], [len(request.prompt) + i], [params], [controls])
+                betas.append(_overlap(law_there, drafter, draw, new[i]))
+                if controls is not None:
+                    controls.commit([new[i]])
     return betas
 
 
 def _laws(
-    target: Model, request: Request, new: list[int], at: int, params: SamplingParams
+    target: Model,
+    request: Request,
+    controls: Chain | None,
+    new: list[int],
+    at: int,
+    params: SamplingParams,
 ) -> Tensor:
     """p at the positions of `new` from `at` on, one pass: `[n, V]`."""
     block = [request.prompt[-1], *new][at : len(new)]
     logits = target.score([block], [len(block)])
     check(logits, "target", [len(request.prompt) + at], [len(block)])
-    p = law(logits[0], params)
-    for place, token in request.forced.items():
-        if at <= place < at + len(block):
-            p[place - at] = one_hot(torch.tensor(token, device=p.device), p.shape[1]).to(p)
-    return p
+    if controls is not None:
+        shaped = [controls.shape(row, new[at : at + i]) for i, row in enumerate(logits[0])]
+        logits = torch.stack(shaped)[None]
+    return law(logits[0], params)
 
 
-def _overlap(
-    p: Tensor, drafter: Drafter, request: Request, new: list[int], at: int, params: SamplingParams
-) -> float | None:
-    """beta at one position: p `[V]` against the law of one guess."""
-    draft = drafter.propose([1], Draw([request.key], [len(request.prompt) + at], params))
-    drafter.commit([[new[at]]])
+def _overlap(p: Tensor, drafter: Drafter, draw: Draw, token: int) -> float | None:
+    """beta at one position: p `[V]` against the law of one guess; the text goes on by `token`."""
+    draft = drafter.propose([1], draw)
+    drafter.commit([[token]])
     if draft.tops is not None:
-        require_finite(draft.tops.tolist(), "draft", [len(request.prompt) + at], [1])
+        require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):
         return None
     q = None if draft.q is None else draft.q[:, :1].to(p.device)

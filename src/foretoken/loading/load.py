@@ -168,6 +168,7 @@ def load(
         drafter=drafter,
         tokenizer=own,
         ends=settings.ends,
+        controls=settings.controls if generation_config is None else {},
         target_name=_name(target),
         draft_name=_name(draft),
         suggested=settings.suggested if generation_config is None else {},

@@ -111,7 +111,8 @@ class Known:
     def settings(self) -> Settings:
         """Its generation config; raises as `read_settings` does."""
         own = self._facts and self._facts.get("settings")
-        return Settings.of(own) if own else read_settings(self.structure)
+        # a conversion of before the controls has no word of them
+        return Settings.of(own) if own and "controls" in own else read_settings(self.structure)
 
 
 def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:

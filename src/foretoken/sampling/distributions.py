@@ -10,6 +10,7 @@ token is drawn by inverting a CDF. Knows no models and no prompts.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain
 from typing import cast
 
@@ -18,19 +19,19 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import NumericsError
-from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.params import SamplingParams, Standard
 
 
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law that a token is drawn from, `[..., V]` in float32 or better.
 
-    Temperature, top-k, top-p, min-p, in the order in which transformers applies them. Below
+    Temperature, top-k, top-p, min-p, typical, epsilon and eta, in transformers' order. Below
     `params.GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to C1: the
     paper leaves ties open).
     """
     if params.greedy:
-        return one_hot(likeliest(logits), logits.shape[-1]).to(_working(logits.dtype))
-    scores = logits.to(_working(logits.dtype))
+        return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
+    scores = logits.to(working(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
     if params.top_k:
@@ -39,13 +40,33 @@ def law(logits: Tensor, params: SamplingParams) -> Tensor:
         scores = _top_p(scores, params.top_p)
     if params.min_p > 0:
         scores = _min_p(scores, params.min_p)
+    if params.typical_p is not None and params.typical_p < 1:
+        scores = _typical(scores, params.typical_p)
+    if params.epsilon_cutoff:
+        scores = _cut(scores, scores.softmax(-1), params.epsilon_cutoff)
+    if params.eta_cutoff:
+        scores = _eta(scores, params.eta_cutoff)
     return scores.softmax(-1)
+
+
+def laws(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The same for rows of `[B, ..., V]`, each by its own params."""
+    first = params[0]
+    if all(each is first or each.standard == first.standard for each in params):
+        return law(logits, first)
+    alike: dict[Standard, list[int]] = {}
+    for b, each in enumerate(params):
+        alike.setdefault(each.standard, []).append(b)
+    out = torch.empty(logits.shape, dtype=working(logits.dtype), device=logits.device)
+    for rows in alike.values():
+        out[rows] = law(logits[rows], params[rows[0]])
+    return out
 
 
 def likeliest(logits: Tensor) -> Tensor:
     """The argmax, the lowest index on ties, of `[..., V]`."""
     if logits.is_cpu:  # NumPy needs 2 us for V = 32,000, torch 50
-        return torch.as_tensor(logits.to(_working(logits.dtype)).numpy().argmax(-1))
+        return torch.as_tensor(logits.to(working(logits.dtype)).numpy().argmax(-1))
     return logits.argmax(-1)
 
 
@@ -161,6 +182,33 @@ def _min_p(scores: Tensor, min_p: float) -> Tensor:
     return _without(scores, _below(p, min_p * p.amax(-1, keepdim=True)))
 
 
+def _typical(scores: Tensor, mass: float) -> Tensor:
+    """The ids whose surprise is nearest to the entropy, until they have that mass (Meister et al.
+    2023, arXiv 2202.00666)."""
+    known = scores.log_softmax(-1)
+    p = known.exp()
+    entropy = -(known * p).nansum(-1, keepdim=True)
+    apart = (-known - entropy).abs()
+    ordered, places = apart.sort(-1)
+    before = (p.gather(-1, places).cumsum(-1) < mass).sum(-1, keepdim=True)
+    edge = ordered.gather(-1, before.clamp(max=scores.shape[-1] - 1))
+    return _without(scores, apart > edge)
+
+
+def _eta(scores: Tensor, epsilon: float) -> Tensor:
+    """Without ids below min(epsilon, sqrt(epsilon) exp(-entropy)) (Hewitt et al. 2022, arXiv
+    2210.15191)."""
+    known = scores.log_softmax(-1)
+    p = known.exp()
+    entropy = -(known * p).nansum(-1, keepdim=True)
+    return _cut(scores, p, (epsilon**0.5 * (-entropy).exp()).clamp(max=epsilon))
+
+
+def _cut(scores: Tensor, p: Tensor, least: Tensor | float) -> Tensor:
+    """Without ids of less probability; the likeliest stay."""
+    return _without(scores, (p < least) & (scores < scores.amax(-1, keepdim=True)))
+
+
 def _ascending(scores: Tensor, k: int) -> Tensor:
     """The k largest, the largest last: `[..., k]`. Values alone, which NumPy sorts 20 times as
     fast as torch sorts with their places."""
@@ -185,5 +233,6 @@ def _floats(tensor: Tensor) -> list[float]:
     return cast(list[float], tensor.flatten().tolist())
 
 
-def _working(dtype: torch.dtype) -> torch.dtype:
+def working(dtype: torch.dtype) -> torch.dtype:
+    """What laws of logits are computed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -5,34 +5,118 @@ Knows laws and keys; knows no models and no rules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
-from typing import ClassVar
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from foretoken.sampling.distributions import SamplingParams, locate
+from foretoken.errors import ControlError
+from foretoken.sampling.distributions import SamplingParams, laws, likeliest, locate, working
 from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform, within
 from foretoken.sampling.verify import Outcome
 from foretoken.transfer import sent
 
 
+class Shaping(Protocol):
+    """A row's controls, as whoever standardizes its logits knows them."""
+
+    V: int  # the target's, whose ids controls speak of
+
+    def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
+        """The scores `[V]` behind the committed text and the guesses `ahead`; ControlError where
+        there are none."""
+        ...
+
+    def forced(self, ahead: list[int]) -> list[int]:
+        """The tokens behind these that the controls leave no choice about, as far as they know."""
+        ...
+
+
 class Draw:
     """The draws of one step: each number is keyed by row, committed length, offset and purpose.
 
-    Drafters are handed it and call `draw(law, i)`. `params` is how the target's logits are
-    standardized; a drafter that standardizes its own likewise is the usual choice, but any law is
-    allowed. `require_mass(masses)` checks the laws, once per step: nothing here waits for a device.
+    Drafters are handed it and call `draw.guess(logits, i)`, or `draw(law, i)` with a law of their
+    own. `params` and `controls` say how each row's logits become a law; a drafter that uses them is
+    the usual choice, but any law is allowed. `require_mass(masses)` checks the laws, once per step:
+    nothing here waits for a device, but for rows with controls.
     """
 
     coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
 
-    def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        keys: list[RowKey],
+        lengths: list[int],
+        params: Sequence[SamplingParams],
+        controls: Sequence[Shaping | None] | None = None,
+    ) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
+        self.controls = [None] * len(keys) if controls is None else controls
         self.masses: list[Tensor] = []  # [B] of every law that was drawn from
-        self.offsets = [0] * len(keys)  # of guess 0 in each row's block
+        self.before: list[list[int]] = [[] for _ in keys]  # guesses of others, in each row's block
+        self._guesses: list[list[int]] = [
+            [] for _ in keys
+        ]  # behind those, where controls read them
         self._ahead: Tensor | None = None  # [guesses + 2, B]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes the likeliest token."""
+        return all(params.greedy for params in self.params)
+
+    @property
+    def controlled(self) -> bool:
+        return any(controls is not None for controls in self.controls)
+
+    def of(self, rows: list[int]) -> Self:
+        """The same step's draws for some of the rows."""
+        some = copy(self)  # `masses` stays one list
+        for name in ("keys", "lengths", "params", "controls", "before", "_guesses"):
+            every = getattr(self, name)
+            setattr(some, name, [every[b] for b in rows])
+        some._ahead = None if self._ahead is None else self._ahead[:, rows]
+        return some
+
+    def guess(
+        self, logits: Tensor, i: int, params: SamplingParams | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Guess i (from 0) of every row from a draft's `logits [B, V]`, shaped by the row's
+        controls: ids `[B]`, and the law that they were drawn from, `[B, V]`, None where all are the
+        likeliest. `params`: to standardize them by others than the rows' own."""
+        logits = self._shaped(logits, i)
+        given = self.params if params is None else [params] * len(self.params)
+        if all(each.greedy for each in given):
+            ids = likeliest(logits)
+            self._note(ids, i)
+            return ids, None
+        q = laws(logits, given)
+        return self(q, i), q
+
+    def _shaped(self, logits: Tensor, i: int) -> Tensor:
+        """Logits as the rows' controls leave them; where they leave nothing, as they are: any law
+        may be guessed from."""
+        if not self.controlled:
+            return logits
+        V = next(controls.V for controls in self.controls if controls is not None)
+        padded = functional.pad(logits, (0, V - logits.shape[-1]), value=-torch.inf)
+        shaped = padded.to(working(logits.dtype), copy=True)
+        for b, controls in enumerate(self.controls):
+            if controls is not None:
+                try:
+                    shaped[b] = controls.shape(shaped[b], [*self.before[b], *self._guesses[b][:i]])
+                except ControlError:  # a guess of others is impossible, so this one is not judged
+                    continue
+        return shaped
+
+    def _note(self, ids: Tensor, i: int) -> None:
+        """Remember guess i for the controls of those behind it."""
+        if self.controlled:
+            for guesses, token in zip(self._guesses, ids.tolist(), strict=True):
+                guesses[i:] = [token]
 
     def ahead(self, guesses: int, device: torch.device) -> None:
         """Send the step's numbers to a device in one copy, for as many guesses."""
@@ -45,14 +129,22 @@ class Draw:
 
         A drafter that has kept its law's `running_sum` gives it as `cdf`: that is quicker.
         """
-        return self._drawn(law, i, Purpose.DRAFT, cdf)
+        ids = self._drawn(law, i, Purpose.DRAFT, cdf)
+        self._note(ids, i)
+        return ids
 
-    def behind(self, guesses: list[int]) -> Draw:
+    def behind(self, guesses: list[list[int]]) -> Draw:
         """The same step's draws for a drafter that goes on after each row's guesses of others."""
         later = copy(self)  # `masses` stays one list
-        later.offsets = [n + count for n, count in zip(self.offsets, guesses, strict=True)]
+        later.before = [[*x, *more] for x, more in zip(self.before, guesses, strict=True)]
+        later._guesses = [[] for _ in guesses]
         later._ahead = None
         return later
+
+    @property
+    def offsets(self) -> list[int]:
+        """Of guess 0 in each row's block."""
+        return [len(x) for x in self.before]
 
     def within(self) -> list[RowKey]:
         """Keys for a drafter that takes steps of its own: what it draws under them is independent
@@ -92,8 +184,14 @@ class SharedDraw(Draw):
 
     coupled: ClassVar[bool] = True
 
-    def __init__(self, keys: list[RowKey], lengths: list[int], params: SamplingParams) -> None:
-        super().__init__(keys, lengths, params)
+    def __init__(
+        self,
+        keys: list[RowKey],
+        lengths: list[int],
+        params: Sequence[SamplingParams],
+        controls: Sequence[Shaping | None] | None = None,
+    ) -> None:
+        super().__init__(keys, lengths, params, controls)
         self._noise: dict[tuple[int, int], Tensor] = {}  # by offset and ids, [B, V]
 
     def ahead(self, guesses: int, device: torch.device) -> None:
@@ -101,9 +199,16 @@ class SharedDraw(Draw):
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         self.masses.append(law.sum(-1, dtype=torch.float64))
-        return self.winners(law[:, None], i).squeeze(1)
+        ids = self.winners(law[:, None], i).squeeze(1)
+        self._note(ids, i)
+        return ids
 
-    def behind(self, guesses: list[int]) -> Draw:
+    def of(self, rows: list[int]) -> Self:
+        some = super().of(rows)
+        some._noise = {}
+        return some
+
+    def behind(self, guesses: list[list[int]]) -> Draw:
         later = super().behind(guesses)
         assert isinstance(later, SharedDraw)
         later._noise = {}

@@ -1,19 +1,19 @@
 """Which guesses are kept, and the token after them: from the target's logits to the verdict.
 
-A judge is chosen once per call, by temperature and rule, and handed to the step. It runs no model
-and knows no rows and no texts. Nothing here waits for a device.
+A judge is chosen once per call, by its rule, and handed to the step. It runs no model and knows no
+texts. Nothing here waits for a device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from foretoken.sampling.comparators import COMPARATORS
-from foretoken.sampling.distributions import SamplingParams, law, likeliest
+from foretoken.sampling.distributions import laws, likeliest
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.lenience import lenient, near_best
 from foretoken.sampling.verify import RULES, Rule, greedy, leading, overlap, overlap_greedy
@@ -31,6 +31,11 @@ class Block:
     lengths: Tensor  # [B], how many each row has
     q: Tensor | None  # [B, G, V], the laws they were drawn from; None: proposed for certain
 
+    def of(self, rows: list[int]) -> Block:
+        """The same of some of the rows."""
+        q = None if self.q is None else self.q[rows]
+        return Block(self.logits[rows], self.x[rows], self.lengths[rows], q)
+
 
 class Verdict(NamedTuple):
     """A judge's decision for every row; tensors on the logits' device."""
@@ -45,10 +50,13 @@ class Verdict(NamedTuple):
 class Judge(Protocol):
     """Decides a block of every row."""
 
-    draws: ClassVar[type[Draw]]  # how drafters and the judge itself draw
+    @property
+    def draws(self) -> type[Draw]:
+        """How drafters and the judge itself draw."""
+        ...
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
-        """The verdict under `draw.params`; each number it needs is drawn by `draw`."""
+        """The verdict under each row's `draw.params`; each number it needs is drawn by `draw`."""
         ...
 
 
@@ -57,7 +65,9 @@ class Greedy:
     """Temperature 0, where every rule is the same: the guesses that equal the argmax, without a
     softmax."""
 
-    draws: ClassVar[type[Draw]] = Draw
+    @property
+    def draws(self) -> type[Draw]:
+        return Draw
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         best = likeliest(block.logits)  # [B, G+1]
@@ -70,12 +80,15 @@ class Sampled:
     """A rule's outcome, drawn (paper, Algorithm 1). A rule may judge by another law than the
     target's: its outcome's p."""
 
-    draws: ClassVar[type[Draw]] = Draw
     rule: Rule
+
+    @property
+    def draws(self) -> type[Draw]:
+        return Draw
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         q, x = block.q, block.x
-        p = law(block.logits, draw.params)
+        p = laws(block.logits, draw.params)
         outcome = self.rule(p, q, x, block.lengths)
         n = draw.kept(outcome)
         t, beta = draw.next_token(outcome.next_law(n)), overlap(outcome.p, q, x)
@@ -91,8 +104,11 @@ class LenientGreedy:
     the likeliest token, at temperature 1; after them the argmax. The bias is 1 at each guess kept
     that is not the argmax."""
 
-    draws: ClassVar[type[Draw]] = Draw
     lenience: float
+
+    @property
+    def draws(self) -> type[Draw]:
+        return Draw
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         x, q, G = block.x, block.q, block.x.shape[1]
@@ -112,22 +128,59 @@ class Coupled:
     So the text follows from the seed and the target's laws alone, whatever drafter, gamma or batch.
     """
 
-    draws: ClassVar[type[Draw]] = SharedDraw
+    @property
+    def draws(self) -> type[Draw]:
+        return SharedDraw
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         assert isinstance(draw, SharedDraw)
-        p = law(block.logits, draw.params)
+        p = laws(block.logits, draw.params)
         own = draw.winners(p)  # [B, G+1]
         n = greedy(own, block.x, block.lengths)
         draw.masses.append(_after(p.sum(-1, dtype=torch.float64), n))
         return Verdict(n, _after(own, n), overlap(p, block.q, block.x), p=p)
 
 
-def choose(rule: Rule, params: SamplingParams, lenience: float = 1.0) -> Judge:
+@dataclass(frozen=True, slots=True)
+class ByTemperature:
+    """One judge for the rows at temperature 0, another for the rest."""
+
+    greedy: Judge
+    sampled: Judge
+
+    @property
+    def draws(self) -> type[Draw]:
+        return self.sampled.draws
+
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
+        rows: tuple[list[int], list[int]] = ([], [])
+        for b, params in enumerate(draw.params):
+            rows[not params.greedy].append(b)
+        if not all(rows):  # all are of one kind, as most often
+            return (self.greedy if rows[0] else self.sampled)(block, draw)
+        verdicts = [
+            _full(judge(block.of(some), draw.of(some)), block.of(some), draw.of(some))
+            for judge, some in zip((self.greedy, self.sampled), rows, strict=True)
+        ]
+        order = torch.tensor([*rows[0], *rows[1]], device=block.x.device).argsort()
+        return Verdict(*(torch.cat(parts)[order] for parts in zip(*verdicts, strict=True)))
+
+
+def choose(rule: Rule, lenience: float = 1.0) -> Judge:
     """The judge of a call; exact at lenience 1."""
     if lenience == 1:
-        return Greedy() if params.greedy else Sampled(rule)
-    return LenientGreedy(lenience) if params.greedy else Sampled(lenient(rule, lenience))
+        return ByTemperature(Greedy(), Sampled(rule))
+    return ByTemperature(LenientGreedy(lenience), Sampled(lenient(rule, lenience)))
+
+
+COUPLED: Judge = ByTemperature(Greedy(), Coupled())
+
+
+def _full(verdict: Verdict, block: Block, draw: Draw) -> Verdict:
+    """A verdict with what its judge leaves out."""
+    bias = torch.zeros_like(verdict.beta) if verdict.bias is None else verdict.bias
+    p = laws(block.logits, draw.params) if verdict.p is None else verdict.p
+    return verdict._replace(bias=bias, p=p)
 
 
 def _after(values: Tensor, n: Tensor) -> Tensor:

@@ -179,6 +179,32 @@ class Controls(TypedDict, total=False):
     deterministic: bool
 
 
+class BeamControls(TypedDict, total=False):
+    """Those of them that a beam search takes: it draws nothing, and ends by its own rules."""
+
+    max_new_tokens: int
+    min_new_tokens: int | None
+    repetition_penalty: float | None
+    encoder_repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int | None
+    encoder_no_repeat_ngram_size: int | None
+    bad_words_ids: Iterable[Iterable[int]] | None
+    sequence_bias: Mapping[tuple[int, ...], float] | Iterable[tuple[Iterable[int], float]] | None
+    logit_bias: Mapping[int, float]
+    suppress_tokens: Iterable[int] | None
+    begin_suppress_tokens: Iterable[int] | None
+    forced_bos_token_id: int | None
+    forced_eos_token_id: int | None
+    exponential_decay_length_penalty: tuple[int, float] | None
+    remove_invalid_values: bool | None
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    processors: Any
+    structured: Mapping[str, Any] | None
+
+
 def gathered(
     params: SamplingParams | Iterable[SamplingParams] | None,
     controls: Mapping[str, Any],

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from foretoken.models.rows import padded
 from foretoken.options import Seed
 from foretoken.request import Request
+from foretoken.sampling.params import SamplingParams
 from foretoken.train.examples import Example
 from foretoken.train.pair import Pair
 from foretoken.train.samples import completed
@@ -92,7 +93,7 @@ class Authors:
     def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
         """Those of the examples; raises InputError for a prompt that the target cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        return self.pair.together.requests(list(prompts), self.length, keys)
+        return self.pair.together.requests(list(prompts), self._wishes, keys)
 
     def _written(
         self,
@@ -105,8 +106,12 @@ class Authors:
             return []
         spec = self.pair.alone if author == "draft" else self.pair.together
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        options = {"max_new_tokens": self.length, "temperature": self.temperature}
-        return [t.tokens for t in completed(spec, prompts, **options, gamma=gamma, seed=keys)]
+        done = completed(spec, prompts, params=self._wishes, gamma=gamma, seed=keys)
+        return [text.tokens for text in done]
+
+    @property
+    def _wishes(self) -> SamplingParams:
+        return SamplingParams(self.temperature, max_new_tokens=self.length)
 
 
 def logits(network: PreTrainedModel, texts: list[Text]) -> Tensor:

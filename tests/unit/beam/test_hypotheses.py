@@ -9,6 +9,7 @@ import torch
 
 from foretoken.beam.hypotheses import BeamParams, Hypothesis, Search, continuations
 from foretoken.beam.tree import Node, closure
+from foretoken.controls.chain import chain
 from foretoken.errors import InputError, NumericsError
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
@@ -17,7 +18,7 @@ from foretoken.sampling.keys import RowKey
 def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Search:
     forced = options.pop("forced", {})
     request = Request([7], limit, RowKey(0, 0), eos, forced=forced)
-    return Search(request, BeamParams(**options))
+    return Search(request, BeamParams(**options), chain(request, 3))
 
 
 def logs(*laws: list[float]) -> torch.Tensor:

@@ -37,7 +37,7 @@ def drafter(target: Target) -> HeadsDrafter:
 
 
 def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(5, b) for b in range(rows)], [9] * rows, params)
+    return Draw([RowKey(5, b) for b in range(rows)], [9] * rows, [params] * rows)
 
 
 @torch.inference_mode()

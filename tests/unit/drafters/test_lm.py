@@ -43,7 +43,7 @@ class Spy(Draw):
     """Remembers the laws that tokens were drawn from."""
 
     def __init__(self, rows: int, params: SamplingParams) -> None:
-        super().__init__([RowKey(3, b) for b in range(rows)], [7] * rows, params)
+        super().__init__([RowKey(3, b) for b in range(rows)], [7] * rows, [params] * rows)
         self.drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, law: torch.Tensor, i: int) -> torch.Tensor:
@@ -147,12 +147,12 @@ def test_a_larger_vocabulary_is_cut_to_the_targets(params):
 
 def test_a_law_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
-    target, row = TableModel(P, V), Row.of(Request([0], 9, RowKey(0, 0)))
+    target, row = TableModel(P, V), Row.of(Request([0], 9, RowKey(0, 0), params=SAMPLED))
     target.start([[]])
     with pytest.raises(
         NumericsError, match="the draft's logits hold nothing but -inf at position 1"
     ):
-        step([row], target, drafter, Sampled(speculative), SAMPLED, [2])
+        step([row], target, drafter, Sampled(speculative), [2])
     assert row.tokens == [0]
 
 
@@ -179,8 +179,8 @@ def test_an_id_that_the_draft_does_not_know_silences_its_row(prompt):
 def test_it_falls_silent_where_its_context_ends(limit):
     """A context of 4: the last guess is made from a text of 4 tokens, and never one from 5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
-    row = Row.of(Request([0, 1], limit, RowKey(0, 0)))
-    for _ in Engine(TableModel(P, V), drafter).run([row], SAMPLED, Sampled(speculative), Fixed(3)):
+    row = Row.of(Request([0, 1], limit, RowKey(0, 0), params=SAMPLED))
+    for _ in Engine(TableModel(P, V), drafter).run([row], Sampled(speculative), Fixed(3)):
         pass
     assert len(row.new_tokens) == limit
     length = 2

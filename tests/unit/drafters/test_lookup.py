@@ -11,7 +11,7 @@ from foretoken.sampling.keys import RowKey
 
 def propose(drafter, gamma):
     keys = [RowKey(0, b) for b in range(len(gamma))]
-    draft = drafter.propose(gamma, Draw(keys, [9] * len(gamma), SamplingParams(1.0)))
+    draft = drafter.propose(gamma, Draw(keys, [9] * len(gamma), [SamplingParams(1.0)] * len(gamma)))
     assert draft.q is None and draft.calls == 0
     pairs = zip(draft.tokens.tolist(), draft.lengths.tolist(), strict=True)
     return [ids[:n] for ids, n in pairs]

@@ -25,7 +25,7 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 
 def draw(lengths: list[int], params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, params)
+    return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, [params] * len(lengths))
 
 
 def lm(law) -> LMDrafter:

@@ -39,7 +39,7 @@ def drafter_at(prompts, order=3) -> NGramDrafter:
 
 
 def draws(B, params, seed=1, length=6):
-    return Draw([RowKey(seed, b) for b in range(B)], [length] * B, params)
+    return Draw([RowKey(seed, b) for b in range(B)], [length] * B, [params] * B)
 
 
 AFTER_0 = [0.125, 0.5625, 0.28125, 0.03125]
@@ -94,15 +94,15 @@ def test_q_is_the_very_law_that_was_drawn_from(order, params):
     prompts = [[0], [2, 0], [0, 1], []]
     drafter = drafter_at(prompts, order)
     given = []
-    drawn = draws(4, params)
 
-    def draw(laws, i, cdf):
-        given.append(laws)
-        assert torch.equal(cdf, laws.double().cumsum(-1))
-        return drawn(laws, i, cdf)
+    class Spy(Draw):
+        def __call__(self, laws, i, cdf):
+            given.append(laws)
+            assert torch.equal(cdf, laws.double().cumsum(-1))
+            return super().__call__(laws, i, cdf)
 
-    draw.params = params
-    draft = drafter.propose([3, 3, 2, 3], draw)  # pyright: ignore
+    keys = [RowKey(1, b) for b in range(4)]
+    draft = drafter.propose([3, 3, 2, 3], Spy(keys, [6] * 4, [params] * 4))
     assert draft.q is not None and draft.q.shape == (4, 3, 4) and draft.calls == 0
     assert torch.equal(draft.q, torch.stack(given, 1))
     for b, prompt in enumerate(prompts):

@@ -9,7 +9,7 @@ from foretoken.sampling.keys import RowKey
 def test_no_guess_whatever_gamma():
     drafter = NoDrafter()
     drafter.start([0, 1], [[1], [2]], None)
-    draw = Draw([RowKey(0, 0), RowKey(0, 1)], [1, 1], SamplingParams())
+    draw = Draw([RowKey(0, 0), RowKey(0, 1)], [1, 1], [SamplingParams()] * 2)
     draft = drafter.propose([4, 7], draw)
     assert draft.tokens.shape == (2, 0)
     assert draft.lengths.tolist() == [0, 0]

@@ -14,7 +14,7 @@ SAMPLED = SamplingParams(1.0)
 
 
 def draws(B, params=SAMPLED):
-    return Draw([RowKey(3, b) for b in range(B)], [5] * B, params)
+    return Draw([RowKey(3, b) for b in range(B)], [5] * B, [params] * B)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])

@@ -10,7 +10,7 @@ from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform
 from foretoken.sampling.verify import speculative
 
-PARAMS = SamplingParams(temperature=1.0)
+PARAMS = [SamplingParams(temperature=1.0)] * 3
 KEYS = [RowKey(1, 0), RowKey(1, 1), RowKey(9, 0)]
 LENGTHS = [4, 7, 4]
 LAWS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_how_many_are_kept_has_a_number_of_its_own():
 def test_a_row_draws_the_same_alone():
     together = Draw(KEYS, LENGTHS, PARAMS)
     for b in range(3):
-        alone = Draw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
+        alone = Draw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS[:1])
         assert alone(LAWS[b : b + 1], 1).item() == together(LAWS, 1)[b]
         assert alone.next_token(LAWS[b : b + 1]).item() == together.next_token(LAWS)[b]
 
@@ -94,7 +94,7 @@ def test_shared_draws_never_choose_what_has_no_mass():
 def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
     together = SharedDraw(KEYS, LENGTHS, PARAMS).winners(LAWS[:, None])
     for b in range(3):
-        alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS)
+        alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS[:1])
         wide = torch.nn.functional.pad(LAWS[b : b + 1, None], (0, 24))
         assert alone.winners(wide).item() == together[b]
 
@@ -102,7 +102,7 @@ def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
 def test_behind_other_guesses_numbers_go_on():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     draw.ahead(2, torch.device("cpu"))
-    later = draw.behind([1, 1, 1]).behind([1, 0, 2])
+    later = draw.behind([[7]] * 3).behind([[7], [], [7, 7]])
     found = later(LAWS, 1)
     plain = Draw(KEYS, LENGTHS, PARAMS)
     expected = [plain(LAWS, i)[b] for b, i in enumerate([3, 2, 4])]
@@ -112,7 +112,7 @@ def test_behind_other_guesses_numbers_go_on():
 
 
 def test_behind_other_guesses_the_noise_of_coupled_mode_is_that_of_the_position():
-    later = SharedDraw(KEYS, LENGTHS, PARAMS).behind([2, 0, 1])
+    later = SharedDraw(KEYS, LENGTHS, PARAMS).behind([[7, 7], [], [7]])
     there = SharedDraw(KEYS, [n + g for n, g in zip(LENGTHS, [2, 0, 1], strict=True)], PARAMS)
     assert torch.equal(later(LAWS, 1), there(LAWS, 1))
     assert later.within() == KEYS

@@ -12,7 +12,7 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block, overlap
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.7, top_k=4)
-JUDGES = [(Sampled(block), SAMPLED), (Coupled(), SAMPLED), (choose(block, SAMPLED, 0.5), SAMPLED)]
+JUDGES = [(Sampled(block), SAMPLED), (Coupled(), SAMPLED), (choose(block, 0.5), SAMPLED)]
 B, G, V = 3, 2, 6
 
 
@@ -25,7 +25,7 @@ def guessed(certain: bool = False) -> Block:
 
 
 def verdict(judge, params: SamplingParams, certain: bool = False):
-    draw = judge.draws([RowKey(0, b) for b in range(B)], [5] * B, params)
+    draw = judge.draws([RowKey(0, b) for b in range(B)], [5] * B, [params] * B)
     return judge(guessed(certain), draw)
 
 
@@ -40,7 +40,7 @@ def test_a_verdict_carries_the_targets_laws(judge, params, certain) -> None:
 
 
 def test_only_a_lenient_judge_is_biased() -> None:
-    exact, lenient = (verdict(choose(block, SAMPLED, x), SAMPLED) for x in (1.0, 0.5))
+    exact, lenient = (verdict(choose(block, x), SAMPLED) for x in (1.0, 0.5))
     assert exact.bias is None
     assert torch.equal(exact.beta, overlap(exact.p, guessed().q, guessed().x))
     assert (lenient.bias[0] > 0).any() and (lenient.beta >= exact.beta - 1e-12).all()
@@ -55,5 +55,6 @@ def test_at_temperature_0_there_is_no_law(judge) -> None:
 
 
 def test_the_judge_follows_from_temperature_and_lenience() -> None:
-    kinds = [type(choose(block, p, x)) for p in (GREEDY, SAMPLED) for x in (1.0, 0.5)]
-    assert kinds == [Greedy, LenientGreedy, Sampled, Sampled]
+    judges = [choose(block, x) for x in (1.0, 0.5)]
+    assert [type(judge.greedy) for judge in judges] == [Greedy, LenientGreedy]
+    assert [type(judge.sampled) for judge in judges] == [Sampled, Sampled]

@@ -11,7 +11,7 @@ from foretoken.errors import InputError
 from foretoken.options import check
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Block, Greedy, LenientGreedy, Sampled, choose
+from foretoken.sampling.judge import Block, ByTemperature, Greedy, LenientGreedy, Sampled, choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.lenience import lenient, lenient_law, near_best
 from foretoken.sampling.verify import RULES, block, speculative
@@ -112,9 +112,9 @@ def test_what_the_judge_reports():
     logits = tensor(p).log().expand(1, 3, V)
     x, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for params in SAMPLED, SamplingParams():
-        draw = Draw([RowKey(0, 0)], [1], params)
+        draw = Draw([RowKey(0, 0)], [1], [params])
         guessed = Block(logits, x, lengths, tensor(q).expand(1, 2, V))
-        verdict = choose(block, params, lenience)(guessed, draw)
+        verdict = choose(block, lenience)(guessed, draw)
         if params.greedy:
             beta = theory.greedy_lenient_beta(p, q, lenience)
             kept = [p[i] >= lenience * p.max() for i in (1, 2)]
@@ -127,9 +127,8 @@ def test_what_the_judge_reports():
 
 
 def test_lenience_1_is_todays_path():
-    assert choose(block, SAMPLED, 1.0) == Sampled(block) == choose(block, SAMPLED)
-    assert choose(block, SamplingParams(), 1.0) == Greedy()
-    assert choose(block, SamplingParams(), 0.5) == LenientGreedy(0.5)
+    assert choose(block, 1.0) == ByTemperature(Greedy(), Sampled(block)) == choose(block)
+    assert choose(block, 0.5).greedy == LenientGreedy(0.5)
 
 
 def test_near_the_best():
@@ -144,7 +143,7 @@ def test_what_is_no_lenience(lenience):
     with pytest.raises(InputError, match="^lenience is .*; give a number from 1e-30 to 1, 1 being"):
         lenient(speculative, lenience)
     with pytest.raises(InputError, match="^lenience is "):
-        check(SAMPLED, 4, 2, "block", lenience)
+        check(2, "block", lenience)
     with pytest.raises(InputError, match="^lenience is "):
         theory.lenient_beta([1.0], [1.0], lenience)
 

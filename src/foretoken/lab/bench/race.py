@@ -7,7 +7,7 @@ Knows runs and their times; figures.py compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from time import sleep
 from typing import Protocol
 
@@ -33,6 +33,10 @@ class Task:
     tokens: int  # new ones, exactly: nothing ends a text early
     params: SamplingParams
     seed: int
+
+    @property
+    def wishes(self) -> SamplingParams:
+        return replace(self.params, max_new_tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,8 @@ class Own:
     def run(self, task: Task) -> Run:
         """Raises KeyboardInterrupt where it was interrupted."""
         prompt: Prompt = list(task.prompt)
-        how = {"gamma": self.gamma, "rule": self.rule, "seed": task.seed, **asdict(task.params)}
-        (done,) = uninterrupted(self.spec.generate(prompt, max_new_tokens=task.tokens, **how))
+        how = {"gamma": self.gamma, "rule": self.rule, "seed": task.seed}
+        (done,) = uninterrupted(self.spec.generate(prompt, task.wishes, **how))
         stats, first = done.stats, done.steps[0]
         first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
         return Run(

@@ -70,13 +70,14 @@ class Plan:
         if not self.laws:
             raise InputError("laws is empty; give one or more SamplingParams")
         for law in self.laws:
-            check(law, self.greedy, self.gamma, self.rule, lenience=1.0)
+            check(self.gamma, self.rule, lenience=1.0)
             if law.greedy:
                 raise InputError(
                     f"temperature is {law.temperature} in a law; give more, greedy text is "
                     "compared anyway"
                 )
-        keys_of(self.seed, 1)
+        keys_of(self.seed, [1])
+        SamplingParams(max_new_tokens=self.greedy)
         if not self.gamma or self.gamma < 1:
             raise InputError(f"gamma is {self.gamma}; give 1 or more to certify a draft")
         if not whole(self.texts):
@@ -173,7 +174,7 @@ def _require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
     if not prompts:
         raise InputError("there is no prompt; give one or more")
     reading(spec.drafter, spec.target)  # refused now, not after minutes
-    spec.requests(prompts, plan.greedy, plan.seed)
+    spec.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
 
 
 def _greedy(
@@ -189,14 +190,16 @@ def _greedy(
 
 
 def _shapes(spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: Plan) -> Shapes:
-    requests = spec.requests(prompts[:BATCH], plan.greedy, plan.seed)
+    greedy = SamplingParams(max_new_tokens=plan.greedy)
+    requests = spec.requests(prompts[:BATCH], greedy, plan.seed)
     return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1)
 
 
 def _identity(
     spec: Speculator, prompts: list[Prompt], plain: list[list[int]], plan: Plan, shapes: Shapes
 ) -> Identity:
-    requests = spec.requests(prompts, plan.greedy, plan.seed)
+    greedy = SamplingParams(max_new_tokens=plan.greedy)
+    requests = spec.requests(prompts, greedy, plan.seed)
     differences, texts, tokens, same = [], 0, 0, 0
     gammas = sorted({1, plan.gamma})
     for gamma, rows in product(gammas, row_groups(len(prompts))):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretoken.controls.chain import chain
 from foretoken.lab.certificate.reference import singly
 from foretoken.lab.certificate.shapes import Shapes
 from foretoken.models.base import Model
@@ -68,6 +69,8 @@ def first_difference(
         return Difference(*where, place, a, b, None, shapes.noise, "bug")
     a, b = plain[place], fast[place]
     logits = singly(target, request, list(plain[: place + 1]))[place].double()
+    if (controls := chain(request, target.vocab_size)) is not None:
+        logits = controls.shape(logits, list(plain[:place]))
     gap = float((logits[a] - logits[b]).abs())
     noise = shapes.ok and gap <= MARGIN * shapes.noise
     return Difference(*where, place, a, b, gap, shapes.noise, "float noise" if noise else "bug")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.claim import claimed
+from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.models.base import Model
 from foretoken.request import Request
@@ -40,6 +41,7 @@ def replay(
     """The laws of both at every place of the new `texts` of the requests, which are read side by
     side. RefusedError where one of them is in use."""
     live = list(range(len(texts)))
+    chains = [chain(request, target.vocab_size) for request in requests]
     sources = _sources(target, requests)
     with claimed(target, drafter) as claim:
         claim.expect(len(texts))
@@ -52,31 +54,34 @@ def replay(
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
-            p = _expected(target, [requests[row] for row in live], [texts[r] for r in live], t)
-            draft = drafter.propose([1] * len(live), Draw(keys, lengths, params))
+            p = _logits(target, [requests[row] for row in live], [texts[r] for r in live], t)
+            for b, row in enumerate(live):
+                if (controls := chains[row]) is not None:
+                    p[b] = controls.shape(p[b], [])
+            wishes, shaping = [params] * len(live), [chains[row] for row in live]
+            draft = drafter.propose([1] * len(live), Draw(keys, lengths, wishes, shaping))
             tokens = [texts[row][t] for row in live]
             p = law(p, params).cpu()
             yield Place(live, torch.tensor(tokens), p, _first(draft, p))
             drafter.commit([[token] for token in tokens])
+            for row in live:
+                if (controls := chains[row]) is not None:
+                    controls.commit([texts[row][t]])
 
 
 @torch.inference_mode()
 def singly(target: Model, request: Request, text: list[int]) -> Tensor:
-    """Logits for every token of `text`, which continues the request: `[len(text), V]`, one row
-    alone, a token a pass. RefusedError where the target is in use."""
+    """The target's own logits for every token of `text`, which continues the request:
+    `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
     with claimed(target):
         target.start([request.prompt[:-1]], _sources(target, [request]))
-        return torch.cat([_expected(target, [request], [text], t).cpu() for t in range(len(text))])
+        return torch.cat([_logits(target, [request], [text], t).cpu() for t in range(len(text))])
 
 
-def _expected(target: Model, requests: list[Request], texts: list[list[int]], t: int) -> Tensor:
-    """Logits at new place t of every row, `[B, V]`; a forced token has all of the mass."""
+def _logits(target: Model, requests: list[Request], texts: list[list[int]], t: int) -> Tensor:
+    """The target's own logits at new place t of every row, `[B, V]`."""
     last = [[[request.prompt[-1], *text][t]] for request, text in zip(requests, texts, strict=True)]
-    logits = target.score(last, [1] * len(last))[:, 0].clone()
-    for b, request in enumerate(requests):
-        if t in request.forced:
-            logits[b] = one_hot(torch.tensor(request.forced[t]), logits.shape[1]).log()
-    return logits
+    return target.score(last, [1] * len(last))[:, 0].clone()
 
 
 def _first(draft: Draft, p: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ comparing two samples; the two samples are compared too, as that needs no law.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -71,11 +71,10 @@ def _generate(
 ) -> list[Completion]:
     rows = spec.generate(
         [prompts[k % len(prompts)] for k in numbers],
-        max_new_tokens=trial.length,
+        replace(trial.params, max_new_tokens=trial.length),
         gamma=trial.gamma,
         rule=trial.rule,
         seed=[(trial.seed, (stream << 32) + k) for k in numbers],
-        **asdict(trial.params),
     )
     return uninterrupted(rows)
 
@@ -134,11 +133,12 @@ def against_the_law(
 ) -> tuple[list[Test], list[list[Text]]]:
     """Tests of speculative texts against the target's laws, and the texts by prompt. `drafter`: the
     honest one, for the replay."""
+    wishes = replace(trial.params, max_new_tokens=trial.length)
     evidence, ours = Evidence(), [[] for _ in prompts]
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for numbers, rows in completions(spec, prompts, trial, stream, track, what):
         batch = [prompts[k % len(prompts)] for k in numbers]
-        requests = spec.requests(batch, trial.length, trial.seed)
+        requests = spec.requests(batch, wishes, trial.seed)
         tokens = [row.tokens for row in rows]
         evidence.add(spec, drafter, requests, tokens, trial.params, noise)
         for k, text in zip(numbers, tokens, strict=True):

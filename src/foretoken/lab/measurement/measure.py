@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
@@ -60,7 +60,7 @@ def measure(
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
     machine = describe(spec.target.device)
-    requests = spec.requests(list(prompts), options.max_new_tokens, options.seed)
+    requests = spec.requests(list(prompts), options.wishes, options.seed)
     for gamma in (0, options.gamma):
         _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
     observed = list(done)
@@ -98,10 +98,9 @@ def _observe(
 def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: int) -> Completion:
     rows = spec.generate(
         [prompt],
-        max_new_tokens=options.max_new_tokens,
+        options.wishes,
         gamma=gamma,
         seed=[(options.seed, row)],
-        **asdict(options.sampling),
     )
     (done,) = uninterrupted(rows)
     return done

@@ -7,7 +7,7 @@ a figure is computed is measure.py's business.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +52,11 @@ class Options:
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def wishes(self) -> SamplingParams:
+        """The same, for texts of so many tokens."""
+        return replace(self.sampling, max_new_tokens=self.max_new_tokens)
 
 
 class Step(NamedTuple):

@@ -32,7 +32,7 @@ def test_the_likeliest_guesses_keep_their_q():
     drafts = []
     for drafter in (Guesser(Q), Likeliest(Guesser(Q)), Likeliest(Certain(Q))):
         drafter.start([0], [[0]], None)
-        drafts.append(drafter.propose([1], Draw([RowKey(0, 0)], [1], SamplingParams(1.0))))
+        drafts.append(drafter.propose([1], Draw([RowKey(0, 0)], [1], [SamplingParams(1.0)])))
     honest, likeliest, certain = drafts
     torch.testing.assert_close(likeliest.q, honest.q)
     assert likeliest.tokens.tolist() == [[int(Q((0,)).argmax())]]

@@ -1,0 +1,197 @@
+"""All controls of one row, in transformers' order: one place that the draft, the verification, the
+next token and plain decoding share.
+
+Exact because a position's scores are shaped by its true prefix, guesses included (the exactness
+contract: processors with history are evaluated per position, for p and for q).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from foretoken.controls import bans, own, penalties
+from foretoken.controls.history import History, Memory
+from foretoken.errors import ControlError
+from foretoken.request import Request
+from foretoken.sampling.params import SamplingParams
+
+Control = Callable[[Tensor, History], Tensor]  # scores [V], which it may change -> scores [V]
+
+
+class Matcher(Memory, Protocol):
+    """A text on its way through a grammar."""
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        """Scores where no other token is possible than those that the grammar allows."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The next tokens, where the grammar leaves no choice."""
+        ...
+
+
+class Chain:
+    """The controls of one row. Committed tokens are pushed for good; guesses are pushed when a
+    position behind them is shaped, and popped when another guess takes their place."""
+
+    def __init__(self, controls: list[tuple[str, Control]], row: _Setting) -> None:
+        self.controls, self.history, self.V = controls, History(row.request.prompt), row.V
+        memories = [control for _, control in controls if hasattr(control, "push")]
+        self._memories = [*cast(list[Memory], memories), self.history]
+        self._matcher = row.matcher
+        self._ahead: list[int] = []  # guesses pushed behind the committed text
+
+    def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
+        """The scores `[V]` behind the committed text and the guesses `ahead`, from the model's
+        logits there, which stay as they are.
+
+        ControlError where a control leaves no token or fails; it names the control.
+        """
+        self._seek(ahead)
+        scores = logits.clone()
+        for _, control in self.controls:
+            scores = control(scores, self.history)
+        if not scores.amax().isfinite():
+            raise self._blame(logits)
+        return scores
+
+    def forced(self, ahead: list[int]) -> list[int]:
+        """The tokens behind `ahead` that the grammar leaves no choice about."""
+        if self._matcher is None:
+            return []
+        self._seek(ahead)
+        return self._matcher.forced()
+
+    def commit(self, tokens: list[int]) -> None:
+        """The text goes on by these."""
+        self._seek(tokens)
+        self._ahead = []
+
+    def _seek(self, ahead: list[int]) -> None:
+        same = 0
+        while same < min(len(ahead), len(self._ahead)) and ahead[same] == self._ahead[same]:
+            same += 1
+        for _ in self._ahead[same:]:
+            for memory in self._memories:
+                memory.pop()
+        for token in ahead[same:]:
+            for memory in self._memories:
+                memory.push(token)
+        self._ahead = list(ahead)
+
+    def _blame(self, logits: Tensor) -> ControlError:
+        """Which control leaves nothing, of scores that something was left of."""
+        scores = logits.clone()
+        for name, control in self.controls:
+            scores = control(scores, self.history)
+            top = float(scores.amax())
+            if not math.isfinite(top):
+                what = "no token" if top == -torch.inf else "a score of NaN or infinity"
+                return ControlError(
+                    f"{name} leaves {what} behind {len(self.history.tokens)} tokens"
+                )
+        return ControlError("the controls leave no token")
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What controls need to know of a row."""
+
+    request: Request
+    V: int
+    number: int
+    matcher: Matcher | None
+
+    @property
+    def read(self) -> list[int]:
+        """What the controls named after an encoder look at: without one, the prompt."""
+        return self.request.source or self.request.prompt
+
+    @property
+    def stops(self) -> list[int]:
+        return sorted(token for token in self.request.eos if 0 <= token < self.V)
+
+
+def chain(
+    request: Request, V: int, number: int = 0, matcher: Matcher | None = None
+) -> Chain | None:
+    """The controls that a request asks for; None where it asks for none, which costs nothing.
+
+    V: rows of the target's output layer; number: the row's in its call, which transformers'
+    prefix constraints ask for; matcher: of the grammar that its text must match.
+    """
+    row = _Setting(request, V, number, matcher)
+    ordered = (_biases, _penalties, _repeats, _bans, _ends, _own)
+    controls = [named for part in ordered for named in part(request.params, row)]
+    return Chain(controls, row) if controls else None
+
+
+Named = Iterator[tuple[str, Control]]
+
+
+def _biases(params: SamplingParams, row: _Setting) -> Named:
+    if params.sequence_bias:
+        yield "sequence_bias", bans.Biased(dict(params.sequence_bias))
+    if params.logit_bias:
+        yield "logit_bias", bans.Biased(dict(params.logit_bias))
+
+
+def _penalties(params: SamplingParams, row: _Setting) -> Named:
+    encoder, every = params.encoder_repetition_penalty or 1, params.repetition_penalty or 1
+    if encoder != 1:
+        yield "encoder_repetition_penalty", penalties.Encoder(encoder, row.read, row.V)
+    if every != 1:
+        yield "repetition_penalty", penalties.Repetition(every)
+    if params.presence_penalty or params.frequency_penalty:
+        occurrence = penalties.Occurrence(params.presence_penalty, params.frequency_penalty)
+        yield "presence_penalty and frequency_penalty", occurrence
+
+
+def _repeats(params: SamplingParams, row: _Setting) -> Named:
+    if params.no_repeat_ngram_size:
+        yield "no_repeat_ngram_size", bans.NoRepeat(params.no_repeat_ngram_size, row.request.prompt)
+    if params.encoder_no_repeat_ngram_size:
+        none = bans.NoneOfSource(params.encoder_no_repeat_ngram_size, row.read, row.V)
+        yield "encoder_no_repeat_ngram_size", none
+
+
+def _bans(params: SamplingParams, row: _Setting) -> Named:
+    # as transformers has it, an end is no bad word
+    bad = [
+        ids
+        for ids in params.bad_words_ids or ()
+        if not row.request.eos.issuperset(ids) or len(ids) > 1
+    ]
+    if bad:
+        yield "bad_words_ids", bans.Biased(dict.fromkeys(bad, -torch.inf))
+    if params.min_new_tokens and row.stops:
+        yield "min_new_tokens", bans.Suppressed(row.stops, until=params.min_new_tokens)
+    if row.request.forced:
+        yield "forced_bos_token_id and forced_eos_token_id", bans.Forced(row.request.forced)
+
+
+def _ends(params: SamplingParams, row: _Setting) -> Named:
+    if params.remove_invalid_values:
+        yield "remove_invalid_values", bans.finite
+    if params.exponential_decay_length_penalty:
+        start, factor = params.exponential_decay_length_penalty
+        yield "exponential_decay_length_penalty", penalties.Decay(start, factor, row.stops)
+    if params.suppress_tokens:
+        yield "suppress_tokens", bans.Suppressed(list(params.suppress_tokens))
+    if params.begin_suppress_tokens:
+        begin = int(len(row.request.prompt) == 1 and params.forced_bos_token_id is not None)
+        suppressed = bans.Suppressed(list(params.begin_suppress_tokens), begin, begin + 1)
+        yield "begin_suppress_tokens", suppressed
+
+
+def _own(params: SamplingParams, row: _Setting) -> Named:
+    for each in own.processors(params.processors, row.number):
+        yield f"processor {type(each.processor).__name__}", each
+    if row.matcher is not None:
+        yield "structured", row.matcher

@@ -1,0 +1,117 @@
+"""A user's own processors and stopping criteria, in transformers' form, row by row.
+
+They are functions of a row's ids: one that keeps a state, or that needs its place in a batch, would
+be wrong here where guesses are taken back. Those of transformers that do are adapted or refused by
+name; a user's own must be functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.controls.history import History
+from foretoken.errors import ControlError, RefusedError, one_line
+
+PREFIX = "PrefixConstrainedLogitsProcessor"
+
+# Classes of transformers that no row alone can call, and why
+REFUSED = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "runs the model and keeps its cache",
+    "ClassifierFreeGuidanceLogitsProcessor": "reads a second half of the batch",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "reads a second half of the batch",
+    "DiaEOSDelayPatternLogitsProcessor": "keeps a state from call to call",
+    "SynthIDTextWatermarkLogitsProcessor": "keeps a state from call to call",
+    "WhisperNoSpeechDetection": "runs the model",
+    "ConfidenceCriteria": "reads a draft's scores",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A user's processor: `processor(ids [1, n], scores [1, V]) -> [1, V]`."""
+
+    processor: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        ids = history.ids(scores.device)[None]
+        name = type(self.processor).__name__
+        try:
+            changed = self.processor(ids, scores[None])
+        except Exception as error:  # anybody's code
+            kind = type(error).__name__
+            raise ControlError(f"processor {name} raised {kind}: {one_line(error)}") from error
+        if not isinstance(changed, Tensor) or changed.shape != (1, len(scores)):
+            shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ControlError(f"processor {name} gave {shape}; it must give (1, {len(scores)})")
+        return changed[0].to(scores)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEnding:
+    """A user's stopping criterion: `criterion(ids [1, n], None) -> [1]` or a bool."""
+
+    criterion: Callable[[Tensor, None], Any]
+
+    def read(self, tokens: list[int]) -> str | None:
+        """The criterion's name where it ends a text of `tokens`."""
+        name = type(self.criterion).__name__
+        try:
+            over = self.criterion(torch.tensor([tokens]), None)
+            over = bool(over.all()) if isinstance(over, Tensor) else bool(over)
+        except Exception as error:  # anybody's code
+            kind = type(error).__name__
+            raise ControlError(f"stopping {name} raised {kind}: {one_line(error)}") from error
+        return name if over else None
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def flat(objects: Iterable[Any]) -> list[Any]:
+    """Objects, and those in transformers' lists of them."""
+    return [each for part in objects for each in (flat(part) if isinstance(part, list) else [part])]
+
+
+def require_own(objects: Iterable[Any]) -> None:
+    """RefusedError for a class of transformers that no row alone can call."""
+    for each in flat(objects):
+        name = type(each).__name__
+        if name in REFUSED:
+            raise RefusedError(
+                f"{name} {REFUSED[name]}, which no single row can honour; leave it out"
+            )
+
+
+def processors(objects: Iterable[Any], row: int) -> list[Own]:
+    """As a row's controls; `row`: its number in the call, which some ask for."""
+    return [Own(_adapted(each, row)) for each in flat(objects)]
+
+
+def endings(objects: Iterable[Any]) -> list[OwnEnding]:
+    """As what ends a row."""
+    return [OwnEnding(each) for each in flat(objects)]
+
+
+def _adapted(processor: Any, row: int) -> Any:
+    """transformers counts rows where it allows tokens by prefix: here every row is alone."""
+    if type(processor).__name__ != PREFIX:
+        return processor
+    return PrefixConstrained(processor._prefix_allowed_tokens_fn, row)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixConstrained:
+    """Only the ids that `allowed(row, ids)` lists."""
+
+    allowed: Callable[[int, Tensor], list[int]]
+    row: int
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        mask = torch.full_like(scores, -torch.inf)
+        mask[0, self.allowed(self.row, ids[0])] = 0.0
+        return scores + mask
