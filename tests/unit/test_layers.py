@@ -17,7 +17,7 @@ LAYERS = [
     ["errors", "transfer"],
     ["checked", "ends", "models", "storage", "text"],
     ["models.stock", "sampling", "theory"],
-    ["drafters.base", "models.graphs", "models.openvino", "options", "request"],
+    ["drafters.base", "models.graphs", "models.openvino", "options", "request", "transcript"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],
     ["engine"],
