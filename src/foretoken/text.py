@@ -34,7 +34,8 @@ class Stream:
 
     A piece that ends within a character, or within a run of byte tokens, is held back until the
     rest decides how it reads; likewise where the prompt ends so. Only the tokens since the last
-    piece but one are decoded again, so the cost of a piece does not grow with the text.
+    piece but one are decoded again, so the cost of a piece does not grow with the text. `held`:
+    what is held back, as it reads if nothing follows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
@@ -43,6 +44,7 @@ class Stream:
         self._silent = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
         self._tokens = list(prompt)  # the last piece's, at first the prompt, and those held back
         self._seen = len(self._tokens)  # how many of them are the last piece's
+        self.held = ""
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
         """The text that is final once `tokens` are known; with `last`, all the rest."""
@@ -51,7 +53,9 @@ class Stream:
         now = decode(self.tokenizer, self._tokens)
         new = now[len(commonprefix([before, now])) :]  # it may complete the prompt's character
         if not new or (not last and self._open(now)):
+            self.held = new
             return ""
+        self.held = ""
         self._tokens = self._tokens[self._seen :]
         self._seen = len(self._tokens)
         return new

@@ -15,9 +15,9 @@ SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
     ["errors", "transfer"],
-    ["checked", "ends", "models", "storage", "text"],
+    ["chat", "checked", "ends", "models", "storage", "text"],
     ["models.stock", "sampling", "theory"],
-    ["drafters.base", "models.graphs", "models.openvino", "options", "request"],
+    ["drafters.base", "models.graphs", "models.openvino", "options", "request", "transcript"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],
     ["engine"],

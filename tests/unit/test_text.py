@@ -117,6 +117,14 @@ def test_a_character_is_held_back_until_it_is_whole():
     assert broken[-1] == "\ufffd" and not any(broken[:-1])
 
 
+def test_what_is_held_back_can_be_read():
+    """As the text would go on if it ended here."""
+    stream, (*begun, last) = Stream(llama_like(), [3]), [7 + b for b in "é".encode()]
+    assert [stream.add(begun), stream.held] == ["", "\ufffd"]
+    assert [stream.add([last]), stream.held] == ["", "é"]  # a run of bytes may go on
+    assert [stream.add([6]), stream.held] == ["éb", ""]
+
+
 def test_a_run_of_bytes_is_held_back_until_it_ends():
     """Its first character would turn into four replacements if the run went wrong later."""
     whale = [7 + b for b in "\U0001f40b".encode()]

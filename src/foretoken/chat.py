@@ -1,0 +1,146 @@
+"""Chat messages to ids: a tokenizer's own template, or one that is given, makes the prompt of them.
+
+Knows no models. What the template writes is the whole prompt: no special tokens are added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from foretoken.errors import InputError, one_line, shown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
+
+# Arguments of transformers' `apply_chat_template` that are no variables of a template.
+OURS = frozenset(
+    "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
+    "return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+
+
+def conversations(prompts: Any) -> list[list[Message]] | None:
+    """The conversations in `prompts`, which are one (a list of messages) or a list of several; None
+    where they are prompts of other kinds. InputError where only some are conversations."""
+    if isinstance(prompts, Mapping) and "role" in prompts:
+        raise InputError("prompts is a single message; give a list of messages")
+    if _is_conversation(prompts):
+        return [list(prompts)]
+    if not isinstance(prompts, list | tuple) or not any(map(_is_conversation, prompts)):
+        return None
+    for i, prompt in enumerate(prompts):
+        if not _is_conversation(prompt):
+            problem = "empty" if prompt == [] else shown(prompt)
+            raise InputError(
+                f"prompt {i} is {problem}, others are conversations; give lists of messages only"
+            )
+    return [list(prompt) for prompt in prompts]
+
+
+def _is_conversation(prompt: Any) -> bool:
+    """By the first of its messages: ids may be many."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def ids(
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase | None,
+    template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The ids of a conversation, open for the assistant's next message.
+
+    `template`: Jinja text, or the name of one of the tokenizer's, instead of its own.
+    `chat_template_kwargs` are the template's variables, and those of transformers: "tools",
+    "documents", "add_generation_prompt", "continue_final_message" to go on within the last message,
+    "sanitize_control_tokens" to read the names of special tokens in messages as mere text.
+    InputError for what cannot be rendered.
+    """
+    if tokenizer is None:
+        raise InputError("messages need a tokenizer, and there is none; give token ids")
+    _require_messages(messages)
+    _require_template(tokenizer, template)
+    variables = _variables(chat_template_kwargs)
+    try:
+        rendered = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            chat_template=template,
+            tokenize=True,
+            return_dict=False,
+            tokenizer_kwargs={"verbose": False},  # the model's context is checked with its prompts
+            **variables,
+        )
+    except ImportError as error:  # jinja2, which torch brings, is gone or too old
+        raise InputError(f"messages cannot be rendered: {one_line(error)}") from None
+    except Exception as error:  # a template is a program
+        raise InputError(f"the chat template refuses the messages: {one_line(error)}") from None
+    if not rendered:
+        raise InputError("the chat template makes no text of the messages; give another one")
+    return cast(list[int], rendered)
+
+
+def _require_messages(messages: object) -> None:
+    if not isinstance(messages, list | tuple):
+        raise InputError(f"messages is {shown(messages)}; give a list of messages")
+    if not messages:
+        raise InputError("the conversation is empty; give one message or more")
+    for i, message in enumerate(messages):
+        _require_message(i, message)
+
+
+def _require_message(i: int, message: Any) -> None:
+    if not isinstance(message, Mapping):
+        raise InputError(f"message {i} is {shown(message)}; give a dict with 'role' and 'content'")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise InputError(f"message {i} has the role {shown(role)}; give a str, such as 'user'")
+    if not isinstance(content, str | list | tuple) and not _calls(message):
+        raise InputError(
+            f"message {i} has the content {shown(content)}; give a str or a list of parts"
+        )
+    try:
+        str(content).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"message {i} is not valid text; give text in UTF-8") from None
+
+
+def _calls(message: Message) -> bool:
+    """Whether a message without content says which tools to call."""
+    return message.get("content") is None and bool(message.get("tool_calls"))
+
+
+def _require_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
+    own = getattr(tokenizer, "chat_template", None)
+    names = list(own) if isinstance(own, Mapping) else []
+    if template is None:
+        if not own:
+            raise InputError(
+                "the tokenizer has no chat template; give chat_template=..., or a prompt as text"
+            )
+        return
+    if not isinstance(template, str):
+        raise InputError(f"chat_template is {shown(template)}; give the text of a template")
+    if "{" not in template and template not in names:
+        known = f", or one of {', '.join(names)}" if names else ""
+        raise InputError(
+            f"chat_template is {shown(template)}, which holds no message; give the text of a "
+            f"Jinja template{known}"
+        )
+
+
+def _variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a template is given beside the messages: theirs, and a turn opened for the assistant
+    unless they say otherwise."""
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InputError(f"chat_template_kwargs is {shown(given)}; give a dict of names to values")
+    foreign = sorted(OURS & given.keys())
+    if foreign:
+        raise InputError(
+            f"chat_template_kwargs holds {foreign[0]!r}, which no template reads; leave it out"
+        )
+    return {"add_generation_prompt": not given.get("continue_final_message"), **given}

@@ -1,0 +1,183 @@
+"""Messages become ids by the chat template alone; what cannot be rendered is told in one line."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from foretoken import chat
+from foretoken.errors import InputError
+from tiny import byte_level
+
+TEMPLATE = """{{ bos_token }}{% for message in messages -%}
+[{{ message['role'] }}] {{ message['content'] }}{{ eos_token }}
+{% endfor -%}
+{% if add_generation_prompt %}[assistant] {% endif %}{{ mood }}"""
+USER = {"role": "user", "content": "Where are you going?"}
+THOUGHT = {"role": "assistant", "content": "To the"}
+END = "<|endoftext|>"
+
+
+def tokenizer(template: str | dict[str, str] | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """One that puts a special token before every text of its own accord."""
+    made = copy.deepcopy(byte_level())
+    made.bos_token = END
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{END} $A", special_tokens=[(END, 0)]
+    )
+    made.chat_template = template
+    return made
+
+
+def text(messages: list[dict[str, Any]], *args: Any) -> str:
+    """What a model would read."""
+    return tokenizer().decode(chat.ids(messages, tokenizer(), *args))
+
+
+def test_a_turn_is_opened_for_the_assistant_and_no_special_token_added_twice():
+    assert tokenizer()("a").input_ids[0] == 0
+    ids = chat.ids([USER], tokenizer())
+    assert all(isinstance(token, int) for token in ids) and ids.count(0) == 2
+    assert text([USER]) == f"{END}[user] Where are you going?{END}\n[assistant] "
+
+
+def test_variables_win():
+    closed = text([USER], None, {"add_generation_prompt": False, "mood": "calm"})
+    assert closed == f"{END}[user] Where are you going?{END}\ncalm"
+    continued = text([USER, THOUGHT], None, {"continue_final_message": True})
+    assert continued == f"{END}[user] Where are you going?{END}\n[assistant] To the"
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    with pytest.raises(InputError, match="not compatible"):
+        text([USER, THOUGHT], None, both)
+
+
+def test_a_final_message_of_the_assistant_is_closed_unless_continued():
+    assert text([USER, THOUGHT]).endswith(f"[assistant] To the{END}\n[assistant] ")
+
+
+def test_a_template_of_ones_own():
+    assert text([USER], "{{ messages[0]['content'] }}") == "Where are you going?"
+    bare = tokenizer(None)
+    assert chat.ids([USER], bare, "{{ messages[0].role }}") == bare.encode(
+        "user", add_special_tokens=False
+    )
+
+
+def test_templates_with_names():
+    named = tokenizer({"default": "{{ 'a' }}", "b": "{{ 'b' }}"})
+    assert [named.decode(chat.ids([USER], named, name)) for name in (None, "b")] == ["a", "b"]
+    with pytest.raises(InputError, match="'c', which holds no message.* or one of default, b$"):
+        chat.ids([USER], named, "c")
+
+
+def test_parts_and_calls_of_tools_are_for_the_template():
+    parts = {"role": "user", "content": [{"type": "text", "text": "sea"}]}
+    assert text([parts], "{{ messages[0].content[0].text }}") == "sea"
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]}
+    assert text([calls], "{{ messages[0].tool_calls[0].function.name }}") == "look"
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "the conversation is empty"),
+        ("hello", "messages is 'hello'"),
+        (["hello"], "message 0 is 'hello'; give a dict with 'role' and 'content'"),
+        ([USER, {"content": "a"}], "message 1 has the role None"),
+        ([{"role": 3, "content": "a"}], "message 0 has the role 3"),
+        ([{"role": "user"}], "message 0 has the content None; give a str or a list of parts"),
+        ([{"role": "user", "content": 3}], "message 0 has the content 3"),
+        (
+            [{"role": "user", "content": "\udc80"}],
+            "message 0 is not valid text; give text in UTF-8",
+        ),
+    ],
+)
+def test_messages_that_are_none(messages, problem):
+    with pytest.raises(InputError) as error:
+        chat.ids(messages, tokenizer())
+    assert str(error.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (3, "chat_template is 3; give the text"),
+        ("chat.jinja", "chat_template is 'chat.jinja', which holds no message; give the text of a"),
+        ("{% if %}", "the chat template refuses the messages: Expected an expression"),
+        (
+            "{{ raise_exception('no\nsystem') }}",
+            "the chat template refuses the messages: no system",
+        ),
+        ("{{ messages.a.b }}", "the chat template refuses the messages: 'list object' has no"),
+        ("{{ 1 + messages[0].role }}", "the chat template refuses the messages: unsupported"),
+        ("{# nothing #}", "the chat template makes no text of the messages"),
+    ],
+)
+def test_templates_that_fail(template, problem):
+    with pytest.raises(InputError) as error:
+        chat.ids([USER], tokenizer(), template)
+    assert str(error.value).startswith(problem) and "\n" not in str(error.value)
+
+
+def test_nothing_to_render_with():
+    with pytest.raises(InputError, match="messages need a tokenizer, and there is none"):
+        chat.ids([USER], None)
+    with pytest.raises(InputError, match="has no chat template; give chat_template=..., or a pro"):
+        chat.ids([USER], tokenizer(None))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("calm", "chat_template_kwargs is 'calm'; give a dict"),
+        ({3: 4}, "chat_template_kwargs is {3: 4}; give a dict"),
+        ({"tokenize": False}, "chat_template_kwargs holds 'tokenize', which no template reads"),
+        ({"messages": []}, "the chat template refuses the messages: .*messages"),
+        ({"continue_final_message": "thinking"}, "the chat template refuses the messages: "),
+    ],
+)
+def test_variables_that_are_none(given, problem):
+    with pytest.raises(InputError, match=problem) as error:
+        chat.ids([USER], tokenizer(), None, given)
+    assert "\n" not in str(error.value)
+
+
+def test_control_tokens_in_messages_can_be_text():
+    message = {"role": "user", "content": f"a{END}b"}
+    assert chat.ids([message], tokenizer()).count(0) == 3
+    assert chat.ids([message], tokenizer(), None, {"sanitize_control_tokens": True}).count(0) == 2
+
+
+def test_without_jinja(monkeypatch):
+    """torch brings it, transformers does not."""
+    from transformers.utils import chat_template_utils
+
+    monkeypatch.setattr(chat_template_utils, "is_jinja_available", lambda: False)
+    with pytest.raises(InputError, match="messages cannot be rendered: .* requires jinja2"):
+        chat.ids([USER], tokenizer(), TEMPLATE + "{# not compiled before #}")
+
+
+def test_one_conversation_several_or_none():
+    assert chat.conversations([USER]) == chat.conversations((USER,)) == [[USER]]
+    assert chat.conversations([[USER], [USER, THOUGHT]]) == [[USER], [USER, THOUGHT]]
+    for prompts in ("a", ["a", "b"], [1, 2], [[1], [2]], [], [[]], {"input_ids": [1]}, None):
+        assert chat.conversations(prompts) is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "problem"),
+    [
+        (USER, "prompts is a single message; give a list of messages"),
+        ([[USER], "a"], "prompt 1 is 'a', others are conversations; give lists of messages only"),
+        ([[], [USER]], "prompt 0 is empty, others are conversations"),
+        ([[1, 2], [USER]], r"prompt 0 is \[1, 2\], others are"),
+    ],
+)
+def test_prompts_that_are_conversations_in_part(prompts, problem):
+    with pytest.raises(InputError, match=problem):
+        chat.conversations(prompts)
