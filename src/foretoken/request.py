@@ -39,8 +39,8 @@ class Controls(Shaping, Protocol):
 class Ending(Protocol):
     """What else than an id may end a text."""
 
-    def read(self, tokens: list[int]) -> str | None:
-        """Why the text ends with the last of its `tokens`, prompt included; None where it goes on.
+    def read(self, token: int) -> str | None:
+        """The text goes on by this token: why it ends with it, None where it does not.
         ControlError where that cannot be said."""
         ...
 
@@ -131,7 +131,7 @@ class Row:
         if not stops or self.request.params.include_stop_string:
             for ending in self.endings:
                 try:
-                    reason = ending.read(self.tokens)
+                    reason = ending.read(token)
                 except ControlError as error:
                     self.finish_reason, self.error = "error", error
                     return

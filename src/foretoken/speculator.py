@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
-from foretoken import costs, text
+from foretoken import chat, costs, text
 from foretoken.beam.hypotheses import BeamParams
 from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
@@ -21,7 +21,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends, resolved
 from foretoken.engine import Engine, threads
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import ControlError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
@@ -45,8 +45,8 @@ PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen a
 @dataclass(slots=True)
 class Speculator:
     """A target, a drafter and, where there is one, a tokenizer. `controls`, `suggested`: options of
-    `generate` that the model's own generation config names; where a call leaves them open, those are
-    followed and these are not."""
+    `generate` that the model's own generation config names; where a call leaves them open, those
+    are followed and these are not."""
 
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
@@ -80,12 +80,15 @@ class Speculator:
         seed: Seed = 0,
         rule: str | Rule = "block",
         lenience: float = 1.0,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> list[Completion]:
         """Continue every prompt in the target's own law; completions in the order of the prompts,
         `num_return_sequences` of each.
 
-        A str, a list of ids or a list of messages is one prompt. params: one for all prompts, or
+        A str, a list of ids or a list of messages, which go through the tokenizer's chat template
+        or the one given, is one prompt. params: one for all prompts, or
         one for each; or its fields as keywords (docs/controls.md). gamma: guesses per target call,
         0 for plain decoding, None to choose before every step, from costs measured once and the
         row's own past. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
@@ -101,7 +104,7 @@ class Speculator:
         tokenizer returns, whose padding is dropped.
         """
         judge = check(gamma, rule, lenience)
-        given = as_list(prompts)
+        given = self._prompts(prompts, chat_template, chat_template_kwargs)
         requests = self.requests(given, gathered(params, controls, len(given)), seed)
         if not requests:
             return []
@@ -114,9 +117,8 @@ class Speculator:
                     pass
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        errors = [row.error for row in rows if row.error is not None]
-        if len(errors) == len(rows):
-            raise errors[0]
+        if all(row.error is not None for row in rows):
+            raise ControlError(f"row 0: {rows[0].error}")
         return [self._completion(row) for row in rows]
 
     def stream(
@@ -128,6 +130,8 @@ class Speculator:
         seed: Seed = 0,
         rule: str | Rule = "block",
         lenience: float = 1.0,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> Generator[Piece, None, Completion]:
         """The same for one prompt, a piece after every step; the generator's return value is the
@@ -137,7 +141,7 @@ class Speculator:
         beginning of a stop string is held back.
         """
         judge = check(gamma, rule, lenience)
-        prompts = as_list(prompt)
+        prompts = self._prompts(prompt, chat_template, chat_template_kwargs)
         if len(prompts) != 1:
             remedy = "call generate for several" if prompts else "give a text or ids"
             raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
@@ -275,6 +279,19 @@ class Speculator:
         known = min((i for i in self.ends.eos if 0 <= i < V), default=0)
         return [known] * (4 if reads is None else min(4, reads))
 
+    def _prompts(
+        self, prompts: Prompts, template: str | None, options: Mapping[str, Any] | None
+    ) -> list[Prompt]:
+        """Prompts one by one; messages as the ids that a chat template makes of them."""
+        chats = chat.conversations(prompts)
+        if chats is not None:
+            return [chat.ids(messages, self.tokenizer, template, options) for messages in chats]
+        if template is not None or options is not None:
+            raise InputError(
+                "chat_template is given, but the prompts are no messages; leave it out"
+            )
+        return as_list(prompts)
+
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
@@ -319,7 +336,7 @@ class Speculator:
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it
             row.endings.append(self._transcript(request))
-        row.endings += own.endings(params.stopping)
+        row.endings += own.endings(params.stopping, request.prompt)
         return row
 
     def _matcher(self, request: Request) -> Matcher | None:
@@ -381,7 +398,7 @@ class Speculator:
                 yield Piece(transcript and transcript.shown(), tokens, known)
             sent += len(tokens)
         if row.error is not None:
-            raise row.error
+            raise ControlError(f"row 0: {row.error}")
         return self._completion(row)
 
     def _completion(self, row: Row) -> Completion:

@@ -59,9 +59,9 @@ def step(
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1), or as near to it as the judge says.
 
-    Each row gets a StepRecord. On a device the host waits once, for the verdict, and for the guesses
-    where rows have controls; the times then say when work was handed over. A row whose controls
-    leave no token fails alone. Raises NumericsError for invalid logits and RefusedError for an
+    Each row gets a StepRecord. On a device the host waits once, for the verdict, and where rows
+    have controls for the guesses; the times then say when work was handed over. A row whose
+    controls leave no token fails alone. Raises NumericsError for invalid logits and RefusedError for an
     invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]

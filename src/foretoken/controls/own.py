@@ -51,17 +51,18 @@ class Own:
         return changed[0].to(scores)
 
 
-@dataclass(frozen=True, slots=True)
 class OwnEnding:
     """A user's stopping criterion: `criterion(ids [1, n], None) -> [1]` or a bool."""
 
-    criterion: Callable[[Tensor, None], Any]
+    def __init__(self, criterion: Callable[[Tensor, None], Any], prompt: list[int]) -> None:
+        self.criterion, self.tokens = criterion, list(prompt)
 
-    def read(self, tokens: list[int]) -> str | None:
-        """The criterion's name where it ends a text of `tokens`."""
+    def read(self, token: int) -> str | None:
+        """The criterion's name where it ends the text with this token."""
+        self.tokens.append(token)
         name = type(self.criterion).__name__
         try:
-            over = self.criterion(torch.tensor([tokens]), None)
+            over = self.criterion(torch.tensor([self.tokens]), None)
             over = bool(over.all()) if isinstance(over, Tensor) else bool(over)
         except Exception as error:  # anybody's code
             kind = type(error).__name__
@@ -92,9 +93,9 @@ def processors(objects: Iterable[Any], row: int) -> list[Own]:
     return [Own(_adapted(each, row)) for each in flat(objects)]
 
 
-def endings(objects: Iterable[Any]) -> list[OwnEnding]:
+def endings(objects: Iterable[Any], prompt: list[int]) -> list[OwnEnding]:
     """As what ends a row."""
-    return [OwnEnding(each) for each in flat(objects)]
+    return [OwnEnding(each, prompt) for each in flat(objects)]
 
 
 def _adapted(processor: Any, row: int) -> Any:
