@@ -3,7 +3,8 @@
 ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
 └── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
-    └── NumericsError   invalid logits (NaN, +inf, or every token impossible)
+    ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
+    └── ControlError    a control that leaves no token, or a user's own that failed
 """
 
 import math
@@ -27,6 +28,10 @@ class RefusedError(ForetokenError):
 
 class NumericsError(RefusedError):
     """A model returned logits that define no law."""
+
+
+class ControlError(RefusedError):
+    """A control of a row's that leaves no token, or a user's own that failed."""
 
 
 def whole(value: object) -> bool:

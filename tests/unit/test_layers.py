@@ -17,7 +17,7 @@ LAYERS = [
     ["errors", "transfer"],
     ["checked", "ends", "models", "storage", "text"],
     ["models.stock", "sampling", "theory"],
-    ["drafters.base", "models.graphs", "models.openvino", "options", "request"],
+    ["controls", "drafters.base", "models.graphs", "models.openvino", "options", "request"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],
     ["engine"],
