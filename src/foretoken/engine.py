@@ -10,6 +10,7 @@ import torch
 
 from foretoken.claim import claimed
 from foretoken.drafters.base import Drafter, require_apart
+from foretoken.drafters.forced import ForcedDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
 from foretoken.models.base import Model
@@ -37,6 +38,8 @@ class Engine:
         """
         plain = gamma == Fixed(0)
         drafter = NoDrafter() if plain else self.drafter  # plain decoding costs no drafter's work
+        if not plain and any(row.request.params.structured for row in rows):
+            drafter = ForcedDrafter(drafter)
         with claimed(self.target, drafter) as claim:
             began = perf_counter()
             claim.expect(len(rows))

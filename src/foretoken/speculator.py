@@ -14,6 +14,7 @@ from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
 from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
+from foretoken.controls.grammar import Grammar
 from foretoken.controls.required import require, require_beams
 from foretoken.costs import Costs
 from foretoken.drafters.base import Drafter
@@ -343,10 +344,8 @@ class Speculator:
         """What follows the grammar that a text must match."""
         if request.params.structured is None:
             return None
-        from foretoken.controls.grammar import matcher  # late: an extra
-
         V = self.target.vocab_size
-        return matcher(request.params.structured, self.tokenizer, V, request.eos)
+        return Grammar.of(request.params.structured, self.tokenizer, V, request.eos).matcher()
 
     def _transcript(self, request: Request) -> Transcript:
         strings, include = request.params.stop_strings or (), request.params.include_stop_string

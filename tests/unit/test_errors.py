@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from foretoken.errors import (
+    ControlError,
     ForetokenError,
     InputError,
     NumericsError,
@@ -24,6 +25,7 @@ from foretoken.errors import (
 def test_the_tree():
     assert issubclass(InputError, ForetokenError) and issubclass(InputError, ValueError)
     assert issubclass(NumericsError, RefusedError) and issubclass(RefusedError, ForetokenError)
+    assert issubclass(ControlError, RefusedError)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ Control = Callable[[Tensor, History], Tensor]  # scores [V], which it may change
 class Matcher(Memory, Protocol):
     """A text on its way through a grammar."""
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def __call__(self, scores: Tensor) -> Tensor:
         """Scores where no other token is possible than those that the grammar allows."""
         ...
 
@@ -43,7 +43,8 @@ class Chain:
     def __init__(self, controls: list[tuple[str, Control]], row: _Setting) -> None:
         self.controls, self.history, self.V = controls, History(row.request.prompt), row.V
         memories = [control for _, control in controls if hasattr(control, "push")]
-        self._memories = [*cast(list[Memory], memories), self.history]
+        matchers = [] if row.matcher is None else [row.matcher]
+        self._memories = [*cast(list[Memory], memories), *matchers, self.history]
         self._matcher = row.matcher
         self._ahead: list[int] = []  # guesses pushed behind the committed text
 
@@ -193,5 +194,5 @@ def _ends(params: SamplingParams, row: _Setting) -> Named:
 def _own(params: SamplingParams, row: _Setting) -> Named:
     for each in own.processors(params.processors, row.number):
         yield f"processor {type(each.processor).__name__}", each
-    if row.matcher is not None:
-        yield "structured", row.matcher
+    if (matcher := row.matcher) is not None:
+        yield "structured", lambda scores, history: matcher(scores)

@@ -68,7 +68,7 @@ class MixtureDrafter:
             if any(asked):
                 drafts.append(_continue(drafter, guesses, asked, draw))
                 _extend(guesses, drafts[-1])
-        return pack(guesses, _joined(drafts), sum(draft.calls for draft in drafts))
+        return pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
         for drafter, _ in self.parts:
@@ -103,9 +103,9 @@ def _extend(guesses: list[list[int]], draft: Draft) -> None:
         x += ids[:n]
 
 
-def _joined(drafts: list[Draft]) -> Tensor | None:
-    """The laws of all guesses, `[B, G, V]`, a certain guess's all on it; None where all are
-    certain."""
+def joined(drafts: list[Draft]) -> Tensor | None:
+    """The laws of all guesses, `[B, G, V]`, in drafts that follow one another; a certain guess's is
+    all on it. None where all are certain."""
     laws = [draft.q for draft in drafts if draft.q is not None]
     if not laws:
         return None

@@ -1,0 +1,452 @@
+"""Structured output: every text that ends matches, every text that matches can be written in every
+tokenization, and a matcher that goes back is as if it had never gone on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import random
+import re
+import sys
+import weakref
+from functools import cache
+from itertools import product
+
+import jsonschema
+import pytest
+import regex
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from foretoken.controls.grammar import Grammar, Matcher, vocabulary
+from foretoken.errors import ControlError, InputError
+from foretoken.loading.load import load
+from foretoken.sampling.params import SamplingParams, Structured
+from foretoken.text import continued, decode
+from tiny import byte_level, metaspace
+
+ENDS = frozenset({0})
+
+
+def structured(**wish) -> Structured:
+    made = SamplingParams(structured=wish).structured
+    assert made is not None
+    return made
+
+
+def spelling(words: list[str], decoder=None) -> PreTrainedTokenizerFast:
+    """A tokenizer of these tokens and an end, id 0; byte-level unless told otherwise."""
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(["</s>", *words])}, []))
+    tokenizer.decoder = decoder or decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+@cache
+def shipped() -> PreTrainedTokenizerFast:
+    return load(runtime="transformers").tokenizer
+
+
+def t5_like() -> PreTrainedTokenizerFast:
+    """Metaspace alone, without bytes."""
+    return spelling(["▁", "a", "▁a", "b", "▁ab"], decoders.Metaspace())
+
+
+TOKENIZERS = {"byte-level": byte_level, "metaspace": metaspace, "shipped": shipped}
+
+
+def matcher(tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **wish) -> Matcher:
+    V = len(tokenizer) if V is None else V
+    return Grammar.of(structured(**wish), tokenizer, V, eos).matcher()
+
+
+def ids(mask: torch.Tensor) -> list[int]:
+    return mask.nonzero()[:, 0].tolist()
+
+
+def written(tokenizer, seed: int, **wish) -> str:
+    """A text drawn under the mask; ends, and tokens that close something, are drawn often."""
+    chance, row, tokens = random.Random(seed), matcher(tokenizer, **wish), []
+    closing = {i for i in range(len(tokenizer)) if decode(tokenizer, [i]) in ('"', "}", "]", ".")}
+    while len(tokens) < 3000:
+        mask = ids(row.allowed())
+        close = [i for i in mask if i in closing | ENDS]
+        token = chance.choice(close if close and chance.random() < 0.3 else mask)
+        assert not row.dead
+        row.push(token)
+        if token in ENDS:
+            assert row.ended
+            return continued(tokenizer, tokenizer("It was").input_ids, tokens)
+        tokens.append(token)
+    raise AssertionError("no end")
+
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "number"}}}
+POINT |= {"required": ["x", "y"], "additionalProperties": False}
+SCHEMAS = [
+    True,
+    {"type": "null"},
+    {"type": "boolean"},
+    {"type": "string"},
+    {"type": "string", "minLength": 2, "maxLength": 5},
+    {"type": "string", "pattern": "^[a-f]{2,4}-\\d+$"},
+    {"type": "string", "format": "date"},
+    {"type": "integer", "minimum": -3, "maximum": 120},
+    {"type": "integer", "exclusiveMinimum": 7, "multipleOf": 5, "maximum": 100},
+    {"type": "number", "minimum": 0.5, "exclusiveMaximum": 2},
+    {"enum": ["red", 'gr"een', 3, None, {"a": [1]}]},
+    {"const": {"kind": "é\U0001f600"}},
+    POINT,
+    {"type": "object", "properties": {"p": POINT, "q": {"type": "null"}}, "required": ["p"]},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "boolean"}], "items": False},
+    {"type": "array", "items": {"type": "array", "items": {"type": "null"}, "maxItems": 2}},
+    {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "boolean"}}]},
+    {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+    {"allOf": [{"type": "integer", "minimum": 4}, {"maximum": 6}]},
+    {"type": ["string", "null"], "maxLength": 4},
+    {"$defs": {"t": {"type": "object", "properties": {"t": {"$ref": "#/$defs/t"}}}}}
+    | {"$ref": "#/$defs/t"},
+]
+REGEXES = ["ab?c*", "[^a-z]{3}", "(?i)yes|no", r"\d{4}-\d\d", "a/b", "^x|y$", "é+\n", ".{0,9}"]
+CHOICES = [["yes", "no"], ["a", "ab", "abc"], ['"', "\n", "/i", "%x", "é\U0001f600", "<b>"]]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_texts_are_of_their_schema(name, schema):
+    for seed in range(4):
+        text = written(TOKENIZERS[name](), seed, json_schema=schema)
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("pattern", REGEXES)
+def test_texts_match_their_regex(name, pattern):
+    for seed in range(4):
+        assert re.fullmatch(pattern, written(TOKENIZERS[name](), seed, regex=pattern))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_texts_are_one_of_their_choice(name, choice):
+    assert {written(TOKENIZERS[name](), seed, choice=choice) for seed in range(4)} <= set(choice)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_texts_are_of_their_lark_grammar(name):
+    lark = 'start: sum "."\nsum: N | "(" sum "+" sum ")"\nN: /[1-9][0-9]?/'
+    for seed in range(4):
+        text = written(TOKENIZERS[name](), seed, lark=lark)
+        assert text.endswith(".") and eval(text[:-1]) > 0
+
+
+@pytest.mark.parametrize("decoder", [decoders.ByteLevel(), None])
+@pytest.mark.parametrize("pattern", ["a(b|c)?", "(ab)*", "a*b|c", " ?a b", "[^a]a", "abca? "])
+def test_exactly_the_beginnings_of_matches(decoder, pattern):
+    """All sequences of up to four tokens, in all tokenizations: those that some text begins with
+    are allowed, those that spell a text may end."""
+    space = "Ġ" if decoder else "▁"
+    words = ["a", "b", "c", "ab", "ba", space, f"{space}a", f"a{space}"]
+    tokenizer = spelling(words, decoder or decoders.Metaspace(prepend_scheme="never"))
+    texts = [word.replace(space, " ") for word in words]
+    row = matcher(tokenizer, regex=pattern)
+    for n in range(5):
+        for tokens in product(range(len(words)), repeat=n):
+            for token in tokens:
+                row.push(token + 1)
+            text = "".join(texts[token] for token in tokens)
+            ends = [0] if re.fullmatch(pattern, text) else []
+            wanted = [i + 1 for i, word in enumerate(texts) if begins(pattern, text + word)]
+            assert row.dead == (not begins(pattern, text))
+            assert ids(row.allowed()) == ends + wanted
+            for _ in tokens:
+                row.pop()
+
+
+def begins(pattern: str, text: str) -> bool:
+    """Whether some match begins with it."""
+    return regex.fullmatch(pattern, text, partial=True) is not None
+
+
+GRAMMARS = [
+    {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    {"json_schema": {"type": "array", "items": {"enum": ["a", "ab"]}}},
+    {"regex": "(ab|a)*c?"},
+    {"regex": "ab"},
+    {"regex": "(?s:.*)"},
+    {"choice": ["a", "ab", "abc"]},
+    {"lark": 'start: "a" x | "b"\nx: x "c"'},  # a: nothing goes on there
+    {"lark": 'start: x "!"\nx[max_tokens=2]: /[ab]*/'},  # llguidance cannot go back in these two
+    {"lark": 'start: x "c"\nx[stop="b"]: /a*/'},
+    {"lark": 'start: x "!"\nx[suffix="b"]: /[abc]*/'},
+    {"lark": '%llguidance {"allow_initial_skip": true}\nstart: w+\nw: "a" | "b"\n%ignore /[ ]+/'},
+]
+
+
+@pytest.mark.parametrize("eos", [frozenset({0}), frozenset({0, 70, 300})])
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=str)
+@given(data=st.data())
+def test_going_back_is_exact(grammar, eos, data):
+    """Random walks of pushes (allowed tokens, forced ones, any at all, ends) and pops: at every
+    place a matcher is as a fresh one that was fed the tokens that are left."""
+    tokenizer = byte_level()
+    walker, left = matcher(tokenizer, 333, eos, **grammar), []
+    for move in data.draw(st.lists(st.sampled_from("aaaafepp*"), max_size=14)):
+        if move == "p" and left:
+            walker.pop()
+            left.pop()
+        elif move != "p":
+            forced = walker.forced()
+            allowed = ids(walker.allowed()) or [1]
+            among = {"a": allowed, "f": forced or allowed, "e": sorted(eos), "*": range(333)}
+            token = data.draw(st.sampled_from(among[move]))
+            for each in forced if move == "f" and forced else [token]:
+                walker.push(each)
+                left.append(each)
+            assert move != "f" or not forced or not walker.dead
+        fresh = matcher(tokenizer, 333, eos, **grammar)
+        for token in left:
+            fresh.push(token)
+        if data.draw(st.booleans()):
+            assert walker.forced() == fresh.forced()
+        assert (walker.dead, walker.ended) == (fresh.dead, fresh.ended)
+        assert torch.equal(walker.allowed(), fresh.allowed())
+    for _ in left:
+        walker.pop()
+    assert torch.equal(walker.allowed(), matcher(tokenizer, 333, eos, **grammar).allowed())
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("grammar", GRAMMARS[:6], ids=str)
+def test_a_token_is_allowed_exactly_where_it_leaves_the_matcher_alive(name, grammar):
+    tokenizer, chance = TOKENIZERS[name](), random.Random(0)
+    row = matcher(tokenizer, **grammar)
+    for _ in range(5):
+        mask = row.allowed()
+        for token in chance.sample(range(len(tokenizer)), 60) + ids(mask)[:60]:
+            row.push(token)
+            assert row.dead != bool(mask[token])
+            row.pop()
+        row.push(chance.choice(ids(mask)))
+        if row.ended:
+            break
+
+
+def test_the_same_walk_of_two_rows_and_of_a_grammar_made_again():
+    """Rows share what is compiled, not where they are."""
+    tokenizer = byte_level()
+    grammar = Grammar.of(structured(regex="ab"), tokenizer, 320, ENDS)
+    assert Grammar.of(structured(regex="ab"), tokenizer, 320, ENDS) is grammar
+    assert Grammar.of(structured(regex="ab"), tokenizer, 321, ENDS) is not grammar
+    a, b = grammar.matcher(), grammar.matcher()
+    a.push(65)
+    assert ids(b.allowed()) == [65] and ids(a.allowed()) == [66]
+
+
+def test_ends_are_alike():
+    """Also one that is an ordinary token, and one whose bytes the text needs."""
+    row = matcher(byte_level(), 320, frozenset({0, 5, 66, 300}), regex="ab?")
+    assert ids(row.allowed()) == [65]
+    row.push(65)
+    assert ids(row.allowed()) == [0, 5, 66, 300]  # 66 is the letter b
+    for end in (0, 5, 66, 300):
+        row.push(end)
+        assert row.ended and not row.allowed().any() and row.forced() == []
+        row.push(end)
+        assert row.dead
+        row.pop()
+        assert row.ended
+        row.pop()
+    row.pop()
+    row.push(0)
+    assert row.dead
+
+
+def test_a_text_that_is_complete_takes_ends_only():
+    row = matcher(byte_level(), 320, frozenset({0, 300}), choice=["ab"])
+    for token in row.forced():
+        row.push(token)
+    assert ids(row.allowed()) == [0, 300]
+
+
+@pytest.mark.parametrize("V", [290, 320, 333, 1000])
+def test_output_layers_of_any_width(V):
+    """Rows without a token are masked; tokens without a row are not there."""
+    row = matcher(byte_level(), V, frozenset({0, 5000}), regex="(?s:.*)")
+    mask = row.allowed()
+    assert mask.shape == (V,) and mask.dtype == torch.bool and mask[0] and mask[65]
+    assert not mask[320:].any()
+    if V > 320:
+        row.push(V - 1)
+        assert row.dead
+        row.pop()
+    assert torch.equal(row.allowed(), mask)
+    assert all(token < V for token in matcher(byte_level(), V, regex="the house").forced())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_scores(dtype):
+    row = matcher(byte_level(), 333, regex="ab?")
+    row.push(65)
+    scores = torch.randn(333, generator=torch.manual_seed(0)).to(dtype)
+    kept = scores.clone()
+    masked = row(scores)
+    assert torch.equal(scores, kept) and masked.dtype == dtype
+    assert ids(masked.isfinite()) == [0, 66] and torch.equal(masked[[0, 66]], kept[[0, 66]])
+    row.push(0)
+    assert torch.equal(row(scores), kept)  # behind the end nothing is kept
+
+
+def test_scores_of_a_matcher_without_tokens():
+    scores = torch.zeros(320)
+    row = matcher(byte_level(), regex="ab?")
+    row.push(66)
+    with pytest.raises(ControlError, match="^structured output's regex is left by the text; draw"):
+        row(scores)
+    row.pop()
+    assert ids(row(scores).isfinite()) == [65]
+    row = matcher(byte_level(), lark=GRAMMARS[6]["lark"])
+    row.push(65)
+    with pytest.raises(ControlError, match="^structured output's lark cannot be .* 1 tokens") as e:
+        row(scores)
+    assert "\n" not in str(e.value)
+    row.pop()
+    assert ids(row(scores).isfinite()) == [65, 66]
+
+
+def test_a_text_that_the_vocabulary_cannot_go_on_with():
+    row = matcher(spelling(["a", "b"]), regex="(a|b)c|ab")
+    row.push(2)
+    with pytest.raises(ControlError, match="cannot be followed after 1 tokens: no token continues"):
+        row(torch.zeros(3))
+    row.pop()
+    assert ids(row.allowed()) == [1, 2]
+
+
+def test_going_back_from_the_beginning():
+    with pytest.raises(IndexError):
+        matcher(byte_level(), regex="ab").pop()
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"regex": "(a"}, "regex cannot be followed: .*unclosed group"),
+        ({"regex": "(?=a)b"}, "regex cannot be followed: .*look-around"),
+        ({"regex": "(a)\\1"}, "regex cannot be followed: .*backreferences"),
+        ({"regex": "[^\\s\\S]"}, "regex cannot be followed: no text of this vocabulary"),
+        ({"regex": "a[^\\s\\S]"}, "regex cannot be followed: no text of this vocabulary"),
+        ({"lark": "start: foo"}, "lark cannot be followed: .*unknown name"),
+        ({"lark": 'start: "a'}, "lark cannot be followed: "),
+        ({"lark": 'begin: "a"'}, "lark cannot be followed: .*start"),
+        ({"lark": 'start: start "a"'}, "lark cannot be followed: no text of this vocabulary"),
+        ({"lark": 'start: "a" x\nx: x "b"'}, "lark cannot be followed: no text of this vocabulary"),
+        ({"json_schema": False}, "json_schema cannot be followed: Unsatisfiable"),
+        ({"json_schema": "{bad"}, "json_schema cannot be followed: Expecting property name"),
+        ({"json_schema": "3"}, "json_schema cannot be followed: "),
+        ({"json_schema": {"type": "string", "enum": []}}, "json_schema cannot be .*Unsatisfiable"),
+        ({"json_schema": {"type": "foo"}}, "json_schema cannot be followed: Invalid type"),
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema .*uniqueItems"),
+        ({"json_schema": {"type": "number", "minimum": 3, "maximum": 2}}, "json_schema .*minimum"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema cannot be followed: no text"),
+        ({"json_schema": '{"anyOf":[' * 2000 + "{}" + "]}" * 2000}, "json_schema .*recursion"),
+        ({"lark": "start: " + "(" * 9999}, "lark cannot be followed: .*too deeply nested"),
+        ({"choice": ["a\ud800"]}, "choice cannot be followed: "),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_grammars_that_are_refused(wish, message):
+    with pytest.raises(InputError, match=f"^structured's {message}") as error:
+        matcher(byte_level(), **wish)
+    assert "\n" not in str(error.value) and str(error.value).endswith("; correct it")
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["[]", "[1]", '"a"', "a", "[" * 100_000])
+def test_a_choice_that_is_not_one_of_strings(text):
+    with pytest.raises(InputError, match="^structured's choice cannot be followed: ") as error:
+        Grammar.of(Structured("choice", text), byte_level(), 320, ENDS)
+    assert "\n" not in str(error.value)
+
+
+def test_a_grammar_without_words_for_it():
+    with pytest.raises(InputError, match="^structured's regex cannot be followed: no text of"):
+        matcher(spelling(["a", "b"]), regex="c")
+    with pytest.raises(InputError, match="^structured's json_schema cannot be followed: no text"):
+        matcher(t5_like(), json_schema={"type": "object"})
+
+
+def test_metaspace_alone():
+    row = matcher(t5_like(), regex="b? ab")
+    assert ids(row.allowed()) == [1, 3, 4, 5]
+    row.push(4)
+    assert ids(row.allowed()) == [1, 3, 5]
+    row.push(5)
+    assert ids(row.allowed()) == [0]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (None, "structured output needs a fast tokenizer of transformers, not NoneType; "),
+        ("gpt2", "structured output needs a fast tokenizer of transformers, not str; "),
+        (
+            spelling(["a", "##b"], decoders.WordPiece()),
+            "structured output cannot read this tokenizer: can't determine decoder type",
+        ),
+        (
+            spelling(
+                ["a", "x"],
+                decoders.Sequence([decoders.ByteFallback(), decoders.Replace("x", "y")]),
+            ),
+            "structured output cannot read this tokenizer: its token 2 decodes to 'y', not 'x'; ",
+        ),
+    ],
+    ids=["none", "text", "wordpiece", "replaced"],
+)
+def test_tokenizers_that_are_refused(tokenizer, message):
+    with pytest.raises(InputError, match=f"^{message}") as error:
+        Grammar.of(structured(regex="a"), tokenizer, 320, ENDS)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_ends():
+    for eos in (frozenset(), frozenset({320})):
+        with pytest.raises(InputError, match="^structured output ends with an EOS token and the"):
+            vocabulary(byte_level(), 320, eos)
+    with pytest.raises(InputError, match="this tokenizer has none of id 325; set"):
+        vocabulary(byte_level(), 333, frozenset({325}))
+
+
+def test_without_llguidance(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InputError, match="^structured output needs llguidance; pip install 'foret"):
+        vocabulary(spelling(["a"]), 2, ENDS)
+
+
+def test_vocabularies_are_kept_as_long_as_their_tokenizers():
+    tokenizer = spelling(["a", "b"])
+    kept = vocabulary(tokenizer, 3, ENDS)
+    assert vocabulary(tokenizer, 3, ENDS) is kept
+    assert vocabulary(tokenizer, 4, ENDS) is not kept
+    assert vocabulary(copy.deepcopy(tokenizer), 3, ENDS) is not kept
+    tokenizer.add_tokens(["c"])
+    assert ids(matcher(tokenizer, 4, regex="c").allowed()) == [3]
+    gone = weakref.ref(kept)
+    del tokenizer, kept
+    gc.collect()
+    assert gone() is None
+
+
+def test_padding_and_truncation_of_a_tokenizer_do_not_matter():
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    row = matcher(tokenizer, choice=["the house"])
+    assert decode(tokenizer, row.forced()) == "the house"
