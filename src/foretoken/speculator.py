@@ -325,6 +325,9 @@ class Speculator:
         if params.forced_eos_token_id is not None:
             forced[limit - 1] = params.forced_eos_token_id
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
+        if params.stop_strings and self.tokenizer is not None:
+            added = self.tokenizer.get_added_vocab()  # such tokens may have no text to be found in
+            eos |= {added[string] for string in params.stop_strings if string in added}
         return Request(head, limit, key, frozenset(eos), source, forced, params)
 
     def rows(self, requests: list[Request]) -> list[Row]:

@@ -61,8 +61,8 @@ def step(
 
     Each row gets a StepRecord. On a device the host waits once, for the verdict, and where rows
     have controls for the guesses; the times then say when work was handed over. A row whose
-    controls leave no token fails alone. Raises NumericsError for invalid logits and RefusedError for an
-    invalid draft; the rows are then as they were.
+    controls leave no token fails alone. Raises NumericsError for invalid logits and RefusedError
+    for an invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
     draw = judge.draws(
