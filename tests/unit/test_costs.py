@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foretoken import costs
-from foretoken.costs import Costs, at, identity, keep, kind, recall
+from foretoken.costs import Costs, at, dearest, identity, keep, kind, recall
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.gamma import Past, best
@@ -186,3 +186,12 @@ def test_a_key_for_every_pair_and_kind():
     }
     assert len(keys) == 5 and None not in keys
     assert costs.key(target, lookup, "greedy", 1) in keys
+
+
+def test_the_dearest_of_several_laws_without_their_controls() -> None:
+    greedy, plain = SamplingParams(repetition_penalty=2.0), SamplingParams(0.5, logprobs=1)
+    cut = SamplingParams(1.0, typical_p=0.9, stop_strings="x")
+    assert [kind(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "truncated"]
+    assert dearest([greedy, plain]).standard == SamplingParams(0.5).standard
+    assert dearest([greedy, plain]).logprobs is None
+    assert dearest([cut, greedy, plain]).typical_p == 0.9

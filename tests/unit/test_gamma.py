@@ -12,6 +12,7 @@ from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed, Past, best
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
 from foretoken.theory import optimal_gamma
 from scripts import benchmark
 
@@ -221,3 +222,15 @@ def test_nothing_beats_the_oracle():
     ideal = seconds(Oracle, texts, SMALL)
     assert ideal < min(seconds(Fixed(g), texts, SMALL) for g in GAMMAS)
     assert ideal < seconds(Adaptive(SMALL), texts, SMALL)
+
+
+def test_a_deterministic_row_knows_no_mates() -> None:
+    """Its gamma is what it would be alone, by the costs of one row."""
+    alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
+    params = SamplingParams(1.0, deterministic=True)
+    rows = [Row.of(Request([1], 99, RowKey(0, b), params=params)) for b in range(3)]
+    (expected,) = Adaptive(alone).ask(rows[:1])
+    assert expected > 0
+    assert Adaptive(shared, alone).ask(rows) == [expected] * 3
+    free = [Row.of(Request([1], 99, RowKey(0, b))) for b in range(3)]
+    assert Adaptive(shared, alone).ask(free) != [expected] * 3

@@ -15,9 +15,17 @@ SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
     ["errors", "transfer"],
-    ["chat", "checked", "ends", "models", "storage", "text"],
+    ["chat", "checked", "models", "storage", "text"],
     ["models.stock", "sampling", "theory"],
-    ["drafters.base", "models.graphs", "models.openvino", "options", "request", "transcript"],
+    [
+        "drafters.base",
+        "ends",
+        "models.graphs",
+        "models.openvino",
+        "options",
+        "request",
+        "transcript",
+    ],
     ["controls"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],

@@ -67,7 +67,7 @@ def test_less_room_measures_less(room):
 
 def test_an_open_stream_is_left_alone():
     e = engine()
-    stream = e.run([Row.of(request(9))], SAMPLED, Sampled(speculative), Fixed(2))
+    stream = e.run([Row.of(request(9))], Sampled(speculative), Fixed(2))
     next(stream)
     with pytest.raises(RefusedError, match="still open"):
         probe(e, request(), SAMPLED)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from foretoken.errors import ControlError
 from foretoken.request import Completion, Request, Row, StepRecord, stats
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
 
 
 def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> Row:
@@ -107,3 +110,60 @@ def test_a_completion_is_shown_in_a_line():
     bare = Completion(None, [3, 5], "stop", (0, 0), told, [])
     assert repr(bare) == "Completion(tokens=[3, 5], 2 tokens, finish_reason='stop')"
     assert repr([bare]) == f"[{bare!r}]"
+
+
+class Third:
+    """Ends a text with its third new token, or as it closes."""
+
+    def __init__(self, late: bool = False) -> None:
+        self.late, self.read_so_far, self.closed = late, [], 0
+
+    def read(self, token: int) -> str | None:
+        self.read_so_far.append(token)
+        return "third" if len(self.read_so_far) == 3 and not self.late else None
+
+    def close(self) -> str | None:
+        self.closed += 1
+        return "late" if self.late else None
+
+
+def test_the_reason_of_a_stop_is_the_id() -> None:
+    r = row()
+    assert r.commit([3, 9]) == [3, 9]
+    assert (r.finish_reason, r.stop_reason, r.visible) == ("stop", 9, [3])
+
+
+def test_an_id_is_shown_where_it_is_to_be_included() -> None:
+    r = row()
+    params = SamplingParams(include_stop_string=True, stop_token_ids=(9,))
+    r.request, r.endings = replace(r.request, params=params), [Third()]
+    r.commit([3, 9])
+    assert r.visible == [3, 9] and r.endings[0].read_so_far == [3, 9]
+
+
+def test_what_else_ends_a_text_is_asked_token_by_token() -> None:
+    r = row(limit=9)
+    r.endings = [Third()]
+    assert r.commit([1, 2]) == [1, 2] and r.finish_reason is None
+    assert r.commit([3, 4]) == [3]
+    assert (r.finish_reason, r.stop_reason, r.visible) == ("stop", "third", [1, 2, 3])
+    assert r.endings[0].closed == 1
+    assert r.commit([5]) == []  # nothing follows
+
+
+def test_what_could_not_be_read_before_may_end_it_at_the_limit() -> None:
+    r = row(limit=2)
+    r.endings = [Third(late=True)]
+    r.commit([1, 2])
+    assert (r.finish_reason, r.stop_reason) == ("stop", "late")
+
+
+def test_an_ending_that_fails_fails_its_row() -> None:
+    class Broken(Third):
+        def read(self, token: int) -> str | None:
+            raise ControlError("stopping Broken raised ValueError: no")
+
+    r = row()
+    r.endings = [Broken()]
+    assert r.commit([1, 2]) == [1]
+    assert r.finish_reason == "error" and "Broken" in str(r.error)

@@ -652,3 +652,87 @@ def test_text_is_what_the_tokens_add_to_the_prompts():
         assert "".join(piece.text for piece in pieces) == done.text
         (beam, *_) = spec.beam_search(prompt, num_beams=2, max_new_tokens=3)[0]
         assert beam.text == done.text
+
+
+def test_a_row_of_its_own_for_each_return_sequence():
+    """Keyed one after another, so that each can be made again alone."""
+    three = table().generate(IDS[:2], temperature=1.0, num_return_sequences=3, gamma=2, seed=7)
+    assert [one.seed for one in three] == [(7, i) for i in range(6)]
+    for i, one in enumerate(three):
+        (again,) = table().generate(IDS[i // 3], temperature=1.0, gamma=2, seed=[one.seed])
+        assert again.tokens == one.tokens
+    own = table().generate(IDS[:2], temperature=1.0, num_return_sequences=2, seed=[4, (5, 8)])
+    assert [one.seed for one in own] == [(4, 0), (4, 1), (5, 8), (5, 9)]
+
+
+def test_one_for_all_or_one_for_each_or_keywords():
+    sampled = SamplingParams(1.0, max_new_tokens=9)
+    expected = table().generate(IDS, temperature=1.0, max_new_tokens=9, gamma=2)
+    for params in (sampled, [sampled] * len(IDS)):
+        found = table().generate(IDS, params, gamma=2)
+        assert [one.tokens for one in found] == [one.tokens for one in expected]
+
+
+@pytest.mark.parametrize("strings", [["th"], ["ing", " a", "e "], ["q" * 9]])
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings_are_one_path(strings, include):
+    """Plain and speculative, batch and stream: the same text, tokens, reason and usage."""
+    spec = spoken(byte_level(), 320)
+    wishes = {"max_new_tokens": 60, "stop_strings": strings, "include_stop_string": include}
+    for seed in range(4):
+        options = wishes | {"temperature": 1.0, "rule": "coupled", "seed": [seed]}
+        (plain,) = spec.generate("It was the", gamma=0, **options)
+        (fast,) = spec.generate("It was the", gamma=3, **options)
+        stream = spec.stream("It was the", gamma=3, **options)
+        pieces = []
+        try:
+            while True:
+                pieces.append(next(stream))
+        except StopIteration as end:
+            streamed = end.value
+        for other in (fast, streamed):
+            assert (other.text, other.tokens) == (plain.text, plain.tokens)
+            assert (other.finish_reason, other.stop_reason) == (
+                plain.finish_reason,
+                plain.stop_reason,
+            )
+        assert "".join(piece.text or "" for piece in pieces) == plain.text
+        assert [token for piece in pieces for token in piece.tokens] == plain.tokens
+        if plain.stop_reason in strings:
+            assert (plain.text or "").endswith(str(plain.stop_reason)) == include
+
+
+def test_a_stop_string_that_is_a_special_token():
+    """It has no text to be found in, so its id ends the text."""
+    spec = spoken(byte_level(), 320)
+    (special,) = byte_level().all_special_tokens[:1]
+    (request,) = spec.requests(["It"], SamplingParams(stop_strings=special), 0)
+    assert byte_level().convert_tokens_to_ids(special) in request.eos
+
+
+def test_a_row_without_a_token_left_fails_alone():
+    everything = SamplingParams(suppress_tokens=range(V), max_new_tokens=5)
+    good, bad = table().generate(IDS[:2], [SamplingParams(max_new_tokens=5), everything], gamma=2)
+    (alone,) = table().generate(IDS[0], max_new_tokens=5, gamma=2)
+    assert good.tokens == alone.tokens and good.error is None
+    assert (bad.tokens, bad.finish_reason) == ([], "error")
+    assert bad.error == f"suppress_tokens leaves no token behind {len(IDS[1])} tokens"
+    with pytest.raises(ControlError, match="^row 0: suppress_tokens leaves no token"):
+        table().generate(IDS[0], everything)
+    with pytest.raises(ControlError, match="^row 0: suppress_tokens leaves no token"):
+        list(table().stream(IDS[0], everything))
+
+
+def test_a_stream_gives_one_text():
+    with pytest.raises(RefusedError, match="not num_return_sequences=2; call generate"):
+        table().stream(IDS[0], temperature=1.0, num_return_sequences=2)
+
+
+def test_a_template_without_messages():
+    with pytest.raises(InputError, match="chat_template is given, but the prompts are no messages"):
+        table().generate(IDS[0], chat_template="{{ messages }}")
+
+
+def test_beams_refuse_what_they_do_not_follow():
+    with pytest.raises(RefusedError, match="^beam_search does not take temperature; leave it out"):
+        table().beam_search(IDS[0], temperature=1.0)

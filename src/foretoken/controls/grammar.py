@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-SPACES = r"\n?[ ]{0,32}"  # between JSON's tokens: JSON allows any, in which weak models never end
+SPACES = r"\n?[ ]{0,16}"  # between JSON's tokens: JSON allows any, in which weak models never end
 KEPT = 32  # grammars kept compiled per vocabulary
 SAMPLED = 256  # tokens whose spelling is compared
 
