@@ -51,9 +51,7 @@ ENTITIES: dict[str, Schema] = {
     "money": MONEY,
     "order": entity(id=whole(1), items=listed(SLUG, 3, 1), total=MONEY, paid=FLAG),
     "event": entity(("end",), title=text(), day=DATE, start=TIME, end=TIME),
-    "package": entity(
-        ("license",), name=SLUG, version=VERSION, license=one_of("MIT", "Apache-2.0")
-    ),
+    "package": entity(("license",), name=SLUG, version=VERSION, license=one_of("MIT", "BSD")),
     "issue": entity(title=text(20), state=one_of("open", "closed"), labels=listed(SLUG)),
     "container": entity(image=SLUG, ports=listed(whole(1, 65535), 2), restart=FLAG),
     "point": entity(type={"const": "Point"}, coordinates=listed(whole(-90, 90), 2, 2)),
@@ -62,9 +60,7 @@ ENTITIES: dict[str, Schema] = {
     "recipe": entity(name=text(), minutes=whole(1, 240), ingredients=listed(text(), 4, 1)),
     "flight": entity(code=text(6), gate=text(3), departs=TIME, delayed=FLAG),
     "colour": entity(name=SLUG, value=HEX),
-    "call": entity(
-        name=one_of("search", "open"), arguments=entity(query=text(20), limit=whole(1, 9))
-    ),
+    "call": entity(name=one_of("search", "open"), arguments=entity(query=text(20))),
     "verdict": entity(reason=text(30), answer=one_of("yes", "no", "unsure")),
     "sentiment": entity(label=one_of("positive", "neutral", "negative"), score=whole(0, 100)),
     "book": entity(("year",), title=text(20), author=PERSON, year=whole(1450, 2030)),
@@ -73,9 +69,7 @@ ENTITIES: dict[str, Schema] = {
     "score": entity(home=whole(0, 9), away=whole(0, 9), over=FLAG),
     "node": entity(("next",), id=whole(), next={"anyOf": [{"type": "null"}, entity(id=whole())]}),
     "log": entity(level=one_of("debug", "info", "error"), at=TIME, message=text(30)),
-    "job": entity(
-        cron=one_of("@daily", "@hourly"), command=listed(SLUG, 3, 1), retries=whole(0, 5)
-    ),
+    "job": entity(cron=one_of("@daily", "@hourly"), command=listed(SLUG), retries=whole(0, 5)),
     "answer": entity(steps=listed(text(20), 3), result={"anyOf": [whole(-99, 99), text(8)]}),
 }
 

@@ -19,10 +19,11 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import Ends
-from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.errors import ControlError, ForetokenError, InputError, RefusedError
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
+from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
 from foretoken.storage.cache import remembered
@@ -692,10 +693,8 @@ def test_stop_strings_are_one_path(strings, include):
             streamed = end.value
         for other in (fast, streamed):
             assert (other.text, other.tokens) == (plain.text, plain.tokens)
-            assert (other.finish_reason, other.stop_reason) == (
-                plain.finish_reason,
-                plain.stop_reason,
-            )
+            assert other.finish_reason == plain.finish_reason
+            assert other.stop_reason == plain.stop_reason
         assert "".join(piece.text or "" for piece in pieces) == plain.text
         assert [token for piece in pieces for token in piece.tokens] == plain.tokens
         if plain.stop_reason in strings:
