@@ -200,7 +200,10 @@ def _read(
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    failed = [scored.failed.get(place) for place in enumerate(n)]
+    failed: list[ControlError | None] = [None] * len(n)
+    for (b, i), error in scored.failed.items():
+        if i <= n[b]:  # the text gets to where there is no law
+            n[b], failed[b] = i, error
     return [_Verified(*row) for row in zip(x, n, t, beta, biases, failed, strict=True)]
 
 
