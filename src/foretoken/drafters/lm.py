@@ -54,10 +54,12 @@ class LMDrafter:
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0, : self.vocab_size]  # no other id is drawn
             tops.append(logits.amax(-1))
+            if logits.shape[-1] < self.vocab_size:  # ids that the draft lacks are impossible in q
+                rest = self.vocab_size - logits.shape[-1]
+                logits = functional.pad(logits, (0, rest), value=-torch.inf)
             guess, q = draw.guess(logits, i, self.params)
             ids.append(guess)
-            if q is not None:
-                laws.append(functional.pad(q, (0, self.vocab_size - q.shape[-1])))
+            laws += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b]

@@ -25,12 +25,19 @@ def logprobs(known: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
         return []
     at = torch.tensor(tokens, device=known.device)[:, None]
     own = cast(list[float], known.gather(1, at)[:, 0].tolist())
-    best = torch.sort(known, stable=True, descending=True) if count else None
-    tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
-    if best is not None:
-        ids, values = best.indices[:, :count].tolist(), best.values[:, :count].tolist()
-        tops = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
     return [
-        Logprobs(token, logprob, tuple(top))
-        for token, logprob, top in zip(tokens, own, tops, strict=True)
+        Logprobs(token, logprob, _top(row, count))
+        for token, logprob, row in zip(tokens, own, known, strict=True)
     ]
+
+
+def _top(known: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest ids of `[V]`. Only what reaches the last of them is sorted: topk alone
+    leaves the order of equals open."""
+    if not count:
+        return ()
+    edge = known.topk(count).values[-1]
+    ids = (known >= edge).nonzero()[:, 0]
+    ids = ids[known[ids].argsort(descending=True, stable=True)[:count]]
+    pairs = zip(cast(list[int], ids.tolist()), known[ids].tolist(), strict=True)
+    return tuple(pairs)

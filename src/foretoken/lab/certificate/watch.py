@@ -17,6 +17,7 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.lab.certificate.pit import Uniforms, uniforms
 from foretoken.sampling.draw import Draw
+from foretoken.sampling.params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -108,6 +109,14 @@ class Recorded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draw, name)
+
+    def guess(
+        self, logits: Tensor, i: int, params: SamplingParams | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        ids, q = self._draw.guess(logits, i, params)
+        if q is not None:
+            self.draws[i] = q.clone(), ids
+        return ids, q
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         ids = self._draw(law, i, cdf)
