@@ -18,6 +18,7 @@ LAYERS = [
     ["chat", "checked", "ends", "models", "storage", "text"],
     ["models.stock", "sampling", "theory"],
     ["drafters.base", "models.graphs", "models.openvino", "options", "request", "transcript"],
+    ["controls"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],
     ["engine"],
