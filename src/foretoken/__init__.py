@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foretoken.drafters.ngram import NGram, NGramDrafter
     from foretoken.drafters.uniform import UniformDrafter
     from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
+    from foretoken.loading.attach import attach, detach
     from foretoken.loading.load import load
     from foretoken.request import Completion, Piece, Stats, StepRecord
     from foretoken.sampling.draw import Draw
@@ -36,6 +37,7 @@ _HOMES = {
     "drafters.uniform": ("UniformDrafter",),
     "sampling.draw": ("Draw",),
     "errors": ("ForetokenError", "InputError", "NumericsError", "RefusedError"),
+    "loading.attach": ("attach", "detach"),
     "loading.load": ("load",),
     "sampling.params": ("SamplingParams",),
     "request": ("Completion", "Piece", "Stats", "StepRecord"),
@@ -66,6 +68,8 @@ __all__ = [
     "Stats",
     "StepRecord",
     "UniformDrafter",
+    "attach",
+    "detach",
     "execute",
     "load",
     "theory",

@@ -4,7 +4,9 @@ models."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
 
 from foretoken.errors import ControlError, shown
 from foretoken.sampling.draw import Shaping
@@ -70,6 +72,13 @@ class StepRecord:
         return len(self.guesses)
 
 
+class Seen(NamedTuple):
+    """The logits that a step drew its tokens from."""
+
+    raw: Tensor  # [n, V], the target's own
+    shaped: Tensor  # [n, V], as the row's controls leave them
+
+
 @dataclass(slots=True)
 class Row:
     """A request on its way: `tokens` is prompt and new tokens; all but the last are in the
@@ -85,6 +94,7 @@ class Row:
     endings: list[Ending] = field(default_factory=list[Ending])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -101,6 +111,11 @@ class Row:
     def room(self) -> int:
         """New tokens still allowed."""
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
+
+    @property
+    def reports(self) -> bool:
+        """Whether somebody asks what its tokens were drawn from."""
+        return self.seen is not None or self.request.params.logprobs is not None
 
     @property
     def visible(self) -> list[int]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -14,11 +15,15 @@ from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
 from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
+from foretoken.controls.foreign import require_ours, withheld
 from foretoken.controls.grammar import Grammar
+from foretoken.controls.handed import Handed, ending_strings
 from foretoken.controls.required import require, require_beams
+from foretoken.controls.returned import Stream, output
 from foretoken.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends, resolved
 from foretoken.engine import Engine, threads
@@ -36,7 +41,9 @@ from foretoken.transcript import Transcript
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from torch import Tensor
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
 PROBE_PROMPT = "It was the first day of the"
@@ -201,6 +208,71 @@ class Speculator:
             beams += [self._beams(task, draft) for task in tasks]
         return beams
 
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        *,
+        generation_config: GenerationConfig,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
+        inputs_tensor: Tensor | None = None,
+        streamer: BaseStreamer | None = None,
+        stop_strings: str | list[str] | None = None,
+        num_assistant_tokens: int | None = None,
+        prompt_lookup_num_tokens: int | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """For transformers to call: `model.generate(**inputs, custom_generate=spec, ...)`.
+
+        Takes what `generate` takes and returns what it returns, in the law of the model's own
+        `generate`; each row as if it ran alone, without padding, though `max_length` and
+        `min_length` count the padding. Processors and criteria of one's own must be functions of a
+        row's ids, `[1, n]`, and its scores, and criteria get None as scores. Where it samples, a
+        seed is drawn from torch's global generator, so `torch.manual_seed` makes it repeatable; the
+        numbers are not those that transformers would draw. `num_assistant_tokens` and
+        `prompt_lookup_num_tokens` are gamma; `stop_strings` are found with this Speculator's
+        tokenizer. Scores and logits of rows that have ended are zeros. InputError and RefusedError
+        for what cannot be honoured: a beam search, attentions, hidden states, a cache, an
+        assistant. Of a model that runs converted it is checked only that its kind and its
+        vocabulary are this model's.
+        """
+        kept = withheld(sys._getframe(1))
+        require_ours(model, self.target, kept)
+        strings = ending_strings(stop_strings, self.tokenizer)
+        task = Handed(
+            model,
+            input_ids,
+            generation_config,
+            logits_processor,
+            [*stopping_criteria, *strings],
+            inputs_tensor,
+            model_kwargs,
+        )
+        looks_up = isinstance(self.drafter, LookupDrafter)
+        gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
+        return self._decode(task, gamma, kept.get("streamer") if streamer is None else streamer)
+
+    def _decode(self, task: Handed, gamma: int | None, streamer: BaseStreamer | None) -> Any:
+        """Rows that transformers handed over, to what it returns."""
+        judge = check(gamma, "block", 1.0)
+        requests = task.requests(self.target)
+        policy = self._gamma(requests, gamma)
+        rows = self.rows(requests)
+        if task.reports:
+            for row in rows:
+                row.seen = []
+        stream = Stream(streamer, rows)
+        with task.heard(self.target):
+            for i in range(0, len(rows), BATCH):
+                for _ in self._engine.run(rows[i : i + BATCH], judge, policy):
+                    stream.put()
+        for b, row in enumerate(rows):
+            if row.error is not None:
+                raise ControlError(f"row {b}: {row.error}")
+        stream.end()
+        return output(task, rows)
+
     def _tell_suggested(self, requests: list[Request]) -> None:
         """Warn once, where a call differs from what the model's own generation config suggests."""
         unlike = any(getattr(r.params, n) != v for n, v in self.suggested.items() for r in requests)
@@ -326,8 +398,10 @@ class Speculator:
             forced[limit - 1] = params.forced_eos_token_id
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
         if params.stop_strings and self.tokenizer is not None:
-            added = self.tokenizer.get_added_vocab()  # such tokens may have no text to be found in
-            eos |= {added[string] for string in params.stop_strings if string in added}
+            added = (
+                self.tokenizer.added_tokens_decoder.items()
+            )  # they may have no text to be found in
+            eos |= {token for token, word in added if word.content in params.stop_strings}
         return Request(head, limit, key, frozenset(eos), source, forced, params)
 
     def rows(self, requests: list[Request]) -> list[Row]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Blocks, Scorer
-from foretoken.request import Row, StepRecord
+from foretoken.request import Row, Seen, StepRecord
 from foretoken.sampling.distributions import laws, require_finite, require_mass, working
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block, Judge, Verdict
@@ -33,7 +33,7 @@ class _Scored(NamedTuple):
     block: Block
     ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
-    raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that ask for logprobs
+    raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
     failed: dict[tuple[int, int], ControlError]  # by row and position: what controls left no law
 
 
@@ -129,8 +129,7 @@ def _score(rows: list[Row], target: Scorer, draft: Draft, counts: list[int]) -> 
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
     logits = target.score(_blocks(rows, x, counts, target), [1 + count for count in counts])
     tops = logits.amax(-1)  # before controls hide what is invalid
-    reported = [b for b, row in enumerate(rows) if row.request.params.logprobs is not None]
-    raw = {b: logits[b].clone() for b in reported}
+    raw = {b: logits[b].clone() for b, row in enumerate(rows) if row.reports}
     logits, failed = _shaped(logits, rows, ids, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     lengths = sent(torch.tensor(counts), logits.device)
@@ -219,9 +218,13 @@ def _commit(row: Row, verified: _Verified) -> list[int]:
 
 
 def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[int]]) -> None:
-    """Logprobs of the tokens kept, in rows that ask for them."""
+    """Logits and logprobs of the tokens kept, in rows that ask for them."""
     for b, raw in scored.raw.items():
         row, n = rows[b], len(kept[b])
+        if row.seen is not None:
+            row.seen.append(Seen(raw[:n], scored.block.logits[b, :n].clone()))
+        if row.request.params.logprobs is None:
+            continue
         if row.request.params.logprobs_of == "raw":
             known = raw[:n].to(working(raw.dtype)).log_softmax(-1)
         elif verdict.p is None:

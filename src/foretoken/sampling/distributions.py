@@ -25,12 +25,17 @@ from foretoken.sampling.params import SamplingParams, Standard
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law that a token is drawn from, `[..., V]` in float32 or better.
 
-    Temperature, top-k, top-p, min-p, typical, epsilon and eta, in transformers' order. Below
-    `params.GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to C1: the
-    paper leaves ties open).
+    Below `params.GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to
+    C1: the paper leaves ties open).
     """
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
+    return warped(logits, params).softmax(-1)
+
+
+def warped(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The scores whose softmax is the law, -inf where it has no mass: temperature, top-k, top-p,
+    min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
     scores = logits.to(working(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
@@ -46,7 +51,7 @@ def law(logits: Tensor, params: SamplingParams) -> Tensor:
         scores = _cut(scores, scores.softmax(-1), params.epsilon_cutoff)
     if params.eta_cutoff:
         scores = _eta(scores, params.eta_cutoff)
-    return scores.softmax(-1)
+    return scores
 
 
 def laws(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -35,6 +36,8 @@ class Seq2SeqModel(StockModel):
         self.source_vocab_size: int | None = encoder_rows(model)
         accepted = inspect.signature(model.forward).parameters
         self.takes_positions = "decoder_position_ids" in accepted
+        # [n, H] by the source's ids: what this very encoder made of them, in somebody else's run
+        self.heard: dict[tuple[int, ...], Tensor] = {}
 
     def _empty(self) -> CrossCache:
         return CrossCache(ragged_cache(self.model, 0), [])
@@ -44,12 +47,7 @@ class Seq2SeqModel(StockModel):
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
         fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
-        with self.running(None) as model:
-            fresh.states = model.get_encoder()(
-                input_ids=padded(sources, self.device),
-                attention_mask=fresh.mask(),
-                return_dict=True,
-            ).last_hidden_state
+        fresh.states = self._encoded(sources, fresh.mask())
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
         # its token is then taken back.
         for at in range(0, max(1, *map(len, prompts)), CHUNK):
@@ -58,6 +56,18 @@ class Seq2SeqModel(StockModel):
         fresh.decoder.lengths = [len(p) for p in prompts]
         fresh.states = None
         return fresh
+
+    def _encoded(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
+        """The encoder's states of every source, `[B, S, H]`."""
+        heard = [self.heard.get(tuple(source)) for source in sources]
+        known = [states for states in heard if states is not None]
+        if len(known) == len(sources):
+            return pad_sequence(known, batch_first=True)
+        with self.running(None) as model:
+            read = model.get_encoder()(
+                input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
+            )
+        return read.last_hidden_state
 
     def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
         positions = {"decoder_position_ids": cache.decoder.positions}

@@ -1,0 +1,102 @@
+"""What of a call of transformers' `generate` is not followed here: refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from foretoken.ends import CHANGES_LAW, FOLLOWED
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.base import Model
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+# Entries that nothing here follows beside those of CHANGES_LAW, and the values at which that is
+# no loss: transformers' defaults, or off
+UNKNOWN: dict[str, tuple[Any, ...]] = {
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "use_mtp": (None, False),
+    "assistant_early_exit": (None,),
+    "assistant_ensemble_weight": (None,),
+    "speculation_type": (None,),
+    "num_assistant_tokens_schedule": (None, "constant"),
+    "assistant_confidence_threshold": (None, 0.0, 0.4),
+    "assistant_lookbehind": (None, 10),
+    "target_lookbehind": (None, 10),
+    "max_matching_ngram_size": (None, 2),
+}
+
+# What a model's forward would be given, and is not read here, or is checked
+EXPECTED = {
+    "attention_mask",
+    "decoder_attention_mask",
+    "position_ids",
+    "past_key_values",
+    "encoder_outputs",
+    "use_cache",
+    "logits_to_keep",
+}
+
+LIBRARY = "transformers."  # modules of it
+
+
+def withheld(caller: FrameType | None) -> dict[str, Any]:
+    """What transformers' `generate`, the caller of a decoding method, was given and kept to itself.
+
+    To one that is a callable it hands neither streamer nor assistant (as of 5.23): a streamer would
+    wait for its end forever, and an assistant be left out without a word.
+    """
+    module = "" if caller is None else str(caller.f_globals.get("__name__"))
+    if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY):
+        return {}
+    names = ("streamer", "assistant_model", "synced_gpus")
+    known = {name: caller.f_locals.get(name) for name in names}
+    return known | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
+
+
+def require_ours(model: PreTrainedModel, target: Model, kept: Mapping[str, Any]) -> None:
+    """InputError where a Speculator cannot decode for this model; `kept`: as `withheld`."""
+    own = getattr(target, "model", None)
+    layer = model.get_output_embeddings()
+    unlike = layer is not None and len(layer.weight) != target.vocab_size
+    unlike = unlike or bool(model.config.is_encoder_decoder) != target.encoder_decoder
+    if unlike if own is None else own is not model:
+        raise InputError(
+            f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
+            "make one of it: foretoken.load(model, draft)"
+        )
+    if kept.get("assistant_model") is not None:
+        raise InputError(
+            "assistant_model is given, but a Speculator has its own draft; leave it out, or make "
+            "one with it: foretoken.load(model, draft)"
+        )
+    for name in ("synced_gpus", "encoder_outputs"):
+        if kept.get(name):
+            raise RefusedError(f"{name} is given, which is not followed here; leave it out")
+
+
+def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+    """RefusedError for an entry of the config, or an input of the model, that is not followed."""
+    if (config.num_beams or 1) > 1:
+        raise RefusedError(
+            f"num_beams={config.num_beams} asks for a beam search; call the Speculator's "
+            "beam_search, or give num_beams=1"
+        )
+    harmless = {n: v for n, v in CHANGES_LAW.items() if n not in FOLLOWED} | UNKNOWN
+    for entry, values in harmless.items():
+        value = getattr(config, entry, None)
+        if value not in values:
+            raise RefusedError(f"{entry}={value!r:.60} is not followed here; leave it out")
+    if config.cache_implementation == "quantized":
+        raise RefusedError("cache_implementation='quantized' changes the law; leave it out")
+    cache = inputs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False):
+        raise RefusedError("past_key_values is given; rows have a cache of their own: leave it out")
+    for name, value in inputs.items():
+        if name not in EXPECTED and value is not None:
+            raise RefusedError(f"{name} is given, which is not followed here; leave it out")
