@@ -27,6 +27,13 @@ from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
 
 
+class _DeadEnd(NamedTuple):
+    """A row's first position where its controls leave no law."""
+
+    place: int
+    error: ControlError
+
+
 class _Scored(NamedTuple):
     """Guesses that the target has scored."""
 
@@ -34,7 +41,7 @@ class _Scored(NamedTuple):
     ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
     raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that ask for logprobs
-    failed: dict[tuple[int, int], ControlError]  # by row and position: what controls left no law
+    failed: dict[int, _DeadEnd]  # by row
 
 
 class _Verified(NamedTuple):
@@ -61,8 +68,8 @@ def step(
 
     Each row gets a StepRecord. On a device the host waits once, for the verdict, and where rows
     have controls for the guesses; the times then say when work was handed over. A row whose
-    controls leave no token fails alone. Raises NumericsError for invalid logits and RefusedError for an
-    invalid draft; the rows are then as they were.
+    controls leave no token fails alone. Raises NumericsError for invalid logits and RefusedError
+    for an invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
     draw = judge.draws(
@@ -131,7 +138,7 @@ def _score(rows: list[Row], target: Scorer, draft: Draft, counts: list[int]) -> 
     tops = logits.amax(-1)  # before controls hide what is invalid
     reported = [b for b, row in enumerate(rows) if row.request.params.logprobs is not None]
     raw = {b: logits[b].clone() for b in reported}
-    logits, failed = _shaped(logits, rows, ids, counts)
+    logits, failed = _shaped(logits, rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     lengths = sent(torch.tensor(counts), logits.device)
     return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed)
@@ -146,25 +153,26 @@ def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Scorer) -> Bl
 
 
 def _shaped(
-    logits: Tensor, rows: list[Row], ids: Tensor, counts: list[int]
-) -> tuple[Tensor, dict[tuple[int, int], ControlError]]:
+    logits: Tensor, rows: list[Row], x: Tensor, counts: list[int]
+) -> tuple[Tensor, dict[int, _DeadEnd]]:
     """The logits of rows with controls as these leave them, each position by its own prefix.
 
-    Where they leave nothing the logits stay as they are: behind an impossible guess nothing is
-    judged, but numbers must be finite there.
+    From where they leave nothing on the logits stay as they are: no text goes beyond, but numbers
+    must be finite there.
     """
-    failed: dict[tuple[int, int], ControlError] = {}
+    failed: dict[int, _DeadEnd] = {}
     if all(row.controls is None for row in rows):
         return logits, failed
     logits = logits.to(working(logits.dtype))
-    for b, (row, guesses) in enumerate(zip(rows, _list(ids), strict=True)):
+    for b, (row, guesses) in enumerate(zip(rows, _list(x), strict=True)):
         if row.controls is None:
             continue
         for i in range(counts[b] + 1):
             try:
                 logits[b, i] = row.controls.shape(logits[b, i], guesses[:i])
             except ControlError as error:
-                failed[b, i] = error
+                failed[b] = _DeadEnd(i, error)
+                break
     return logits, failed
 
 
@@ -200,8 +208,11 @@ def _read(
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    failed = [scored.failed.get(place) for place in enumerate(n)]
-    return [_Verified(*row) for row in zip(x, n, t, beta, biases, failed, strict=True)]
+    verified = [_Verified(*row, None) for row in zip(x, n, t, beta, biases, strict=True)]
+    for b, (place, error) in scored.failed.items():
+        if place <= n[b]:  # guesses behind a dead end were judged by what is no law of the row's
+            verified[b] = verified[b]._replace(n=place, failed=error)
+    return verified
 
 
 def _commit(row: Row, verified: _Verified) -> list[int]:
