@@ -19,7 +19,7 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Blocks, Scorer
 from foretoken.request import Row, StepRecord
-from foretoken.sampling.distributions import laws, require_finite, require_mass, working
+from foretoken.sampling.distributions import law, require_finite, require_mass, working
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block, Judge, Verdict
 from foretoken.sampling.logprobs import logprobs
@@ -233,7 +233,7 @@ def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[
         if row.request.params.logprobs_of == "raw":
             known = raw[:n].to(working(raw.dtype)).log_softmax(-1)
         elif verdict.p is None:
-            known = laws(scored.block.logits[b, :n], [row.request.params] * n).log()
+            known = law(scored.block.logits[b, :n], row.request.params).log()
         else:
             known = verdict.p[b, :n].log()
         row.logprobs += logprobs(known, kept[b], row.request.params.logprobs or 0)
