@@ -125,15 +125,18 @@ def steps(
 def extend(
     weights: dict[Text, float], model: Model, length: int, eos: frozenset[int] = frozenset()
 ) -> dict[Text, float]:
-    """The law of texts of `length` new tokens, from weighted beginnings; shorter where EOS came."""
+    """The law of texts of `length` new tokens, from weighted beginnings; shorter where EOS came,
+    and where no next token is possible."""
     done: dict[Text, float] = {}
     todo = list(weights.items())
     while todo:
         text, weight = todo.pop()
-        if len(text) == length or (text and text[-1] in eos):
+        over = len(text) == length or (text and text[-1] in eos) or not weight
+        law = () if over else model(text)
+        if not any(law):
             done[text] = done.get(text, 0.0) + weight
-        elif weight > 0:
-            todo += [((*text, y), weight * float(py)) for y, py in enumerate(model(text))]
+        else:
+            todo += [((*text, y), weight * float(py)) for y, py in enumerate(law)]
     return done
 
 

@@ -154,6 +154,8 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
 def _controls(config: GenerationConfig) -> dict[str, Any]:
     """As JSON can hold them; InputError for an invalid one."""
     values = {entry: getattr(config, entry, None) for entry in CHANGES_LAW if entry in FOLLOWED}
+    if values["min_new_tokens"] is not None:  # transformers then passes over it
+        values["min_length"] = None
     controls = {n: v for n, v in values.items() if v not in CHANGES_LAW[n]}
     if isinstance(bias := controls.get("sequence_bias"), dict):
         controls["sequence_bias"] = [[list(ids), number] for ids, number in bias.items()]

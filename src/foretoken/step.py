@@ -19,12 +19,19 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Blocks, Scorer
 from foretoken.request import Row, Seen, StepRecord
-from foretoken.sampling.distributions import laws, require_finite, require_mass, working
+from foretoken.sampling.distributions import law, require_finite, require_mass, working
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block, Judge, Verdict
 from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
+
+
+class _DeadEnd(NamedTuple):
+    """A row's first position where its controls leave no law."""
+
+    place: int
+    error: ControlError
 
 
 class _Scored(NamedTuple):
@@ -34,7 +41,7 @@ class _Scored(NamedTuple):
     ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
     raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
-    failed: dict[tuple[int, int], ControlError]  # by row and position: what controls left no law
+    failed: dict[int, _DeadEnd]  # by row
 
 
 class _Verified(NamedTuple):
@@ -130,7 +137,7 @@ def _score(rows: list[Row], target: Scorer, draft: Draft, counts: list[int]) -> 
     logits = target.score(_blocks(rows, x, counts, target), [1 + count for count in counts])
     tops = logits.amax(-1)  # before controls hide what is invalid
     raw = {b: logits[b].clone() for b, row in enumerate(rows) if row.reports}
-    logits, failed = _shaped(logits, rows, ids, counts)
+    logits, failed = _shaped(logits, rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     lengths = sent(torch.tensor(counts), logits.device)
     return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed)
@@ -145,25 +152,26 @@ def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Scorer) -> Bl
 
 
 def _shaped(
-    logits: Tensor, rows: list[Row], ids: Tensor, counts: list[int]
-) -> tuple[Tensor, dict[tuple[int, int], ControlError]]:
+    logits: Tensor, rows: list[Row], x: Tensor, counts: list[int]
+) -> tuple[Tensor, dict[int, _DeadEnd]]:
     """The logits of rows with controls as these leave them, each position by its own prefix.
 
-    Where they leave nothing the logits stay as they are: behind an impossible guess nothing is
-    judged, but numbers must be finite there.
+    From where they leave nothing on the logits stay as they are: no text goes beyond, but numbers
+    must be finite there.
     """
-    failed: dict[tuple[int, int], ControlError] = {}
+    failed: dict[int, _DeadEnd] = {}
     if all(row.controls is None for row in rows):
         return logits, failed
     logits = logits.to(working(logits.dtype))
-    for b, (row, guesses) in enumerate(zip(rows, _list(ids), strict=True)):
+    for b, (row, guesses) in enumerate(zip(rows, _list(x), strict=True)):
         if row.controls is None:
             continue
         for i in range(counts[b] + 1):
             try:
                 logits[b, i] = row.controls.shape(logits[b, i], guesses[:i])
             except ControlError as error:
-                failed[b, i] = error
+                failed[b] = _DeadEnd(i, error)
+                break
     return logits, failed
 
 
@@ -199,11 +207,11 @@ def _read(
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    failed: list[ControlError | None] = [None] * len(n)
-    for (b, i), error in scored.failed.items():
-        if i <= n[b]:  # the text gets to where there is no law
-            n[b], failed[b] = i, error
-    return [_Verified(*row) for row in zip(x, n, t, beta, biases, failed, strict=True)]
+    verified = [_Verified(*row, None) for row in zip(x, n, t, beta, biases, strict=True)]
+    for b, (place, error) in scored.failed.items():
+        if place <= n[b]:  # guesses behind a dead end were judged by what is no law of the row's
+            verified[b] = verified[b]._replace(n=place, failed=error)
+    return verified
 
 
 def _commit(row: Row, verified: _Verified) -> list[int]:
@@ -228,7 +236,7 @@ def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[
         if row.request.params.logprobs_of == "raw":
             known = raw[:n].to(working(raw.dtype)).log_softmax(-1)
         elif verdict.p is None:
-            known = laws(scored.block.logits[b, :n], [row.request.params] * n).log()
+            known = law(scored.block.logits[b, :n], row.request.params).log()
         else:
             known = verdict.p[b, :n].log()
         row.logprobs += logprobs(known, kept[b], row.request.params.logprobs or 0)

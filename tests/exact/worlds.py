@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.controls.chain import chain
+from foretoken.controls.chain import Matcher, chain
 from foretoken.drafters.base import Drafter
 from foretoken.engine import Engine
 from foretoken.gamma import Fixed
@@ -107,19 +107,22 @@ class Table(TableModel):
 class Case:
     """What runs: how a fresh target and drafter are made, and what each world asks for.
 
-    `together` runs every world as a batch of its own: its rows then have no other neighbours.
+    `together` False runs every world as a batch of its own: its rows then have no other
+    neighbours. `params` None: each request's own. `matcher`: of a grammar that every row must
+    match.
     """
 
     target: Callable[[], Model]
     drafter: Callable[[], Drafter]
     rule: Rule | str
     gamma: int
-    params: SamplingParams = SamplingParams(temperature=1.0)
+    params: SamplingParams | None = SamplingParams(temperature=1.0)
     rows: tuple[Request, ...] = (Request([0], 100, RowKey(0, 0)),)
     steps: int = 2
     draw: type[Draw] = WorldDraw  # with a `wave`
     together: bool = True
     controls: Callable[[Any], Any] = lambda chain: chain  # what a row's controls become
+    matcher: Callable[[], Matcher | None] = lambda: None
     lenience: float = 1.0
 
 
@@ -142,12 +145,13 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     monkeypatch.setattr(type(judge), "draws", draw)
     target = case.target()
     rows = [
-        Row.of(replace(request, key=RowKey(w, b), params=case.params))
+        Row.of(replace(request, key=RowKey(w, b), params=case.params or request.params))
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
     for row in rows:
-        row.controls = case.controls(chain(row.request, target.vocab_size))
+        made = chain(row.request, target.vocab_size, matcher=case.matcher())
+        row.controls = case.controls(made)
     run = Engine(target, case.drafter()).run(rows, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
@@ -158,11 +162,14 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
 
 
 def standardized(model: Law, params: SamplingParams, prompt: Text) -> Law:
-    """The target's law of new tokens behind `prompt`."""
+    """The target's law of new tokens behind `prompt`; nothing but zeros where no token is left."""
 
     def law(text):
+        possible = model((*prompt, *text))
+        if not possible.any():
+            return possible
         with np.errstate(divide="ignore"):
-            logits = np.log(model((*prompt, *text)))
+            logits = np.log(possible)
         return standardize(logits, params.temperature, params.top_k, params.top_p, params.min_p)
 
     return law
@@ -173,7 +180,7 @@ def bias(case: Case, model: Law, monkeypatch) -> float:
     (request,) = case.rows
     law = {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
     prompt = (*(request.source or ()), *request.prompt)
-    own = standardized(model, case.params, prompt)
+    own = standardized(model, case.params or request.params, prompt)
     length = min(request.limit, case.steps * (case.gamma + 1))
     assert abs(sum(law.values()) - 1) < 1e-12
     return tv(extend(law, own, length, request.eos), joint(own, length, request.eos))

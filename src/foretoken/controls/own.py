@@ -102,17 +102,5 @@ def _adapted(processor: Any, row: int) -> Any:
     """transformers counts rows where it allows tokens by prefix: here every row is alone."""
     if type(processor).__name__ != PREFIX:
         return processor
-    return PrefixConstrained(processor._prefix_allowed_tokens_fn, row)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixConstrained:
-    """Only the ids that `allowed(row, ids)` lists."""
-
-    allowed: Callable[[int, Tensor], list[int]]
-    row: int
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        mask = torch.full_like(scores, -torch.inf)
-        mask[0, self.allowed(self.row, ids[0])] = 0.0
-        return scores + mask
+    allowed = processor._prefix_allowed_tokens_fn
+    return type(processor)(lambda _, ids: allowed(row, ids), num_beams=1)

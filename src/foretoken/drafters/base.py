@@ -54,7 +54,8 @@ class Drafter(Protocol):
         ...
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """The tokens each row has kept: some of its guesses, then the target's own token."""
+        """The tokens each row has kept: some of its guesses, then the target's own token, which is
+        missing where a row's controls leave none: that row is finished."""
         ...
 
     def leave(self, rows: list[int]) -> None:

@@ -381,7 +381,10 @@ def _structured(name: str, value: Any) -> Structured:
         raise InputError(f"{name} is {shown(value)}; give a dict with one of {kinds}")
     kind, grammar = next(iter(cast(Mapping[Grammar, Any], value).items()))
     if kind == "choice":
-        grammar = json.dumps(_strings(f"{name}'s choice", grammar))
+        strings = _strings(f"{name}'s choice", grammar)
+        if not strings:
+            raise InputError(f"{name}'s choice is empty; give one or more strings")
+        grammar = json.dumps(strings)
     elif kind == "json_schema" and isinstance(grammar, Mapping | bool):
         try:
             grammar = json.dumps(grammar)

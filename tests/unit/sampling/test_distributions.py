@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers.generation.logits_process import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from foretoken.errors import NumericsError
@@ -44,6 +47,19 @@ COMBINATIONS = [
     SamplingParams(temperature=0.7, top_k=20, top_p=0.95, min_p=0.02),
     SamplingParams(temperature=1.7, top_p=0.95, min_p=0.1),
 ]
+CUT = [
+    SamplingParams(temperature=1.0, typical_p=0.9),
+    SamplingParams(temperature=1.3, typical_p=0.2),
+    SamplingParams(temperature=1.0, typical_p=1e-6),
+    SamplingParams(temperature=1.0, epsilon_cutoff=0.02),
+    SamplingParams(temperature=1.0, epsilon_cutoff=0.999),  # the likeliest stays
+    SamplingParams(temperature=1.0, eta_cutoff=0.02),
+    SamplingParams(temperature=2.0, eta_cutoff=0.9),
+    SamplingParams(temperature=0.8, top_k=12, typical_p=0.7),
+    SamplingParams(temperature=0.8, top_p=0.9, epsilon_cutoff=0.03),
+    SamplingParams(temperature=0.5, min_p=0.05, eta_cutoff=0.05),
+    SamplingParams(1.4, 30, 0.95, 0.01, typical_p=0.8, epsilon_cutoff=0.01, eta_cutoff=0.02),
+]
 
 
 def transformers_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -54,6 +70,12 @@ def transformers_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
         warpers.append(TopPLogitsWarper(params.top_p))
     if params.min_p > 0:
         warpers.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p is not None:
+        warpers.append(TypicalLogitsWarper(params.typical_p))
+    if params.epsilon_cutoff is not None:
+        warpers.append(EpsilonLogitsWarper(params.epsilon_cutoff))
+    if params.eta_cutoff is not None:
+        warpers.append(EtaLogitsWarper(params.eta_cutoff))
     return warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits).softmax(-1)
 
 
@@ -64,6 +86,27 @@ def test_law_is_that_of_transformers(params, dtype):
     p = law(logits, params)
     assert p.dtype == dtype
     assert torch.equal(p, transformers_law(logits, params))
+
+
+@pytest.mark.parametrize("params", CUT, ids=str)
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_typical_epsilon_and_eta_are_those_of_transformers(params, spread):
+    """In their order, and where controls have left some ids impossible; for every position alone
+    as for all at once."""
+    logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=torch.float64) * spread
+    logits[20:, ::3] = -math.inf
+    p = law(logits, params)
+    torch.testing.assert_close(p, transformers_law(logits, params), atol=1e-12, rtol=0)
+    wide = law(logits, SamplingParams(params.temperature))
+    assert ((p > 0) <= (wide > 0)).all() and not torch.equal(p > 0, wide > 0)
+    assert torch.equal(p, law(logits.reshape(8, 5, 50), params).reshape(40, 50))
+    assert torch.equal(p[7:8], law(logits[7:8], params))
+
+
+def test_cuts_that_are_off():
+    logits = torch.randn(9, 50, generator=torch.manual_seed(1))
+    off = SamplingParams(1.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0)
+    assert torch.equal(law(logits, off), law(logits, SamplingParams(1.0)))
 
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
@@ -248,7 +291,7 @@ class Elsewhere(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
+@pytest.mark.parametrize("params", [*COMBINATIONS, *CUT], ids=str)
 def test_a_law_is_the_same_on_a_device(params):
     """Where the host may look at nothing; ties at every cut."""
     logits = torch.randint(12, (4, 3, 60), generator=torch.manual_seed(2)).double() / 3

@@ -1,28 +1,27 @@
-"""Logprobs of tokens and of the likeliest, of equals the lower id first."""
+"""A token's logarithm, and those of the likeliest at its place."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from foretoken.sampling.logprobs import Logprobs, logprobs
 
-KNOWN = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]).log()
+KNOWN = torch.tensor([[0.1, 0.4, 0.1, 0.4], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64).log()
 
 
-def test_the_tokens_own_alone() -> None:
-    first, second = logprobs(KNOWN, [1, 1], 0)
-    assert first == Logprobs(1, float(KNOWN[0, 1])) and second == Logprobs(1, 0.0)
+def test_the_likeliest_come_first_and_of_equals_the_lower_id():
+    first, second = logprobs(KNOWN, [2, 0], 3)
+    assert first == Logprobs(
+        2, math.log(0.1), ((1, math.log(0.4)), (3, math.log(0.4)), (0, math.log(0.1)))
+    )
+    assert second == Logprobs(0, 0.0, ((0, 0.0), (1, -math.inf), (2, -math.inf)))
 
 
-def test_the_likeliest_best_first() -> None:
-    (first,) = logprobs(KNOWN[:1], [2], 2)
-    assert [token for token, _ in first.top] == [0, 1]
-    assert [value for _, value in first.top] == KNOWN[0, :2].tolist()
+def test_a_count_of_0_is_the_tokens_own_alone():
+    assert logprobs(KNOWN, [1, 3], 0) == [Logprobs(1, math.log(0.4)), Logprobs(3, -math.inf)]
 
 
-def test_an_impossible_token_is_said_to_be() -> None:
-    assert logprobs(KNOWN[1:], [0], 3)[0].logprob == -torch.inf
-
-
-def test_none() -> None:
-    assert logprobs(KNOWN[:0], [], 3) == []
+def test_no_token():
+    assert logprobs(KNOWN[:0], [], 2) == []

@@ -1,22 +1,34 @@
-"""How a law is standardized: numbers of every kind are taken, all else is refused in a line."""
+"""What a row may wish: values of every kind are taken and kept alike, all else is refused in a
+line."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.distributions import law
-from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.params import (
+    CHECKS,
+    FIELDS,
+    OPTIONAL,
+    BeamControls,
+    Controls,
+    SamplingParams,
+    Structured,
+    gathered,
+)
 
 HUGE = 10**400  # an integer that no float comes near
+SCHEMA = '{"type": "object"}'
 
 
 @pytest.mark.parametrize(
@@ -62,3 +74,199 @@ def test_fractions_and_numbers_of_numpy_are_numbers(kind, count):
 def test_top_k_may_be_larger_than_any_vocabulary():
     logits = torch.randn(2, 9, generator=torch.manual_seed(0))
     assert torch.equal(law(logits, SamplingParams(1.0, HUGE)), law(logits, SamplingParams(1.0)))
+
+
+FIELD_NAMES = {field.name for field in fields(SamplingParams)}
+VALID: list[tuple[str, Any, Any]] = [
+    ("typical_p", Fraction(1, 2), 0.5),
+    ("typical_p", 1, 1.0),
+    ("epsilon_cutoff", 0, 0.0),
+    ("eta_cutoff", np.float32(0.5), 0.5),
+    ("max_new_tokens", np.int64(3), 3),
+    ("min_new_tokens", 0, 0),
+    ("repetition_penalty", 2, 2.0),
+    ("encoder_repetition_penalty", 0.5, 0.5),
+    ("presence_penalty", -2, -2.0),
+    ("frequency_penalty", np.float64(0.5), 0.5),
+    ("no_repeat_ngram_size", np.int8(2), 2),
+    ("encoder_no_repeat_ngram_size", 0, 0),
+    ("bad_words_ids", [[1, 2], (3,)], ((1, 2), (3,))),
+    ("bad_words_ids", torch.tensor([[1, 2]]), ((1, 2),)),
+    ("bad_words_ids", [], ()),
+    ("sequence_bias", {(1, 2): 1, (3,): -math.inf}, (((1, 2), 1.0), ((3,), -math.inf))),
+    ("sequence_bias", [[[1, 2], 0.5]], (((1, 2), 0.5),)),
+    ("sequence_bias", {1: 0.5}, (((1,), 0.5),)),
+    ("logit_bias", {3: 1, "4": 2.5}, (((3,), 1.0), ((4,), 2.5))),
+    ("logit_bias", {np.int64(3): np.float32(1)}, (((3,), 1.0),)),
+    ("suppress_tokens", np.array([1, 2]), (1, 2)),
+    ("suppress_tokens", (i for i in (1, 2)), (1, 2)),
+    ("begin_suppress_tokens", {5}, (5,)),
+    ("forced_bos_token_id", np.int64(5), 5),
+    ("forced_eos_token_id", [5], 5),
+    ("exponential_decay_length_penalty", [3, 2], (3, 2.0)),
+    ("remove_invalid_values", True, True),
+    ("stop_strings", "end", ("end",)),
+    ("stop_strings", ["b", "a", "b"], ("b", "a")),
+    ("stop_token_ids", [7], (7,)),
+    ("ignore_eos", True, True),
+    ("logprobs", 0, 0),
+    ("prompt_logprobs", 3, 3),
+    ("processors", abs, (abs,)),
+    ("stopping", [abs, max], (abs, max)),
+    ("structured", {"regex": "a+"}, Structured("regex", "a+")),
+    ("structured", {"choice": ["x", "y"]}, Structured("choice", '["x", "y"]')),
+    ("structured", {"json_schema": {"type": "object"}}, Structured("json_schema", SCHEMA)),
+    ("structured", {"json_schema": SCHEMA}, Structured("json_schema", SCHEMA)),
+    ("deterministic", True, True),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "kept"), VALID, ids=lambda value: shown(value))
+def test_what_is_taken_and_how_it_is_kept(name, given, kept):
+    """Equal, hashable and as good as its own fields: a list is as good as its tuple."""
+    params = SamplingParams(**{name: given})
+    value = getattr(params, name)
+    assert value == kept and type(value) is type(kept)
+    assert params == SamplingParams(**{name: kept}) and hash(params) == hash(replace(params))
+    assert replace(params, temperature=0.5) == SamplingParams(0.5, **{name: kept})
+    assert SamplingParams(**{n: getattr(params, n) for n in FIELD_NAMES}) == params
+    assert f"{name}=" in repr(params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"typical_p": 0.0}, r"typical_p is 0.0; give a number in \(0, 1\]"),
+        ({"epsilon_cutoff": 1}, r"epsilon_cutoff is 1.0; give a number in \[0, 1\)"),
+        ({"eta_cutoff": -0.1}, "eta_cutoff is -0.1; give a number in"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; give 1 or more"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens is 2.0; give a whole number"),
+        ({"min_new_tokens": -1}, r"min_new_tokens is -1; give 0 \(off\) or more"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0.0; give a number above 0, 1 being"),
+        ({"repetition_penalty": HUGE}, "repetition_penalty is inf; give a number above 0"),
+        ({"encoder_repetition_penalty": -1}, "encoder_repetition_penalty is -1.0; give a number"),
+        ({"presence_penalty": math.nan}, "presence_penalty is nan; give a finite number"),
+        ({"presence_penalty": None}, "presence_penalty is None; give a number"),
+        ({"frequency_penalty": "1"}, "frequency_penalty is '1'; give a number"),
+        ({"no_repeat_ngram_size": True}, "no_repeat_ngram_size is True; give a whole number"),
+        ({"encoder_no_repeat_ngram_size": -2}, "encoder_no_repeat_ngram_size is -2; give 0"),
+        ({"bad_words_ids": "ab"}, "bad_words_ids is 'ab'; give a list of lists of ids"),
+        ({"bad_words_ids": [1, 2]}, "bad_words_ids is 1; give"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids holds an empty sequence; give one or more"),
+        ({"bad_words_ids": [[-1]]}, "bad_words_ids holds -1; give ids, 0 or more"),
+        ({"sequence_bias": {(): 1.0}}, "sequence_bias holds an empty sequence"),
+        ({"sequence_bias": {(1,): math.inf}}, r"sequence_bias adds inf to \[1\]; give a finite"),
+        ({"sequence_bias": {(1,): None}}, r"sequence_bias adds None to \[1\]; give a finite"),
+        ({"sequence_bias": [1]}, "sequence_bias holds 1; give a mapping from ids to numbers"),
+        ({"sequence_bias": 5}, "sequence_bias is 5; give a mapping from ids to numbers"),
+        ({"logit_bias": {(1, 2): 1.0}}, r"logit_bias holds \[1, 2\]; give single ids, or use seq"),
+        ({"logit_bias": {"x": 1.0}}, "logit_bias is 'x'; give"),
+        ({"logit_bias": None}, "logit_bias is None; give a mapping"),
+        ({"suppress_tokens": [1.5]}, "suppress_tokens holds 1.5; give ids, 0 or more"),
+        ({"suppress_tokens": 3}, "suppress_tokens is 3; give a list of ids"),
+        ({"begin_suppress_tokens": [True]}, "begin_suppress_tokens holds True; give ids"),
+        ({"forced_bos_token_id": [1, 2]}, r"forced_bos_token_id is \[1, 2\]; give one id"),
+        ({"forced_eos_token_id": -1}, "forced_eos_token_id holds -1; give ids, 0 or more"),
+        ({"exponential_decay_length_penalty": 3}, "exponential_decay_length_penalty is 3; give a"),
+        ({"exponential_decay_length_penalty": (1, 0)}, r"exponential_decay_length_penalty is \(1,"),
+        ({"exponential_decay_length_penalty": (-1, 2)}, r"exponential_decay_length_penalty is \(-"),
+        ({"remove_invalid_values": 1}, "remove_invalid_values is 1; give True or False"),
+        ({"stop_strings": [""]}, "stop_strings holds ''; give strings that are not empty"),
+        ({"stop_strings": [3]}, "stop_strings holds 3; give strings that are not empty"),
+        ({"include_stop_string": "yes"}, "include_stop_string is 'yes'; give True or False"),
+        ({"stop_token_ids": None}, "stop_token_ids is None; give a list of ids"),
+        ({"ignore_eos": 0}, "ignore_eos is 0; give True or False"),
+        ({"num_return_sequences": 0}, "num_return_sequences is 0; give 1 or more"),
+        ({"logprobs": -1}, r"logprobs is -1; give 0 \(the token's own alone\) or more"),
+        ({"logprobs": True}, "logprobs is True; give a whole number"),
+        ({"logprobs_of": "top"}, "logprobs_of is 'top'; give 'raw' or 'drawn'"),
+        ({"prompt_logprobs": 1.0}, "prompt_logprobs is 1.0; give a whole number"),
+        ({"processors": 3}, "processors holds 3; give objects that can be called"),
+        ({"processors": [int]}, "processors holds <class 'int'>; give objects that can be called"),
+        ({"structured": {"yaml": "x"}}, "structured is {'yaml': 'x'}; give a dict with one of"),
+        ({"structured": {"regex": "a", "lark": "b"}}, "structured is {'regex': 'a', 'lark': 'b'}"),
+        ({"structured": {"regex": " "}}, "structured's regex is ' '; give its text"),
+        ({"structured": {"json_schema": {"a": {1, 2}}}}, "structured's json_schema is no JSON"),
+        ({"structured": {"choice": []}}, "structured's choice is empty; give"),
+        ({"deterministic": None}, "deterministic is None; give True or False"),
+    ],
+)
+def test_controls_that_are_refused(changes, message):
+    with pytest.raises(InputError, match=f"^{message}") as error:
+        SamplingParams(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens=9 is above max_new_tokens=8"),
+        ({"num_return_sequences": 2}, "num_return_sequences=2 at temperature 0 gives equal texts"),
+        ({"include_stop_string": True}, "include_stop_string has nothing to include; give stop"),
+        ({"logprobs_of": "drawn"}, "logprobs_of='drawn' without logprobs; give their count"),
+    ],
+)
+def test_wishes_that_contradict_one_another(changes, message):
+    with pytest.raises(RefusedError, match=f"^{message}"):
+        SamplingParams(**changes)
+
+
+def test_every_field_is_checked_and_can_be_a_keyword():
+    assert {*CHECKS} == {*Controls.__annotations__} == {*FIELDS} == FIELD_NAMES
+    assert {*BeamControls.__annotations__} < FIELD_NAMES
+    for name in BeamControls.__annotations__:
+        assert BeamControls.__annotations__[name] == Controls.__annotations__[name]
+    assert {name for name in FIELDS if getattr(SamplingParams(), name) is None} == OPTIONAL
+
+
+def test_what_repr_shows():
+    assert repr(SamplingParams()) == "SamplingParams(temperature=0.0)"
+    shown = repr(SamplingParams(0.5, logit_bias={3: 1}, stop_strings="x"))
+    assert (
+        shown == "SamplingParams(temperature=0.5, logit_bias=(((3,), 1.0),), stop_strings=('x',))"
+    )
+
+
+def test_the_ids_it_names():
+    assert SamplingParams().ids() == {}
+    params = SamplingParams(
+        bad_words_ids=[[1, 2], [3]], logit_bias={4: 1}, forced_eos_token_id=0, stop_token_ids=[5]
+    )
+    assert params.ids() == {
+        "bad_words_ids": [1, 2, 3],
+        "logit_bias": [4],
+        "stop_token_ids": [5],
+        "forced_eos_token_id": [0],
+    }
+
+
+def test_gathered():
+    one, two = SamplingParams(0.5), SamplingParams(0.7)
+    assert gathered(None, {}, 2) == [SamplingParams()] * 2
+    assert gathered(None, {"temperature": 0.5}, 2) == [one, one]
+    assert gathered(one, {}, 3) == [one] * 3
+    assert gathered([one, two], {}, 2) == [one, two] == gathered((one, two), {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("params", "controls", "message"),
+    [
+        (
+            None,
+            {"repetition_penaltyy": 1},
+            "repetition_penaltyy is no option of generate; did you mean repetition_penalty?",
+        ),
+        (None, {"max_tokens": 1}, "max_tokens is no option of generate; did you mean max_new_tok"),
+        (None, {"xyzzy": 1}, "xyzzy is no option of generate; give one of temperature, top_k"),
+        (SamplingParams(), {"top_k": 1}, "params and top_k are both given; give the one or the"),
+        ([SamplingParams()], {}, "params has 1 entries for 2 prompts; give one each"),
+        ([SamplingParams()] * 3, {}, "params has 3 entries for 2 prompts; give one each"),
+        ([], {}, "params has 0 entries for 2 prompts"),
+        ([SamplingParams(), None], {}, r"params is \[SamplingParams.*; give a foretoken.Samp"),
+        ({"temperature": 1}, {}, "params is {'temperature': 1}; give a foretoken.SamplingParams"),
+        (0.5, {}, "params is 0.5; give a foretoken.SamplingParams, or a list"),
+    ],
+)
+def test_what_is_no_params_for_two_prompts(params, controls, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        gathered(params, controls, 2)

@@ -1,0 +1,209 @@
+"""With controls, too, every text at temperature 0 is transformers' own, token by token, in float64.
+
+Each row is compared with transformers' text for that row alone, by the same names and numbers. Its
+argmax is one of float32: where its two best scores are within rounding, the comparison ends. Where
+its controls leave nothing it goes on with id 0, and a row here ends.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, TopKLogitsWarper
+
+from foretoken import Completion, Speculator
+from foretoken.errors import ControlError
+from pairs import PROMPTS, V, an_end, relative, speculator, stock, target
+
+LIMIT = 16
+TIE = 1e-5  # relative to the scores: float32's rounding and more
+NAMES = ("Llama", "T5")
+DRAFTS = ("model", "lookup")
+GAMMAS = (0, 1, 4)
+
+ALONE: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.6},
+    "repetition reward": {"repetition_penalty": 0.8},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
+    "no_repeat_ngram_size 1": {"no_repeat_ngram_size": 1},
+    "no_repeat_ngram_size 2": {"no_repeat_ngram_size": 2},
+    "encoder_no_repeat_ngram_size 1": {"encoder_no_repeat_ngram_size": 1},
+    "encoder_no_repeat_ngram_size 2": {"encoder_no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": "taken"},
+    "sequence_bias": {"sequence_bias": "taken"},
+    "min_new_tokens": {"min_new_tokens": 12},
+    "suppress_tokens": {"suppress_tokens": "taken"},
+    "begin_suppress_tokens": {"begin_suppress_tokens": "taken"},
+    "forced_bos_token_id": {"forced_bos_token_id": 7},
+    "forced_eos_token_id": {"forced_eos_token_id": 11},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.7)},
+    "remove_invalid_values": {"remove_invalid_values": True, "suppress_tokens": list(range(V))},
+    "everything banned": {"suppress_tokens": list(range(V))},
+    "processors": {"processors": 0.7},
+}
+VALUES: dict[str, list[Any]] = {
+    "repetition_penalty": [0.8, 1.2, 2.5],
+    "encoder_repetition_penalty": [0.7, 1.4],
+    "no_repeat_ngram_size": [1, 2, 3],
+    "encoder_no_repeat_ngram_size": [1, 2],
+    "bad_words_ids": ["taken"],
+    "sequence_bias": ["taken"],
+    "min_new_tokens": [1, 5, LIMIT],
+    "suppress_tokens": ["taken"],
+    "begin_suppress_tokens": ["taken"],
+    "forced_bos_token_id": [7],
+    "forced_eos_token_id": [11],
+    "exponential_decay_length_penalty": [(0, 1.1), (5, 2.0), (3, 0.5)],
+    "remove_invalid_values": [True],
+    "processors": [0.9, 1.3],
+}
+
+
+class Text(NamedTuple):
+    """What transformers makes of a prompt."""
+
+    tokens: list[int]
+    failed: bool  # behind these its controls leave nothing
+    tied: bool  # behind these two scores are within rounding
+
+
+def taken(name: str, control: str, random: Random) -> Any:
+    """Ids that matter: of the greedy texts, which the control then leaves."""
+    texts = [stock(target(name), prompt, LIMIT) for prompt in PROMPTS]
+    ids = [random.choice(text[: LIMIT // 2]) for text in texts]
+    pairs = [text[i : i + 2] for text in texts for i in (random.randrange(6),)]
+    if control == "bad_words_ids":
+        return [ids[:1], *pairs, [ids[0], ids[1], ids[2]]]
+    if control == "sequence_bias":
+        return {(ids[0],): -2.0, tuple(pairs[0]): -9.0, tuple(pairs[1]): 4.0, (3, 5): 1.0}
+    return sorted({*ids, texts[0][0]})
+
+
+def wishes(name: str, chosen: dict[str, Any], random: Random) -> dict[str, Any]:
+    """A choice of controls, its ids filled in."""
+    return {k: taken(name, k, random) if v == "taken" else v for k, v in chosen.items()}
+
+
+def combined(name: str, seed: int) -> dict[str, Any]:
+    """Some controls at once, with random numbers."""
+    random = Random(seed)
+    names = random.sample(list(VALUES), random.choice([2, 3, 4, 6]))
+    if {"remove_invalid_values", "exponential_decay_length_penalty"} <= {*names}:
+        names.remove("remove_invalid_values")  # the least number, doubled, would be infinite
+    return wishes(name, {k: random.choice(VALUES[k]) for k in names}, random)
+
+
+def expected(
+    model: PreTrainedModel, prompt: list[int], eos: int, wished: dict[str, Any], limit: int = LIMIT
+) -> Text:
+    """transformers' text of one row, and where its scores say that it is none to compare."""
+    ids = torch.tensor([prompt], device=model.device)
+    settings = {**wished, "eos_token_id": eos, "pad_token_id": 0, "max_new_tokens": limit}
+    if "processors" in wished:
+        settings["logits_processor"] = own(settings.pop("processors"))
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    tokens = out.sequences[0, start:].tolist()
+    for i, scores in enumerate(out.scores):
+        best, second = scores[0].topk(2).values.tolist()
+        if best == -torch.inf:
+            return Text(tokens[:i], True, False)
+        if second > torch.finfo(torch.float32).min and best - second < TIE * (1 + abs(best)):
+            return Text(tokens[:i], False, True)
+    return Text(tokens, False, False)
+
+
+def own(penalty: float) -> LogitsProcessorList:
+    """A user's processors, one of them transformers' own: of a kind that `generate` does not make
+    itself, as that one would then be left out."""
+
+    def evens(ids, scores):  # less likely behind an odd id, and in place
+        scores[:, ::2] -= penalty * float(ids[0, -1] % 2)
+        return scores
+
+    return LogitsProcessorList([TopKLogitsWarper(20), evens])
+
+
+@cache
+def spec(name: str, draft: str) -> tuple[Speculator, int]:
+    """A pair, and an end that its greedy text reaches."""
+    model = target(name)
+    eos = an_end(model, PROMPTS[1], LIMIT)
+    return speculator(model, relative(model) if draft == "model" else "lookup", eos), eos
+
+
+def assert_same(found: Completion, text: Text, limit: int = LIMIT) -> None:
+    n = len(text.tokens) if text.tied else None
+    assert found.tokens[:n] == text.tokens
+    assert text.tied or (found.finish_reason == "error") == text.failed
+    assert not text.failed or "leaves no token behind" in (found.error or "")
+
+
+def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, Any]) -> int:
+    """In a ragged batch and alone; how many guesses were kept."""
+    pair, eos = spec(name, draft)
+    texts = [expected(target(name), prompt, eos, wished) for prompt in PROMPTS]
+    given = {k: own(v) if k == "processors" else v for k, v in wished.items()}
+    kept = 0
+    for gamma in gammas:
+        options = {"max_new_tokens": LIMIT, "gamma": gamma, **given}
+        alone = PROMPTS[gamma % 3], texts[gamma % 3]
+        if alone[1].failed:
+            with pytest.raises(ControlError, match="leaves no token behind"):
+                pair.generate(alone[0], **options)
+        else:
+            assert_same(pair.generate(alone[0], **options)[0], alone[1])
+        if all(text.failed for text in texts):
+            continue
+        for found, text in zip(pair.generate(PROMPTS, **options), texts, strict=True):
+            assert_same(found, text)
+            kept += found.stats.accepted
+    return kept
+
+
+@pytest.mark.parametrize("control", ALONE)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_alone(name: str, control: str) -> None:
+    wished = wishes(name, ALONE[control], Random(0))
+    compare(name, "lookup", GAMMAS[1:2], wished)
+    kept = compare(name, "model", (0, 4), wished)
+    assert kept or control in ("everything banned", "remove_invalid_values")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_combinations(seed: int) -> None:
+    name, draft, gamma = NAMES[seed % 2], DRAFTS[seed // 2 % 2], GAMMAS[seed % 3]
+    compare(name, draft, (gamma,), combined(name, seed))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(200))
+def test_all_combinations(seed: int, name: str) -> None:
+    wished = combined(name, 1000 + seed)
+    for draft in DRAFTS:
+        compare(name, draft, GAMMAS, wished)
+
+
+def test_controls_take_effect() -> None:
+    """Else the rest would prove nothing."""
+    effective: set[str] = set()
+    for name in NAMES:
+        _, eos = spec(name, "model")
+        plain = [stock(target(name), prompt, LIMIT, eos) for prompt in PROMPTS]
+        for control in {*ALONE} - effective:
+            wished = wishes(name, ALONE[control], Random(0))
+            texts = [expected(target(name), prompt, eos, wished).tokens for prompt in PROMPTS]
+            effective |= {control} if texts != plain else set()
+    assert effective == {*ALONE}

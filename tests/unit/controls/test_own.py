@@ -1,0 +1,197 @@
+"""A user's own processors and stopping criteria: what they are given, and how they may fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
+    StoppingCriteriaList,
+    TopKLogitsWarper,
+)
+from transformers.generation import logits_process, stopping_criteria
+
+from foretoken.controls.history import History
+from foretoken.controls.own import REFUSED, OwnEnding, endings, flat, processors, require_own
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.errors import ControlError, InputError, RefusedError
+from foretoken.models.table import TableModel
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+V = 5
+PROMPTS = [[1], [2, 3], [4, 0, 4]]
+
+
+def pair(drafter=None) -> Speculator:
+    p, q = (TableModel(random_model(seed, V), V) for seed in (1, 2))
+    return Speculator(p, LMDrafter(q, V) if drafter is None else drafter)
+
+
+def test_it_is_given_the_rows_own_ids_and_scores():
+    seen = []
+
+    def look(ids, scores):
+        seen.append((ids.tolist(), tuple(scores.shape), scores.dtype))
+        return scores
+
+    (own,) = processors([look], 0)
+    history = History([3, 1])
+    history.push(4)
+    own(torch.zeros(V, dtype=torch.float64), history)
+    assert seen == [([[3, 1, 4]], (1, V), torch.float64)]
+
+
+def test_what_it_does_to_its_ids_is_forgotten():
+    def spoil(ids, scores):
+        ids.fill_(-9)
+        return scores
+
+    (own,) = processors([spoil], 0)
+    history = History([3, 1])
+    own(torch.zeros(V), history)
+    assert history.tokens == [3, 1] and history.ids(torch.device("cpu")).tolist() == [3, 1]
+    spec, plain = pair(), pair()
+    for gamma in 0, 3:
+        assert [c.tokens for c in spec.generate(PROMPTS, gamma=gamma, processors=spoil)] == [
+            c.tokens for c in plain.generate(PROMPTS, gamma=gamma)
+        ]
+
+
+def test_scores_of_another_precision_are_taken():
+    (own,) = processors([lambda ids, scores: scores.float() + 1], 0)
+    assert own(torch.zeros(V, dtype=torch.float64), History([1])).dtype == torch.float64
+
+
+class Breaks:
+    """One that fails as told, for texts that begin with 1."""
+
+    def __init__(self, how) -> None:
+        self.how = how
+
+    def __call__(self, ids, scores):
+        return self.how(scores) if ids[0, 0] == 1 else scores
+
+
+def broken(scores):
+    raise KeyError("no such\nthing")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (broken, r"processor Breaks raised KeyError: 'no such\\nthing'"),
+        (lambda scores: scores[0], r"processor Breaks gave \(5,\); it must give \(1, 5\)"),
+        (lambda scores: scores[:, :3], r"processor Breaks gave \(1, 3\); it must give \(1, 5\)"),
+        (lambda scores: None, r"processor Breaks gave NoneType; it must give \(1, 5\)"),
+        (lambda scores: scores.tolist(), "processor Breaks gave list"),
+        (lambda scores: scores * torch.nan, "processor Breaks leaves a score of NaN or infinity"),
+        (lambda scores: scores - torch.inf, "processor Breaks leaves no token behind"),
+    ],
+)
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_one_that_fails_ends_its_row_and_no_other(gamma, how, message):
+    spec = pair()
+    options = {"gamma": gamma, "max_new_tokens": 12}
+    found = spec.generate(PROMPTS, processors=Breaks(how), **options)
+    plain = pair().generate(PROMPTS, **options)
+    assert found[0].finish_reason == "error" and found[0].tokens == []
+    assert [one.tokens for one in found[1:]] == [one.tokens for one in plain[1:]]
+    assert {one.finish_reason for one in found[1:]} == {"length"}
+    with pytest.raises(ControlError, match=f"^row 0: {message}"):
+        spec.generate(PROMPTS[:1], processors=Breaks(how), **options)
+
+
+@pytest.mark.parametrize("drafter", [None, LookupDrafter()])
+def test_a_prefix_constraint_counts_the_rows_of_the_call(drafter):
+    """transformers' own class would see each row as number 0 here."""
+    allowed = [[0, 1], [2, 3], [4, 1]]
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+
+    def by_row(row, ids):
+        seen.add((row, tuple(ids.tolist())))
+        return allowed[row]
+
+    constraint = PrefixConstrainedLogitsProcessor(by_row, num_beams=1)
+    for gamma in 0, 2:
+        for given in (constraint, [constraint], LogitsProcessorList([constraint])):
+            found = pair(drafter).generate(PROMPTS, gamma=gamma, processors=given)
+            for row, one in enumerate(found):
+                assert {*one.tokens} <= {*allowed[row]}
+    assert {(row, tuple(prompt)) for row, prompt in enumerate(PROMPTS)} <= seen
+    assert all(list(ids[: len(PROMPTS[row])]) == PROMPTS[row] for row, ids in seen)
+
+
+def test_a_prefix_constraint_without_any_id_is_an_error():
+    with pytest.raises(
+        ControlError, match="raised ValueError: `prefix_allowed_tokens_fn` returned"
+    ):
+        constraint = PrefixConstrainedLogitsProcessor(lambda row, ids: [], num_beams=1)
+        pair().generate([1], gamma=2, processors=constraint)
+
+
+def test_lists_of_transformers_are_taken_apart():
+    inner = LogitsProcessorList([TopKLogitsWarper(2)])
+    assert flat([inner, TopKLogitsWarper]) == [inner[0], TopKLogitsWarper]
+    assert len(processors([inner, TopKLogitsWarper(3)], 0)) == 2
+    criteria = StoppingCriteriaList([MaxLengthCriteria(4)])
+    assert len(endings([criteria], [1])) == 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_single_row_can_honour_is_refused(name):
+    """Each of them is a class of transformers."""
+    kind = getattr(logits_process, name, None) or getattr(stopping_criteria, name)
+    made = object.__new__(kind)
+    with pytest.raises(RefusedError, match=f"^{name} .*, which no single row can honour"):
+        require_own([made])
+    with pytest.raises(RefusedError, match=f"^{name} "):
+        require_own([LogitsProcessorList([made])])
+    option = "stopping" if name == "ConfidenceCriteria" else "processors"
+    with pytest.raises(RefusedError, match=f"^{name} "):
+        pair().generate([1], gamma=0, **{option: [made]})
+
+
+def test_a_criterion_sees_the_text_token_by_token_and_ends_it():
+    seen = []
+
+    def third(ids, scores):
+        assert scores is None
+        seen.append(ids.tolist())
+        return torch.tensor([ids.shape[1] == 4])
+
+    ending = OwnEnding(third, [7])
+    assert [ending.read(token) for token in (1, 2, 3)] == [None, None, "function"]
+    assert seen == [[[7, 1]], [[7, 1, 2]], [[7, 1, 2, 3]]]
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 5])
+def test_a_criterion_ends_a_text_inside_a_block(gamma):
+    criteria = StoppingCriteriaList([MaxLengthCriteria(5)])
+    found = pair().generate(PROMPTS, gamma=gamma, stopping=criteria)
+    plain = pair().generate(PROMPTS, gamma=gamma)
+    for prompt, one, whole in zip(PROMPTS, found, plain, strict=True):
+        assert one.tokens == whole.tokens[: 5 - len(prompt)]
+        assert (one.finish_reason, one.stop_reason) == ("stop", "MaxLengthCriteria")
+    found = pair().generate(PROMPTS, gamma=gamma, stopping=lambda ids, scores: ids.shape[1] > 4)
+    assert [len(one.tokens) for one in found] == [4, 3, 2]
+
+
+def test_a_criterion_that_raises_ends_its_row_and_no_other():
+    def wants_short(ids, scores):
+        assert ids[0, 0] != 2, "not\nthis"
+        return False
+
+    found = pair().generate(PROMPTS, gamma=2, max_new_tokens=5, stopping=wants_short)
+    assert [one.finish_reason for one in found] == ["length", "error", "length"]
+    assert found[1].error is not None
+    assert found[1].error.startswith("stopping function raised AssertionError: not this")
+
+
+@pytest.mark.parametrize("value", [TopKLogitsWarper, 5, "x", [None]])
+def test_what_cannot_be_called_is_no_processor(value):
+    with pytest.raises(InputError, match="^processors holds .*; give objects that can be called"):
+        pair().generate([1], gamma=0, processors=value)
