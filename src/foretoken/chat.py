@@ -61,7 +61,7 @@ def ids(
     """
     if tokenizer is None:
         raise InputError("messages need a tokenizer, and there is none; give token ids")
-    _require_messages(messages)
+    require(messages)
     _require_template(tokenizer, template)
     variables = _variables(chat_template_kwargs)
     try:
@@ -82,7 +82,8 @@ def ids(
     return cast(list[int], rendered)
 
 
-def _require_messages(messages: object) -> None:
+def require(messages: object) -> None:
+    """InputError for what is no conversation."""
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages is {shown(messages)}; give a list of messages")
     if not messages:

@@ -116,17 +116,22 @@ class Speculator:
         requests = self.requests(given, gathered(params, controls, len(given)), seed)
         if not requests:
             return []
+        done = self.complete(self.rows(requests), judge, gamma)
+        if all(completion.error is not None for completion in done):
+            raise ControlError(f"row 0: {done[0].error}")
+        return done
+
+    def complete(self, rows: list[Row], judge: Judge, gamma: int | None) -> list[Completion]:
+        """What `generate` makes of its rows, also where all of them fail."""
+        requests = [row.request for row in rows]
         self._tell_suggested(requests)
         policy = self._gamma(requests, gamma)
-        rows = self.rows(requests)
         try:
             for i in range(0, len(rows), BATCH):
                 for _ in self._engine.run(rows[i : i + BATCH], judge, policy):
                     pass
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        if all(row.error is not None for row in rows):
-            raise ControlError(f"row 0: {rows[0].error}")
         return [self._completion(row) for row in rows]
 
     def stream(

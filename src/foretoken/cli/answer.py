@@ -3,76 +3,127 @@ text from the target's law, or all of it as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from foretoken.cli import prompts
+from foretoken.cli import likelihoods
 from foretoken.cli.page import page, prose
+from foretoken.cli.task import Task
 
 if TYPE_CHECKING:
-    from foretoken.request import Completion
+    from foretoken.request import Completion, Request
     from foretoken.speculator import Speculator
 
 HEADING = 60  # characters of a prompt that head its text
 
 
-def show(
-    spec: Speculator, lines: list[prompts.Line], done: list[Completion], *, steps: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A text, which one it is of its prompt's, and what was asked for."""
+
+    task: Task
+    copy: int
+    request: Request
+    completion: Completion
+
+    @property
+    def name(self) -> str:
+        one = "" if self.task.texts == 1 else f", text {self.copy}"
+        return f"prompt {self.task.number}{one}"
+
+    @property
+    def heading(self) -> str:
+        """Its name, the line's id if it has one, and the prompt's beginning."""
+        line = self.task.line
+        named = "" if line.id is None else f" ({line.id})"
+        text = " ".join(_asked(self.task).split())
+        begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
+        return f"==> {self.name}{named}: {begins} <=="
+
+    @property
+    def cut(self) -> bool:
+        """Whether the model's context ended it."""
+        most, done = self.task.params.max_new_tokens, self.completion
+        return done.finish_reason == "length" and len(done.tokens) < most
+
+
+def answers(tasks: list[Task], requests: list[Request], done: list[Completion]) -> list[Answer]:
+    """The completions with what was asked for; where they were interrupted, the first ones."""
+    copies = [(task, copy) for task in tasks for copy in range(task.texts)]
+    made = zip(copies, requests, done, strict=False)
+    return [Answer(*which, request, completion) for which, request, completion in made]
+
+
+def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = False) -> None:
     """Every text, as ids where there is no tokenizer; with `steps`, its steps as well. Several have
-    headings, as files have in `head`."""
-    for i, (line, completion) in enumerate(zip(lines, done, strict=False)):
-        if len(lines) > 1:
-            print("\n" * (i > 0) + _heading(i, line))
+    headings, as files have in `head`. `told`: the text stands there already."""
+    several = len(answers) > 1
+    for i, answer in enumerate(answers):
+        completion = answer.completion
+        if several:
+            print("\n" * (i > 0) + answer.heading)
         if steps:
-            _steps(spec, line.prompt, completion)
-        elif completion.text is None:
-            print(_text(completion.tokens))
-        else:
-            print(completion.text)
+            _steps(spec, answer)
+        elif not told:
+            print(_ids(completion.tokens) if completion.text is None else completion.text)
+        likelihoods.show(spec.tokenizer, answer.request.prompt, completion)
 
 
-def _heading(i: int, line: prompts.Line) -> str:
-    """The prompt's number, its id if it has one, and its beginning."""
-    named = "" if line.id is None else f" ({line.id})"
-    text = " ".join(_text(line.prompt).split())
-    begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
-    return f"==> prompt {i}{named}: {begins} <=="
+def _asked(task: Task) -> str:
+    """The prompt; of messages in its place the last."""
+    line = task.line
+    if line.messages and not line.prompt:
+        return str(line.messages[-1].get("content") or "")
+    return line.prompt if isinstance(line.prompt, str) else _ids(line.prompt)
 
 
-def _text(prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+def _ids(tokens: list[Any]) -> str:
+    return ",".join(map(str, tokens))
 
 
-def cut(lines: list[prompts.Line], done: list[Completion], most: int) -> str:
-    """Which texts the model's context ended before `most` tokens; "" for none."""
-    short = [
-        i
-        for i, completion in enumerate(done)
-        if completion.finish_reason == "length" and len(completion.tokens) < most
-    ]
+def remarks(answers: list[Answer], lenience: float, *, as_json: bool) -> Iterator[str]:
+    """What is said beside the texts, a line each: which ones failed and, where no document says
+    so, which ones the context ended and how far they are from the target's law."""
+    for answer in answers:
+        if answer.completion.error is not None:
+            yield f"error: {answer.name}: {answer.completion.error}"
+    if as_json:
+        return
+    if end := cut(answers):
+        yield end
+    if lenience < 1:
+        yield departure(answers, lenience)
+
+
+def cut(answers: list[Answer]) -> str:
+    """Which texts the model's context ended before their limit; "" for none."""
+    short = [answer for answer in answers if answer.cut]
     if not short:
         return ""
-    if len(lines) == 1:
-        count = f"after {len(done[0].tokens)} new tokens of {most} asked for"
+    limits = {answer.task.params.max_new_tokens for answer in answers}
+    most = f"{limits.pop()} " if len(limits) == 1 else ""
+    if len(answers) == 1:
+        count = f"after {len(short[0].completion.tokens)} new tokens of {most}asked for"
         return f"the text ends where the model's context does, {count}"
-    which = ", ".join(map(str, short[:8])) + ", ..." * (len(short) > 8)
+    numbers = list(dict.fromkeys(str(answer.task.number) for answer in short))
+    which = ", ".join(numbers[:8]) + ", ..." * (len(numbers) > 8)
     return (
-        f"{len(short)} of {len(lines)} texts end where the model's context does, before the "
-        f"{most} new tokens asked for: prompt {which}"
+        f"{len(short)} of {len(answers)} texts end where the model's context does, before the "
+        f"{most}new tokens asked for: prompt {which}"
     )
 
 
-def _steps(spec: Speculator, prompt: str | list[int], completion: Completion) -> None:
+def _steps(spec: Speculator, answer: Answer) -> None:
     """Figure 1 of the paper, and its caption."""
     from foretoken.lab import view
 
+    completion, ids = answer.completion, answer.request.source or answer.request.prompt
     console = Console(highlight=False)
-    console.print(Text(_text(prompt), style="bold"), soft_wrap=True)  # a str would be markup
-    ids = spec.ids(prompt)
+    console.print(Text(_asked(answer.task), style="bold"), soft_wrap=True)  # a str would be markup
     console.print(view.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
     console.print()
     marks = console.color_system is None or console.no_color
@@ -112,10 +163,12 @@ def speedup(comparison: Any) -> None:
         )
 
 
-def departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
+def departure(answers: list[Answer], lenience: float) -> str:
     """How far lenience moved the text from the target's law, if it did."""
+    done = [answer.completion for answer in answers]
+    greedy = all(answer.task.params.greedy for answer in answers)
     tokens = sum(len(completion.tokens) for completion in done)
-    if all(_is_targets(completion, lenience, greedy=greedy) for completion in done):
+    if all(_is_targets(answer, lenience) for answer in answers):
         why = f"greedy text: all {tokens} tokens are its first choice." if greedy else ""
         return f"lenience {lenience:g}: still the target's {why or 'law: nothing was guessed.'}"
     bias = sum(completion.stats.bias * len(completion.tokens) for completion in done)
@@ -132,47 +185,45 @@ def departure(done: list[Completion], lenience: float, *, greedy: bool) -> str:
     )
 
 
-def _is_targets(completion: Completion, lenience: float, *, greedy: bool) -> bool:
+def _is_targets(answer: Answer, lenience: float) -> bool:
     """Whether the text follows the target's law: no guess could pass too easily or, at temperature
     0, none did."""
-    stats = completion.stats
+    stats, greedy = answer.completion.stats, answer.task.params.greedy
     return lenience == 1 or not (stats.bias if greedy else stats.drafted)
 
 
 def document(
-    spec: Speculator,
-    lines: list[prompts.Line],
-    done: list[Completion],
-    comparison: Any,
-    options: dict[str, Any],
-    *,
-    greedy: bool,
+    spec: Speculator, answers: list[Answer], comparison: Any, dials: dict[str, Any]
 ) -> dict[str, Any]:
     """What `--json` prints."""
-    completions = [
-        {
-            "id": line.id,
-            "text": completion.text,
-            "tokens": completion.tokens,
-            "finish_reason": completion.finish_reason,
-            "seed": completion.seed,
-            "gamma": options["gamma"],
-            "rule": options["rule"],
-            "lenience": options["lenience"],
-            "law": "the target's"
-            if _is_targets(completion, options["lenience"], greedy=greedy)
-            else "not the target's",
-            "gammas": [step.gamma for step in completion.steps],
-            "stats": completion.stats.to_dict(),
-        }
-        for line, completion in zip(lines, done, strict=False)
-    ]
     document: dict[str, Any] = {
         "target": spec.target_name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        "completions": completions,
+        "completions": [_completion(answer, dials) for answer in answers],
     }
     if comparison:
         document["comparison"] = {**asdict(comparison), "speedup": comparison.speedup}
     return document
+
+
+def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:
+    """`params`: the wishes that were given, as a line of a prompt file has them."""
+    completion = answer.completion
+    known = _is_targets(answer, dials["lenience"])
+    return {
+        "prompt": answer.task.number,
+        "id": answer.task.line.id,
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "error": completion.error,
+        "seed": completion.seed,
+        "params": answer.task.given,
+        **dials,
+        "law": "the target's" if known else "not the target's",
+        "gammas": [step.gamma for step in completion.steps],
+        **likelihoods.document(completion),
+        "stats": completion.stats.to_dict(),
+    }

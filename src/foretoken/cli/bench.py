@@ -158,7 +158,7 @@ def _load(
             "--ignore-generation-config compares without"
         )
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
-    prompts = [line.prompt for line in prompt_files.for_model(lines, spec)]
+    prompts = [prompt_files.for_model(line, spec) for line in lines]
     tokens, seed = options.max_new_tokens, options.seed
     wishes = replace(options.params, max_new_tokens=tokens)
     for i, request in enumerate(spec.requests(prompts, wishes, seed)):

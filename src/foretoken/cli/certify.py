@@ -109,7 +109,7 @@ def certify(
 
 def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:
     if lines:
-        return [line.prompt for line in prompt_files.for_model(lines, spec)]
+        return [prompt_files.for_model(line, spec) for line in lines]
     if spec.tokenizer is None:
         raise InputError("the model has no tokenizer; give --prompts with ids, separated by commas")
     return list(PROMPTS)

@@ -11,32 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from foretoken.cli import answer, option, prompts
+from foretoken.cli import answer, option, prompts, task
 from foretoken.cli.command import command
+from foretoken.cli.messages import Messages
 from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
-from foretoken.errors import InputError
+from foretoken.cli.task import Task
+from foretoken.cli.wishes import Wishes
+from foretoken.errors import ControlError
 
 if TYPE_CHECKING:
-    from foretoken.request import Completion
+    from foretoken.request import Completion, Request
     from foretoken.speculator import Speculator
+
+PROMPTS = (
+    'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}, or "messages" for "prompt"; '
+    'wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
+)
 
 
 @command
 def generate(
+    wishes: Wishes,
+    messages: Messages,
     loading: option.PairLoading,
     prompt: Annotated[str | None, Argument(help="Text to continue.")] = None,
-    prompt_file: Annotated[Path | None, Option(help=option.PROMPTS)] = None,
+    prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: Annotated[
         int | None, Option(help="Guesses per target call; 0: plain; left out: chosen every step.")
     ] = None,
-    temperature: option.Temperature = 0.0,
-    top_k: option.TopK = 0,
-    top_p: option.TopP = 1.0,
-    min_p: option.MinP = 0.0,
-    max_new_tokens: option.MaxNewTokens = 64,
     seed: Annotated[int, Option(help="The same seed, pair and gamma give the same text.")] = 0,
     rule: Annotated[
         str,
@@ -52,60 +57,55 @@ def generate(
     compare: Annotated[bool, Option("--compare", help="Also decode plainly; speed-up.")] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Continue a prompt, or many, in the target's own distribution."""
-    options = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "gamma": gamma,
-        "rule": rule,
-        "lenience": lenience,
-    }
-    from foretoken.options import keys_of, require
-    from foretoken.sampling.params import SamplingParams
+    """Continue a prompt, or many, in the target's own distribution.
+
+    What is left out below Sampling is as the model's generation config says, else off.
+    """
+    from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
-    params = SamplingParams(temperature, top_k, top_p, min_p, max_new_tokens=max_new_tokens)
+    given, template = wishes.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])
-    lines = prompts.read(prompt, prompt_file)
-    if compare and len(lines) != 1:
-        raise InputError(f"--compare takes one prompt, not {len(lines)}")
+    lines = prompts.read(prompt, prompt_file, wishes=True)
+    tasks = task.tasks(messages.wrap(lines), given)
+    if compare:
+        task.require_one(tasks)
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
-    lines = prompts.for_model(lines, spec)
-    spec.requests([line.prompt for line in lines], params, seed)  # a bad one fails now
-    if len(lines) == 1 and not (as_json or show_tokens):
-        done = [_stream(spec, lines[0].prompt, seed, options)]
+    dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    texts = [template.prompt(each.line, spec) for each in tasks]
+    task.require(tasks, spec)
+    requests = spec.requests(texts, [each.params for each in tasks], seed)  # a bad one fails now
+    if streamed := len(requests) == 1 and not (as_json or show_tokens):
+        done = [_stream(spec, texts[0], tasks[0], seed, dials)]
     else:
-        done = list(_all(spec, lines, seed, options))
-        if not as_json:
-            answer.show(spec, lines, done, steps=show_tokens)
-    interrupted = any(completion.finish_reason == "interrupted" for completion in done)
+        done = list(_all(spec, requests, dials))
+    answers = answer.answers(tasks, requests, done)
+    if not as_json:
+        answer.show(spec, answers, steps=show_tokens, told=streamed)
+    reasons = {completion.finish_reason for completion in done}
     comparison = None
-    if compare and not interrupted:
+    if compare and not reasons & {"interrupted", "error"}:
         from foretoken.lab.bench.compare import compare as against_plain
 
-        comparison = against_plain(spec, lines[0].prompt, seed=seed, **options)
+        comparison = against_plain(spec, texts[0], seed=seed, **tasks[0].given, **dials)
     if as_json:
-        document = answer.document(spec, lines, done, comparison, options, greedy=params.greedy)
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps(answer.document(spec, answers, comparison, dials), allow_nan=False))
     elif comparison:
         answer.speedup(comparison)
-    if not as_json and (end := answer.cut(lines, done, max_new_tokens)):
-        print(end, file=sys.stderr)
-    if lenience < 1 and not as_json:
-        print(answer.departure(done, lenience, greedy=params.greedy), file=sys.stderr)
-    if interrupted:
-        raise typer.Exit(130)
+    for remark in answer.remarks(answers, lenience, as_json=as_json):
+        print(remark, file=sys.stderr)
+    if reasons & {"interrupted", "error"}:
+        raise typer.Exit(130 if "interrupted" in reasons else 1)
 
 
-def _stream(spec: Speculator, prompt: Any, seed: int, options: dict[str, Any]) -> Completion:
+def _stream(
+    spec: Speculator, prompt: Any, task: Task, seed: int, dials: dict[str, Any]
+) -> Completion:
     """Print text as it comes, as ids where there is no tokenizer."""
-    pieces = spec.stream(prompt, seed=seed, **options)
+    pieces = spec.stream(prompt, task.params, seed=seed, **dials)
     tokens = 0
     try:
         while True:
@@ -119,22 +119,25 @@ def _stream(spec: Speculator, prompt: Any, seed: int, options: dict[str, Any]) -
     except StopIteration as end:
         print()
         return end.value
+    except ControlError as error:
+        print("\n" * (tokens > 0), end="", flush=True)
+        print("error:", error, file=sys.stderr)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print(f"\ninterrupted after {tokens} tokens", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _all(
-    spec: Speculator, lines: list[prompts.Line], seed: int, options: dict[str, Any]
-) -> Iterator[Completion]:
+def _all(spec: Speculator, requests: list[Request], dials: dict[str, Any]) -> Iterator[Completion]:
     """All completions, in order, a batch at a time; of several, progress on standard error."""
+    from foretoken.options import check
     from foretoken.speculator import BATCH
 
-    starts = range(0, len(lines), BATCH)
+    judge = check(**dials)
+    rows = spec.rows(requests)  # all of them first: a grammar that does not compile fails now
+    starts = range(0, len(rows), BATCH)
     for i in bar(starts, "generating") if len(starts) > 1 else starts:
-        batch = lines[i : i + BATCH]
-        seeds = [(seed, row) for row in range(i, i + len(batch))]
-        done = spec.generate([line.prompt for line in batch], seed=seeds, **options)
+        done = spec.complete(rows[i : i + BATCH], judge, dials["gamma"])
         yield from done
         if any(completion.finish_reason == "interrupted" for completion in done):
             return

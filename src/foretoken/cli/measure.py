@@ -95,7 +95,7 @@ def run(
     given["prompts"] = str(parameters["prompts"])
     options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
-    texts = [line.prompt for line in prompt_files.for_model(lines, spec)]
+    texts = [prompt_files.for_model(line, spec) for line in lines]
     track = partial(bar, text="measuring")
     if out is None:
         return measure(spec, texts, options, track=track)

@@ -1,34 +1,59 @@
-"""Prompts from an argument, a file or standard input."""
+"""Prompts from an argument, a file or standard input. A line of a file may hold messages instead,
+and wishes of its own, where a command follows them."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.errors import InputError
+from foretoken import chat
+from foretoken.cli import files
+from foretoken.errors import ForetokenError, InputError
+from foretoken.sampling.params import FIELDS
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
+PLAIN = ("prompt", "id")
+WISHES = tuple(name for name in FIELDS if name not in ("processors", "stopping"))  # those are code
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt, and the id of its completion in JSON."""
+    """A prompt, or messages in its place, the id of its completion in JSON, wishes of its own, and
+    where it stands, for errors."""
 
     prompt: str | list[int]
     id: Any = None
+    messages: list[chat.Message] = field(default_factory=list[chat.Message])
+    wishes: dict[str, Any] = field(default_factory=dict[str, Any])
+    place: str = ""
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """An error within says where the line stands."""
+        try:
+            yield
+        except ForetokenError as error:
+            if not self.place:
+                raise
+            raise type(error)(f"{self.place}: {error}") from None
 
 
-def read(argument: str | None, file: Path | None) -> list[Line]:
-    """The argument, the lines of the file, or standard input as one prompt."""
+def read(argument: str | None, file: Path | None, *, wishes: bool = False) -> list[Line]:
+    """The argument, the lines of the file, or standard input as one prompt. `wishes`: whether lines
+    may hold messages and wishes."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return _from_file(file)
+        return _from_file(file, wishes)
     if argument is not None:
         return [Line(prompt=argument)]
     try:
@@ -42,63 +67,81 @@ def read(argument: str | None, file: Path | None) -> list[Line]:
     return [Line(prompt=text.removesuffix("\n"))]
 
 
-def _from_file(file: Path) -> list[Line]:
-    if not file.exists():
-        raise InputError(f"{file} cannot be read: there is no such file; give one with prompts")
-    try:
-        rows = file.read_bytes().decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read as text in UTF-8: {error}") from None
-    rows = [row.removesuffix("\r") for row in rows]
+def _from_file(file: Path, wishes: bool) -> list[Line]:
+    rows = [row.removesuffix("\r") for row in files.text(file, "prompts").split("\n")]
     numbered = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not numbered:
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json"):
         return [Line(prompt=row) for _, row in numbered]
-    return [_parse(file, number, row) for number, row in numbered]
+    keys = (*PLAIN, "messages", *WISHES) if wishes else PLAIN
+    return [_parse(f"{file}, line {number}", row, keys) for number, row in numbered]
 
 
-def _parse(file: Path, number: int, row: str) -> Line:
+def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
     from pydantic import ValidationError
 
     try:
-        parsed = _form().model_validate_json(row)
-        line = Line(parsed.prompt, parsed.id)
+        read = _form().model_validate_json(row)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "line"
+        key = ".".join(str(part) for part in first["loc"]) or "line"
         raise InputError(
-            f"{file}, line {number}: {field}: {first['msg']}; "
-            'give {"prompt": text or ids, "id": anything}'
+            f'{place}: {key}: {first["msg"]}; give {{"prompt": text or ids, "id": anything}}'
         ) from None
-    try:
-        json.dumps(line.id, allow_nan=False)
-    except ValueError:
-        raise InputError(f"{file}, line {number}: id: NaN and Infinity are no JSON") from None
-    if not line.prompt:
-        raise InputError(f"{file}, line {number}: the prompt is empty; give text or ids")
+    line = Line(read.prompt or "", read.id, read.messages or [], read.model_extra or {}, place)
+    with line.named():
+        _require_keys([*read.model_fields_set, *line.wishes], keys)
+        _require_finite({"id": line.id, **line.wishes})
+        if line.messages:
+            chat.require(line.messages)
+        elif not line.prompt:
+            raise InputError("the prompt is empty; give text or ids")
     return line
 
 
 @cache
 def _form() -> Any:
-    """One line of a JSONL prompt file; other keys are an error."""
+    """One line of a JSONL prompt file, whatever other keys it has."""
     from pydantic import ConfigDict, create_model  # late: `--help` and plain text do without it
 
-    strict = ConfigDict(extra="forbid", strict=True)
-    return create_model("Line", __config__=strict, prompt=(str | list[int], ...), id=(Any, None))
+    return create_model(
+        "Line",
+        __config__=ConfigDict(extra="allow", strict=True),
+        prompt=(str | list[int], None),
+        messages=(list[dict[str, Any]], None),
+        id=(Any, None),
+    )
 
 
-def for_model(lines: list[Line], spec: Speculator) -> list[Line]:
-    """As the model reads them: without a tokenizer, text must be ids separated by commas."""
-    return lines if spec.tokenizer is not None else [_as_ids(line) for line in lines]
+def _require_keys(given: list[str], keys: tuple[str, ...]) -> None:
+    """InputError for keys that there are not, or not together."""
+    for key in given:
+        if key not in keys:
+            near = get_close_matches(key, keys, 1, 0.5)
+            remedy = f"did you mean {near[0]}?" if near else f"give some of {', '.join(keys)}"
+            raise InputError(f"{key[:40]} is no key of a line here; {remedy}")
+    if ("prompt" in given) == ("messages" in given):
+        if "prompt" in given:
+            raise InputError("there are a prompt and messages; give one of them")
+        other = ", or messages" if "messages" in keys else ""
+        raise InputError(f"there is no prompt; give one{other}")
 
 
-def _as_ids(line: Line) -> Line:
-    if isinstance(line.prompt, list):
-        return line
+def _require_finite(values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise InputError(f"{key}: NaN and Infinity are no JSON") from None
+
+
+def for_model(line: Line, spec: Speculator) -> str | list[int]:
+    """A prompt as the model reads it: without a tokenizer, text must be ids with commas between."""
+    if isinstance(line.prompt, list) or spec.tokenizer is not None:
+        return line.prompt
     try:
-        return Line([int(part) for part in line.prompt.split(",") if part.strip()], line.id)
+        return [int(part) for part in line.prompt.split(",") if part.strip()]
     except ValueError:
         raise InputError(
             f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "

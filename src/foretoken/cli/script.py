@@ -53,10 +53,20 @@ app.add_typer(train.app, name="train")
 def main() -> None:
     """Run the command in sys.argv. Ctrl-C exits with 130, a closed pipe (`| head`) with 1."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except typer.TyperException as error:  # an unknown option, or no value of its type
+        if said := " ".join(error.format_message().split()):  # "" where the help is shown instead
+            print(f"error: {said.removesuffix('.')}{_help(error)}", file=sys.stderr)
+        sys.exit(2)
     except (ForetokenError, OSError) as error:  # OSError: a file that cannot be written
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except Exception:  # a bug; not exit code 1, which is an answer of certify's
         traceback.print_exc()
         sys.exit(3)
+
+
+def _help(error: typer.TyperException) -> str:
+    """Where the options of the command stand."""
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f"; {context.command_path} --help lists all options"

@@ -28,7 +28,7 @@ def trace(
         line = Text(f"{number:4d} ", style="dim")
 
         def add(token: int, fate: str, line: Text = line) -> None:
-            spelled = _on_one_line(_spell(tokenizer, so_far, token))
+            spelled = _on_one_line(spell(tokenizer, so_far, token))
             line.append(_marked(spelled, fate) if marks else spelled, style=fate)
 
         for token in step.kept[: step.accepted]:
@@ -78,7 +78,8 @@ def _marked(spelled: str, fate: str) -> str:
     return f"{before}{mark[0]}{word}{mark[1]}{behind}"
 
 
-def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
+def spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
+    """What a token adds to the text of those before it; its id where there is no tokenizer."""
     if tokenizer is None:
         return f"{token} "
     head = before[-LOOK_BACK:]

@@ -4,47 +4,103 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from foretoken.cli.answer import cut, departure, show
+from foretoken.cli.answer import Answer, answers, cut, departure, document, remarks, show
 from foretoken.cli.prompts import Line
+from foretoken.cli.task import tasks
+from foretoken.sampling.logprobs import Logprobs
 
 
-def completion(count: int = 4, reason: str = "length", bias: float = 0.0, drafted: int = 0):
-    stats = SimpleNamespace(bias=bias, drafted=drafted)
-    return SimpleNamespace(tokens=[7] * count, text=None, finish_reason=reason, stats=stats)
+def completion(count: int = 4, reason: str = "length", **known):
+    stats = {"bias": known.pop("bias", 0.0), "drafted": known.pop("drafted", 0)}
+    stats = SimpleNamespace(**stats, to_dict=lambda: stats)
+    known = {"error": None, "logprobs": None, "prompt_logprobs": None, "stop_reason": None} | known
+    known |= {"text": None, "seed": (0, 0), "steps": []}
+    return SimpleNamespace(tokens=[7] * count, finish_reason=reason, stats=stats, **known)
+
+
+def made(done, lines=None, **given) -> list[Answer]:
+    """Each of a prompt of its own, unless `lines` are given."""
+    lines = lines or [Line(chr(ord("a") + i)) for i in range(len(done))]
+    requests = [SimpleNamespace(prompt=[1], source=None)] * len(done)
+    return answers(tasks(lines, given), requests, done)
 
 
 def test_texts_that_the_context_ended():
-    one, two = Line("a"), Line("b")
-    assert cut([one], [completion(4)], 4) == ""
-    assert cut([one], [completion(3, "eos")], 4) == ""
-    assert cut([one], [completion(3)], 4).endswith("after 3 new tokens of 4 asked for")
-    assert cut([one, two], [completion(4), completion(3)], 4).endswith("asked for: prompt 1")
-    many = cut([one] * 10, [completion(1)] * 10, 4)
+    four, three = {"max_new_tokens": 4}, [Line("a"), Line("b", wishes={"max_new_tokens": 3})]
+    assert cut(made([completion(4)], **four)) == ""
+    assert cut(made([completion(3, "stop")], **four)) == ""
+    one = cut(made([completion(3)], **four))
+    assert one.endswith("after 3 new tokens of 4 asked for")
+    two = cut(made([completion(4), completion(3)], **four))
+    assert two.endswith("before the 4 new tokens asked for: prompt 1")
+    assert cut(made([completion(4), completion(3)], three, **four)) == ""
+    unlike = cut(made([completion(4), completion(2)], three, **four))
+    assert unlike.endswith("does, before the new tokens asked for: prompt 1")
+    many = cut(made([completion(1)] * 10, **four))
     assert many.startswith("10 of 10 texts end") and many.endswith(
         "prompt 0, 1, 2, 3, 4, 5, 6, 7, ..."
     )
+    both = made([completion(1)] * 2, [Line("a")], num_return_sequences=2, temperature=1.0)
+    assert cut(both).startswith("2 of 2 texts") and cut(both).endswith("prompt 0")
 
 
 def test_a_text_without_bias_or_guesses_is_the_target_s():
-    greedy = departure([completion(drafted=5)], 0.5, greedy=True)
+    greedy = departure(made([completion(drafted=5)]), 0.5)
     assert (
         greedy == "lenience 0.5: still the target's greedy text: all 4 tokens are its first choice."
     )
-    assert departure([completion()], 0.5, greedy=False).endswith("law: nothing was guessed.")
+    drawn = departure(made([completion()], temperature=1.0), 0.5)
+    assert drawn.endswith("law: nothing was guessed.")
 
 
 def test_bias_is_a_mean_over_all_tokens():
     done = [completion(3, bias=0.2, drafted=2), completion(1)]
-    assert "law that is 0.1500 away (total variation, mean of 4 tokens)" in departure(
-        done, 0.5, greedy=False
-    )
-    assert "2 times it" in departure(done, 0.5, greedy=False)
-    assert "1 of 4 tokens are not its first choice" in departure(done, 0.5, greedy=True)
+    drawn = departure(made(done, temperature=1.0), 0.5)
+    assert "law that is 0.1500 away (total variation, mean of 4 tokens)" in drawn
+    assert "2 times it" in drawn
+    assert "1 of 4 tokens are not its first choice" in departure(made(done), 0.5)
+    mixed = [Line("a", wishes={"temperature": 1.0}), Line("b")]
+    assert "0.1500 away" in departure(made(done, mixed), 0.5)
 
 
 def test_several_texts_have_headings(capsys):
     lines = [Line("a\nb", id="x"), Line([1, 2])]
-    show(SimpleNamespace(), lines, [completion(2), completion(1)], steps=False)
+    spec = SimpleNamespace(tokenizer=None)
+    show(spec, made([completion(2), completion(1)], lines), steps=False)
     assert capsys.readouterr().out == "==> prompt 0 (x): a b <==\n7,7\n\n==> prompt 1: 1,2 <==\n7\n"
-    show(SimpleNamespace(), lines[:1], [completion(2)], steps=False)
+    show(spec, made([completion(2)], lines[:1]), steps=False)
     assert capsys.readouterr().out == "7,7\n"
+    asked = {"num_return_sequences": 2, "temperature": 1.0}
+    show(spec, made([completion(2), completion(1)], lines[:1], **asked), steps=False)
+    assert "\n\n==> prompt 0, text 1 (x): a b <==\n7\n" in capsys.readouterr().out
+
+
+def test_messages_are_headed_by_the_last():
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
+    (answer,) = made([completion()], [Line("", messages=turns)])
+    assert answer.heading == "==> prompt 0: Where? <=="
+    calls = [{"role": "assistant", "content": None, "tool_calls": [{}]}]
+    assert made([completion()], [Line("", messages=calls)])[0].heading == "==> prompt 0:  <=="
+
+
+def test_texts_that_failed_are_remarks_in_any_form():
+    done = [completion(1), completion(1, "error", error="no token is left")]
+    for as_json in (True, False):
+        said = list(remarks(made(done, max_new_tokens=1), 0.5, as_json=as_json))
+        assert said[0] == "error: prompt 1: no token is left" and len(said) == 2 - as_json
+    assert list(remarks(made(done[:1], max_new_tokens=1), 1.0, as_json=False)) == []
+
+
+def test_a_document_has_what_was_given_and_what_was_asked_for():
+    spec = SimpleNamespace(
+        target_name="t", draft_name="d", target=SimpleNamespace(runtime="table"), tokenizer=None
+    )
+    known = [Logprobs(7, -0.5, ((7, -0.5), (8, -float("inf"))))]
+    lines = [Line("a", wishes={"logprobs": 2}), Line("b")]
+    done = [completion(1, logprobs=known), completion(1, "stop", stop_reason="x")]
+    dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
+    found = document(spec, made(done, lines, temperature=0.5), None, dials)["completions"]
+    assert found[0]["params"] == {"temperature": 0.5, "logprobs": 2} and found[0]["prompt"] == 0
+    assert found[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
+    assert found[1]["stop_reason"] == "x" and found[1]["gamma"] == 2
+    assert found[1].keys() & {"logprobs", "prompt_logprobs"} == set()

@@ -34,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target whose settings are refused, with its tokenizer elsewhere; a draft, prompts, text."""
     base = tmp_path_factory.mktemp("loading")
     target = llama(320, eos_token_id=None)
-    target.generation_config.repetition_penalty = 1.1
+    target.generation_config.guidance_scale = 1.5
     folder(base / "target", target)
     folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
     byte_level().save_pretrained(base / "words")
@@ -87,10 +87,10 @@ NAMES = ("generate", "measure", "plan", "bench", "samples", "ngram", "heads", "d
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_penalty_is_refused_with_a_remedy_that_the_command_has(run, base, commands, name):
+def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, commands, name):
     words = ("--tokenizer", base / "words")
     refused = run(*commands[name], *words)
-    mistake(refused, "repetition_penalty=1.1")
+    mistake(refused, "guidance_scale=1.5")
     assert "--ignore-generation-config" in refused.err
     done = run(*commands[name], *words, "--ignore-generation-config")
     assert done.code == 0, done.err

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from foretoken.cli.prompts import Line, for_model, read
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
 
 
 def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
@@ -21,8 +23,68 @@ def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
 
 
 def test_ids_for_a_model_without_a_tokenizer():
-    lines = [Line("1, 2,,3", id="a"), Line([4, 5])]
-    assert for_model(lines, SimpleNamespace(tokenizer=None)) == [Line([1, 2, 3], "a"), Line([4, 5])]
-    assert for_model(lines, SimpleNamespace(tokenizer=object())) == lines
+    bare, words = SimpleNamespace(tokenizer=None), SimpleNamespace(tokenizer=object())
+    assert for_model(Line("1, 2,,3", id="a"), bare) == [1, 2, 3]
+    assert for_model(Line([4, 5]), bare) == for_model(Line([4, 5]), words) == [4, 5]
+    assert for_model(Line("1,2"), words) == "1,2"
     with pytest.raises(InputError, match="'one,2' is not ids separated by commas"):
-        for_model([Line("one,2")], SimpleNamespace(tokenizer=None))
+        for_model(Line("one,2"), bare)
+
+
+USER = {"role": "user", "content": "Where?"}
+
+
+def parse(tmp_path: Path, *rows: object, wishes: bool = True) -> list[Line]:
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return read(None, file, wishes=wishes)
+
+
+def test_a_line_with_messages_and_wishes(tmp_path):
+    first, second = parse(
+        tmp_path,
+        {"prompt": "a", "temperature": 0.5, "stop_strings": ["x"], "id": 1},
+        {"messages": [USER], "top_k": None},
+    )
+    assert first.wishes == {"temperature": 0.5, "stop_strings": ["x"]} and first.id == 1
+    assert second.messages == [USER] and not second.prompt and second.wishes == {"top_k": None}
+    assert second.place == f"{tmp_path / 'p.jsonl'}, line 2"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "a", "temprature": 1}, "temprature is no key of a line here; did you mean tem"),
+        ({"prompt": "a", "top-k": 1}, "top-k is no key of a line here; did you mean top_k?"),
+        ({"prompt": "a", "zzz": 1}, "zzz is no key of a line here; give some of prompt, id, mess"),
+        ({"prompt": "a", "stopping": []}, "stopping is no key of a line here; did you mean"),
+        ({"prompt": "a", "messages": [USER]}, "there are a prompt and messages; give one of them"),
+        ({"id": 1}, "there is no prompt; give one, or messages"),
+        ({"messages": []}, "the prompt is empty; give text or ids"),
+        ({"messages": "a"}, "messages: Input should be a valid array"),
+        ({"messages": [{"role": "user"}]}, "message 0 has the content None"),
+        ({"messages": [{"content": "a"}]}, "message 0 has the role None"),
+        ({"prompt": None}, "prompt.str: Input should be a valid string"),
+        ('{"prompt": "a", "logit_bias": {"5": -Infinity}}', "logit_bias: NaN and Infinity are no"),
+    ],
+)
+def test_lines_that_are_none_are_told_by_place(tmp_path, row, says):
+    with pytest.raises(InputError) as error:
+        parse(tmp_path, {"prompt": "a"}, row)
+    assert str(error.value).startswith(f"{tmp_path / 'p.jsonl'}, line 2: {says}")
+
+
+def test_a_command_that_follows_no_wishes_refuses_them(tmp_path):
+    for row in ({"prompt": "a", "top_k": 1}, {"messages": [USER]}):
+        with pytest.raises(InputError, match="is no key of a line here; give some of prompt, id$"):
+            parse(tmp_path, row, wishes=False)
+    with pytest.raises(InputError, match="line 1: there is no prompt; give one$"):
+        parse(tmp_path, {"id": 1}, wishes=False)
+
+
+def test_an_error_says_where_a_line_stands():
+    with pytest.raises(RefusedError, match="^f, line 3: cannot be$"):
+        with Line("a", place="f, line 3").named():
+            raise RefusedError("cannot be")
+    with pytest.raises(RefusedError, match="^cannot be$"), Line("a").named():
+        raise RefusedError("cannot be")

@@ -42,7 +42,8 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     """
     plain: list[Completion] = []
     fast: list[Completion] = []
-    _run(spec, prompt, options, max_new_tokens=4)  # warm up: first calls are slow
+    few = max(4, options.get("min_new_tokens") or 0)
+    _run(spec, prompt, options, max_new_tokens=few)  # warm up: first calls are slow
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))

@@ -1,0 +1,89 @@
+"""Options that make messages of prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from typer import Option
+
+from foretoken import chat
+from foretoken.cli import files, prompts
+from foretoken.cli.prompts import Line
+from foretoken.cli.wishes import as_json
+from foretoken.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from foretoken.speculator import Speculator
+
+
+class Template(NamedTuple):
+    """What makes a prompt of messages: Jinja text, None for the tokenizer's own, and variables."""
+
+    text: str | None = None
+    variables: dict[str, Any] | None = None
+
+    def prompt(self, line: Line, spec: Speculator) -> str | list[int]:
+        """A line as the model reads it: messages as ids."""
+        if not line.messages:
+            return prompts.for_model(line, spec)
+        with line.named():
+            return chat.ids(line.messages, spec.tokenizer, self.text, self.variables)
+
+
+def _messages(text: str, *flags: str) -> Any:
+    return Option(*flags, help=text, rich_help_panel="Messages")
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Whether prompts are messages, and how these become text."""
+
+    chat: Annotated[
+        bool, _messages("Every prompt is a user's message, for an assistant's reply.", "--chat")
+    ] = False
+    system: Annotated[str | None, _messages("The system's message before it.")] = None
+    chat_template: Annotated[
+        Path | None, _messages("A file with a Jinja template instead of the tokenizer's.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None, _messages('Its variables: {"enable_thinking": false}.')
+    ] = None
+
+    @property
+    def template(self) -> Template:
+        """What makes prompts of messages, the file read."""
+        file, given = self.chat_template, self.chat_template_kwargs
+        text = None if file is None else files.text(file, "a Jinja template")
+        if given is None:
+            return Template(text)
+        variables = as_json("chat_template_kwargs", given)
+        if not isinstance(variables, dict):
+            raise InputError(f"chat_template_kwargs is {shown(given)}; give a JSON object")
+        return Template(text, variables)
+
+    def wrap(self, lines: list[Line]) -> list[Line]:
+        """The lines, with `chat` as messages; InputError for options that no line has a use for."""
+        lines = [self._wrap(line) for line in lines]
+        if not any(line.messages for line in lines):
+            for name in ("system", "chat_template", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise InputError(f"{flag} is for messages, and there are none; add --chat")
+        return lines
+
+    def _wrap(self, line: Line) -> Line:
+        messages = line.messages
+        if not messages:
+            if not self.chat:
+                return line
+            with line.named():
+                if not isinstance(line.prompt, str):
+                    raise InputError("--chat takes text or messages, not ids; leave it out")
+                if not line.prompt:
+                    raise InputError("the prompt is empty; give a text")
+            messages = [{"role": "user", "content": line.prompt}]
+        if self.system is not None and messages[0]["role"] not in ("system", "developer"):
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return replace(line, messages=messages)

@@ -1,0 +1,221 @@
+"""The options of a row's wishes, in groups as `--help` shows them: the fields of `SamplingParams`
+that a command line can write down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from foretoken.cli import files
+from foretoken.errors import InputError, RefusedError, shown
+from foretoken.sampling.params import CHECKS, MAX_NEW_TOKENS, SamplingParams
+
+Text = str | None
+Count = int | None
+Number = float | None
+
+
+def _panel(name: str) -> Callable[..., Any]:
+    def option(text: str, *flags: str, many: bool = False) -> Any:
+        """`many`: it may be repeated; "<list[str]>" would be too wide for the longest names."""
+        metavar = "<str>" if many else None
+        return Option(*flags, help=text, rich_help_panel=name, metavar=metavar)
+
+    return option
+
+
+DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+_sampling = _panel("Sampling")
+_ends = _panel("Ends")
+_penalty = _panel("Penalties and bans")
+_structure = _panel("Structured output")
+_report = _panel("What is reported")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which tokens are drawn from."""
+
+    temperature: Annotated[float, _sampling("0 is greedy.")] = 0.0
+    top_k: Annotated[int, _sampling("From the likeliest so many; 0 is off.")] = 0
+    top_p: Annotated[
+        float, _sampling("From the likeliest that hold this probability; 1 is off.")
+    ] = 1.0
+    min_p: Annotated[
+        float, _sampling("From those at least so likely, the likeliest being 1; 0 is off.")
+    ] = 0.0
+    typical_p: Annotated[
+        Number, _sampling("From the most typical that hold this probability; 1 is off.")
+    ] = None
+    epsilon_cutoff: Annotated[
+        Number, _sampling("From those of at least this probability; 0 is off.")
+    ] = None
+    eta_cutoff: Annotated[
+        Number, _sampling("The same, but less is enough where many are likely; 0 is off.")
+    ] = None
+    num_return_sequences: Annotated[int, _sampling("Texts of every prompt.")] = 1
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How long a text goes on."""
+
+    max_new_tokens: Annotated[int, _ends("New tokens of a text at most.")] = MAX_NEW_TOKENS
+    min_new_tokens: Annotated[Count, _ends("No end of sequence before so many.")] = None
+    stop_strings: Annotated[
+        list[str] | None,
+        _ends("Ends the text, taken literally; may be repeated.", "--stop", many=True),
+    ] = None
+    include_stop_string: Annotated[
+        bool, _ends("Keep in the text what stopped it.", "--include-stop-string")
+    ] = False
+    stop_token_ids: Annotated[Text, _ends("Ids that end the text, with commas between.")] = None
+    ignore_eos: Annotated[bool, _ends("Go on behind an end of sequence.", "--ignore-eos")] = False
+    forced_eos_token_id: Annotated[Count, _ends("The id at --max-new-tokens.")] = None
+    exponential_decay_length_penalty: Annotated[
+        Text, _ends("START,FACTOR: from START on ends get likelier by FACTOR a token.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """What makes tokens less likely, more likely or impossible."""
+
+    repetition_penalty: Annotated[
+        Number, _penalty("Above 1, what is in the text or prompt gets less likely.")
+    ] = None
+    encoder_repetition_penalty: Annotated[
+        Number, _penalty("Above 1, what is in the prompt gets likelier.")
+    ] = None
+    presence_penalty: Annotated[
+        float, _penalty("Subtracted from logits of ids that are in the text.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _penalty("Subtracted for each time they are in the text.")
+    ] = 0.0
+    no_repeat_ngram_size: Annotated[Count, _penalty("No run of so many ids twice.")] = None
+    encoder_no_repeat_ngram_size: Annotated[
+        Count, _penalty("No run of so many ids of the prompt.")
+    ] = None
+    bad_words_ids: Annotated[Text, _penalty("Sequences that never occur: [[5], [6, 7]].")] = None
+    sequence_bias: Annotated[
+        Text, _penalty("Added to the last logit of a sequence: [[[6, 7], -2.5]].")
+    ] = None
+    logit_bias: Annotated[Text, _penalty('Added to logits of ids: {"5": -2.5}.')] = None
+    suppress_tokens: Annotated[Text, _penalty("Ids that never occur, with commas between.")] = None
+    begin_suppress_tokens: Annotated[Text, _penalty("Ids that no text begins with.")] = None
+    forced_bos_token_id: Annotated[Count, _penalty("The id behind the decoder's first.")] = None
+    remove_invalid_values: Annotated[
+        bool, _penalty("Read NaN and infinite logits as numbers.", "--remove-invalid-values")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a text must match; at most one."""
+
+    json_schema: Annotated[Path | None, _structure("A file with a JSON schema.")] = None
+    regex: Annotated[Text, _structure("A regular expression.")] = None
+    grammar: Annotated[Path | None, _structure("A file with a Lark grammar.")] = None
+    choice: Annotated[
+        list[str] | None, _structure("One of the texts that match; may be repeated.", many=True)
+    ] = None
+
+    def structured(self) -> dict[str, Any] | None:
+        """The value of `structured`, files read; None where nothing is asked for."""
+        known = {field.name: getattr(self, field.name) for field in fields(Structure)}
+        asked = [name for name, value in known.items() if value not in (None, [])]
+        if len(asked) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+            raise RefusedError(f"a text cannot follow {flags} at once; give one of them")
+        if not asked:
+            return None
+        if self.json_schema is not None:
+            return {"json_schema": _schema(self.json_schema)}
+        if self.grammar is not None:
+            return {"lark": files.text(self.grammar, "a Lark grammar")}
+        return {asked[0]: known[asked[0]]}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is told beside a text, and what may decide about it."""
+
+    logprobs: Annotated[
+        Count, _report("Log probabilities of the text's tokens and of the N likeliest.")
+    ] = None
+    logprobs_of: Annotated[
+        str, _report("raw: in the model's own law; drawn: in the one that was drawn from.")
+    ] = "raw"
+    prompt_logprobs: Annotated[Count, _report("Those of the prompt's tokens.")] = None
+    deterministic: Annotated[
+        bool,
+        _report("Guess the same whatever other texts are generated with it.", "--deterministic"),
+    ] = False
+
+
+@dataclass(frozen=True)
+class Wishes(Report, Structure, Penalties, Ends, Sampling):
+    """All of them."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are not as they are when left out, by the names of `SamplingParams` and as a
+        line of JSON has them. InputError for one that is invalid by itself."""
+        said: dict[str, Any] = {**vars(self), "structured": self.structured()}
+        given: dict[str, Any] = {}
+        for name, default in DEFAULTS.items():  # in this order errors are told
+            value = said.get(name)
+            if value is None or value is False or value == [] or value == default:
+                continue
+            given[name] = READERS[name](name, value) if name in READERS else value
+            CHECKS[name](name, given[name])
+        return given
+
+
+def as_json(name: str, value: str) -> Any:
+    """An option's value that is JSON."""
+    try:
+        read = json.loads(value)
+        json.dumps(read, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is {shown(value)}, which is no JSON: {error}") from None
+    return read
+
+
+def _ids(name: str, value: str) -> list[int]:
+    try:
+        return [int(part) for part in value.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"{name} is {shown(value)}; give ids with commas between") from None
+
+
+def _decay(name: str, value: str) -> list[float]:
+    start, _, factor = value.partition(",")
+    try:
+        return [int(start), float(factor)]
+    except ValueError:
+        raise InputError(f"{name} is {shown(value)}; give START,FACTOR, such as 30,1.05") from None
+
+
+def _schema(file: Path) -> Any:
+    try:
+        return json.loads(files.text(file, "a JSON schema"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{file} is no JSON: {error}; give a JSON schema") from None
+
+
+READERS: dict[str, Callable[[str, str], Any]] = {
+    "bad_words_ids": as_json,
+    "sequence_bias": as_json,
+    "logit_bias": as_json,
+    "suppress_tokens": _ids,
+    "begin_suppress_tokens": _ids,
+    "stop_token_ids": _ids,
+    "exponential_decay_length_penalty": _decay,
+}
