@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from transformers import GenerationConfig
 
 from foretoken import load
-from foretoken.ends import CHANGES_LAW, Ends, Settings, read_settings
+from foretoken.ends import CHANGES_LAW, FOLLOWED, Ends, Settings, read_settings, resolved
 from foretoken.errors import InputError, RefusedError
-from tiny import llama, t5
+from foretoken.sampling.params import SamplingParams
+from tiny import byte_level, llama, t5
 
 
 def test_what_a_model_says():
@@ -72,7 +74,112 @@ def test_a_decoder_may_start_with_bos_but_must_start():
 
 
 @pytest.mark.parametrize("entry", CHANGES_LAW)
-def test_every_entry_that_changes_the_law(entry):
+def test_what_changes_nothing_is_no_entry(entry):
+    target = llama(64)
+    for harmless in CHANGES_LAW[entry]:
+        setattr(target.generation_config, entry, harmless)
+        settings = read_settings(target)
+        assert settings.objection is None and settings.controls == {}
+
+
+# Each entry that is followed: a value, as it is kept, and what a caller gives to switch it off
+ENTRIES: dict[str, tuple[Any, Any, Any]] = {
+    "repetition_penalty": (1.8, 1.8, 1.0),
+    "encoder_repetition_penalty": (1.7, 1.7, 1),
+    "no_repeat_ngram_size": (1, 1, 0),
+    "encoder_no_repeat_ngram_size": (1, 1, 0),
+    "bad_words_ids": ([[5], [7, 8]], [[5], [7, 8]], []),
+    "min_length": (8, 8, 0),
+    "min_new_tokens": (6, 6, 0),
+    "typical_p": (0.3, 0.3, 1.0),
+    "epsilon_cutoff": (0.3, 0.3, 0.0),
+    "eta_cutoff": (0.5, 0.5, 0.0),
+    "suppress_tokens": ([1, 2, 3], [1, 2, 3], []),
+    "begin_suppress_tokens": ([1, 2, 3], [1, 2, 3], []),
+    "sequence_bias": ({(9,): 2.5, (1, 2): -3.0}, [[[9], 2.5], [[1, 2], -3.0]], {}),
+    "exponential_decay_length_penalty": ((1, 1.5), (1, 1.5), (99, 1.0)),
+    "remove_invalid_values": (True, True, False),
+    "stop_strings": (["e", "a"], ["e", "a"], []),
+}
+PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44]]
+
+
+def test_every_entry_has_its_case():
+    assert {*ENTRIES} == FOLLOWED
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_that_is_followed(entry):
+    """A call that leaves it open generates as one that names it; a caller who names it wins."""
+    value, kept, off = ENTRIES[entry]
+    target = llama(320, eos_token_id=[*range(40)])
+    plain = load(target, "lookup", tokenizer=byte_level())
+    setattr(target.generation_config, entry, value)
+    settings = read_settings(target)
+    assert settings.objection is None and settings.controls == {entry: kept}
+    assert Settings.of(json.loads(json.dumps(settings.to_dict()))).controls == json.loads(
+        json.dumps({entry: kept})
+    )
+    own = load(target, "lookup", tokenizer=byte_level())
+    ignoring = load(target, "lookup", tokenizer=byte_level(), generation_config="ignore")
+    name = "min_new_tokens" if entry == "min_length" else entry
+    counts = [8 - len(prompt) for prompt in PROMPTS] if entry == "min_length" else [value] * 2
+
+    def text(pair, prompt, **named):
+        (found,) = pair.generate([prompt], temperature=0.9, gamma=2, max_new_tokens=12, **named)
+        return found.tokens
+
+    for prompt, given in zip(PROMPTS, counts, strict=True):
+        assert text(own, prompt) == text(plain, prompt, **{name: given})
+        unlike = text(plain, prompt)
+        assert text(own, prompt, **{name: off}) == unlike == text(ignoring, prompt)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [("repetition_penalty", -1.0), ("bad_words_ids", 7), ("min_length", -3), ("typical_p", "x")],
+)
+def test_an_entry_that_cannot_be_followed(entry, value):
+    target = llama(64)
+    setattr(target.generation_config, entry, value)
+    with pytest.raises(InputError, match="^the model's generation config: .*; correct it there$"):
+        read_settings(target)
+
+
+def least(prompt: int, controls: dict[str, int], **wishes: int) -> int | None:
+    return resolved(SamplingParams(**wishes), controls, Ends(), prompt).min_new_tokens
+
+
+def test_min_length_counts_the_prompt():
+    assert least(3, {"min_length": 8}) == 5
+    assert least(8, {"min_length": 8}) is None and least(9, {"min_length": 8}) is None
+    assert least(3, {"min_length": 8}, min_new_tokens=2) == 2
+    assert least(3, {"min_length": 8}, min_new_tokens=0) == 0
+    assert least(3, {"min_length": 8}, max_new_tokens=4) == 4  # there is no room for more
+    assert least(3, {"min_new_tokens": 6}) == 6
+
+
+def test_min_new_tokens_takes_the_place_of_min_length():
+    """As in transformers, also where it is 0."""
+    target = llama(64)
+    target.generation_config.update(min_length=20, min_new_tokens=6)
+    assert read_settings(target).controls == {"min_new_tokens": 6}
+    target.generation_config.min_new_tokens = 0
+    assert read_settings(target).controls == {}
+
+
+def test_forced_ids_are_the_callers_where_he_names_them():
+    ends = Ends(forced_bos=4, forced_eos=5)
+    open_ = resolved(SamplingParams(), {}, ends, 1)
+    assert (open_.forced_bos_token_id, open_.forced_eos_token_id) == (4, 5)
+    mine = resolved(SamplingParams(forced_eos_token_id=9), {}, ends, 1)
+    assert (mine.forced_bos_token_id, mine.forced_eos_token_id) == (4, 9)
+    wishes = SamplingParams(0.5)
+    assert resolved(wishes, {}, Ends(), 1) is wishes
+
+
+@pytest.mark.parametrize("entry", [entry for entry in CHANGES_LAW if entry not in FOLLOWED])
+def test_an_entry_that_changes_the_law_and_is_not_followed(entry):
     target = llama(64)
     for harmless in CHANGES_LAW[entry]:
         setattr(target.generation_config, entry, harmless)

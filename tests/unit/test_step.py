@@ -54,14 +54,14 @@ def one_step(
     draft: Draft,
     gamma: list[int],
     rows: list[Row] | None = None,
-    params: SamplingParams = GREEDY,
+    params: SamplingParams | None = None,
     law=counting,
     rule=speculative,
 ) -> tuple[list[Row], TableModel, Says]:
     keys = [RowKey(0, b) for b in range(len(gamma))]
     rows = rows or [Row.of(Request([0], 100, key)) for key in keys]
     for row in rows:
-        row.request = replace(row.request, params=params)
+        row.request = replace(row.request, params=params or row.request.params)
         row.controls = row.controls or chain(row.request, V)
     target, drafter = TableModel(law, V), Says(draft)
     target.start([row.tokens[:-1] for row in rows])
@@ -217,3 +217,40 @@ def test_at_temperature_0_the_overlap_is_q_at_the_argmax():
     q = torch.full((1, 1, V), 1 / V, dtype=torch.float64)
     rows, _, _ = one_step(pack([[1]], q), [1], params=GREEDY)
     assert rows[0].records[0].overlaps == (1 / V,)
+
+
+def controlled(tokens: list[int], **wishes) -> Row:
+    row = Row.of(Request(tokens, 10, RowKey(0, 0), params=SamplingParams(**wishes)))
+    row.controls = chain(row.request, V)
+    return row
+
+
+@pytest.mark.parametrize("guess", [V, -1, 10**9])
+def test_ids_of_no_vocabulary_are_refused_before_controls_see_them(guess):
+    for wishes in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}):
+        row = controlled([0], **wishes)
+        with pytest.raises(RefusedError, match=rf"guessed \[1, {guess}\] for row 0"):
+            one_step(pack([[1, guess]]), [2], [row], row.request.params)
+        assert row.tokens == [0] and not row.records
+
+
+@pytest.mark.parametrize("told", ["raw", "drawn"])
+def test_a_dead_end_ends_a_row_behind_the_guesses_before_it(told):
+    """Guesses behind it do not count, though the target's own logits would have kept them."""
+    wishes = {"no_repeat_ngram_size": 1, "suppress_tokens": [2, 3], "logprobs": 0}
+    row = controlled([0], **wishes, logprobs_of=told)
+    mate = Row.of(Request([0], 10, RowKey(0, 1)))
+    (failed, whole), _, drafter = one_step(pack([[1, 2, 3], [1, 2, 3]]), [3, 3], [row, mate])
+    assert failed.tokens == [0, 1] and failed.finish_reason == "error"
+    assert str(failed.error) == "suppress_tokens leaves no token behind 2 tokens"
+    assert failed.records[0].accepted == 1 and failed.records[0].kept == (1,)
+    assert len(failed.records[0].overlaps) == len(failed.logprobs) == 1
+    assert whole.tokens == [0, 1, 2, 3, 0] and whole.error is None
+    assert drafter.committed == [[1], [1, 2, 3, 0]]
+
+
+def test_a_dead_end_at_once_leaves_a_row_as_it_was():
+    row = controlled([0], suppress_tokens=range(V), logprobs=1, logprobs_of="drawn")
+    (failed,), _, drafter = one_step(pack([[1, 2]]), [2], [row])
+    assert failed.tokens == [0] and failed.error is not None and failed.logprobs == []
+    assert failed.records[0].kept == () and drafter.committed == [[]]

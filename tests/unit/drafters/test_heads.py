@@ -91,3 +91,16 @@ def test_rows_leave_and_join():
     draft = mine.propose([1] * 3, draw(3, GREEDY))
     assert draft.lengths.tolist() == [1, 1, 0]
     assert draft.tokens[:2, 0].tolist() == [before[0], before[2]]
+
+
+@torch.inference_mode()
+def test_a_row_that_keeps_no_token_leaves():
+    """Its controls left none; its mates go on."""
+    mine = drafter(Target())
+    mine.commit([[7], [], [10, 11, 12]])
+    mine.leave([1])
+    other = drafter(Target())
+    other.commit([[7], [8, 9], [10, 11, 12]])
+    other.leave([1])
+    drafts = [each.propose([K] * 2, draw(2, GREEDY)).tokens for each in (mine, other)]
+    assert torch.equal(*drafts)

@@ -237,7 +237,7 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
     for name in ("Llama", "T5"):
         path = saved(tmp_path / name, seed=6, name=name)
         settings = {"eos_token_id": [7, 9], "forced_eos_token_id": 5, "do_sample": True}
-        settings |= {"temperature": 0.6, "repetition_penalty": 1.2}
+        settings |= {"temperature": 0.6, "repetition_penalty": 1.2, "num_beams": 2}
         file = tmp_path / name / "generation_config.json"
         known = json.loads(file.read_text())
         file.write_text(json.dumps(known | settings))
@@ -251,10 +251,12 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         assert (kept.V, kept.encoder_decoder) == (own.V, own.encoder_decoder)
         assert first.ends == second.ends == own.settings.ends and first.ends.eos == {7, 9}
         for _ in range(2):
-            with pytest.raises(RefusedError, match="repetition_penalty=1.2"):
+            with pytest.raises(RefusedError, match="num_beams=2"):
                 load(path, "uniform")
-        file.write_text(json.dumps(known | settings | {"repetition_penalty": 1.0}))
-        assert load(path, "uniform").suggested == {"temperature": 0.6}
+        file.write_text(json.dumps(known | settings | {"num_beams": 1}))
+        followed = load(path, "uniform")
+        assert followed.suggested == {"temperature": 0.6}
+        assert followed.controls == {"repetition_penalty": 1.2} and first.controls == {}
 
 
 def test_a_kept_conversion_that_is_damaged_is_made_again(tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from foretoken.sampling.distributions import law
-from foretoken.sampling.judge import Block, Coupled, Greedy, LenientGreedy, Sampled, choose
+from foretoken.sampling.judge import (
+    COUPLED,
+    Block,
+    Coupled,
+    Greedy,
+    LenientGreedy,
+    Sampled,
+    choose,
+)
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block, overlap
@@ -58,3 +66,24 @@ def test_the_judge_follows_from_temperature_and_lenience() -> None:
     judges = [choose(block, x) for x in (1.0, 0.5)]
     assert [type(judge.greedy) for judge in judges] == [Greedy, LenientGreedy]
     assert [type(judge.sampled) for judge in judges] == [Sampled, Sampled]
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5])
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("certain", [False, True])
+def test_greedy_rows_among_sampled_ones_are_judged_as_alone(certain, coupled, lenience) -> None:
+    if coupled and lenience != 1:
+        return  # these two are refused together
+    judge, given = COUPLED if coupled else choose(block, lenience), guessed(certain)
+    params = [SAMPLED, GREEDY, SamplingParams(temperature=1.3)]
+    for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
+        keys, own = [RowKey(0, b) for b in order], [params[b] for b in order]
+        together = judge(given.of(order), judge.draws(keys, [5] * B, own))
+        for place, b in enumerate(order):
+            alone = judge(given.of([b]), judge.draws([RowKey(0, b)], [5], [params[b]]))
+            assert int(together.n[place]) == int(alone.n[0])
+            assert int(together.t[place]) == int(alone.t[0])
+            assert torch.equal(together.beta[place], alone.beta[0])
+            assert torch.equal(together.p[place], law(given.logits[b], params[b]))
+            bias = torch.zeros(G).double() if alone.bias is None else alone.bias[0]
+            assert torch.equal(together.bias[place], bias)
