@@ -152,26 +152,28 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _controls(config: GenerationConfig) -> dict[str, Any]:
-    """As JSON can hold them; InputError for an invalid one."""
+    """As JSON can hold them."""
     values = {entry: getattr(config, entry, None) for entry in CHANGES_LAW if entry in FOLLOWED}
     if values["min_new_tokens"] is not None:  # transformers then passes over it
         values["min_length"] = None
     controls = {n: v for n, v in values.items() if v not in CHANGES_LAW[n]}
     if isinstance(bias := controls.get("sequence_bias"), dict):
         controls["sequence_bias"] = [[list(ids), number] for ids, number in bias.items()]
-    for entry, value in controls.items():
-        name = "min_new_tokens" if entry == "min_length" else entry
-        try:
-            SamplingParams(**{"max_new_tokens": 2**31, name: value})
-        except InputError as error:
-            raise InputError(f"the model's generation config: {error}; correct it there") from None
     return controls
 
 
 def _objection(config: GenerationConfig) -> str | None:
     for entry, harmless in CHANGES_LAW.items():
         value = getattr(config, entry, None)
-        if entry not in FOLLOWED and value not in harmless:
+        if value in harmless:
+            continue
+        if entry in FOLLOWED:
+            name = "min_new_tokens" if entry == "min_length" else entry
+            try:
+                SamplingParams(**{"max_new_tokens": 2**31, name: value})
+            except InputError as error:
+                return f"the model's generation config: {error}; correct it there"
+        else:
             return (
                 f"the model's generation config sets {entry}={value!r:.60}, which is not "
                 "followed here; generation_config='ignore' (--ignore-generation-config) "

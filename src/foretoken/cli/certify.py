@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foretoken.lab.certificate.certify import Certificate
     from foretoken.lab.certificate.odds import Test
     from foretoken.options import Prompt
+    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
 PROMPTS = [
@@ -127,9 +128,14 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
         "target": spec.target_name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        "plan": asdict(plan),
+        "plan": asdict(plan) | {"laws": [_law(law) for law in plan.laws]},
         **_finite(asdict(certificate)),
     }
+
+
+def _law(law: SamplingParams) -> dict[str, Any]:
+    """The options that a certified law is made of."""
+    return {name: getattr(law, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
 def _finite(value: Any) -> Any:

@@ -64,7 +64,7 @@ class Alternating:
     def pop(self) -> None:
         self.tokens.pop()
 
-    def __call__(self, scores, history):
+    def __call__(self, scores):
         (token,) = self.forced()[:1]
         kept = float(scores[token])
         scores.fill_(-torch.inf)[token] = kept

@@ -99,7 +99,7 @@ VALID: list[tuple[str, Any, Any]] = [
     ("logit_bias", {3: 1, "4": 2.5}, (((3,), 1.0), ((4,), 2.5))),
     ("logit_bias", {np.int64(3): np.float32(1)}, (((3,), 1.0),)),
     ("suppress_tokens", np.array([1, 2]), (1, 2)),
-    ("suppress_tokens", (i for i in (1, 2)), (1, 2)),
+    ("suppress_tokens", range(1, 3), (1, 2)),
     ("begin_suppress_tokens", {5}, (5,)),
     ("forced_bos_token_id", np.int64(5), 5),
     ("forced_eos_token_id", [5], 5),
