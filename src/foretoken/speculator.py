@@ -15,11 +15,8 @@ from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
 from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
-from foretoken.controls.foreign import require_ours, withheld
 from foretoken.controls.grammar import Grammar
-from foretoken.controls.handed import Handed, ending_strings
 from foretoken.controls.required import require, require_beams
-from foretoken.controls.returned import Stream, output
 from foretoken.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
@@ -29,6 +26,9 @@ from foretoken.ends import Ends, resolved
 from foretoken.engine import Engine, threads
 from foretoken.errors import ControlError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
+from foretoken.handover.foreign import require_ours, withheld
+from foretoken.handover.handed import Handed, ending_strings
+from foretoken.handover.returned import Stream, output
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
 from foretoken.probe import TOKENS, Probed, probe, probe_shared

@@ -20,6 +20,7 @@ LAYERS = [
     ["drafters.base", "ends", "models.graphs", "models.openvino"],
     ["options", "request", "transcript"],
     ["controls"],
+    ["handover"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],
     ["engine"],

@@ -13,7 +13,8 @@ from typer import Option
 
 from foretoken.cli import files
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.sampling.params import CHECKS, MAX_NEW_TOKENS, SamplingParams
+from foretoken.sampling.checks import CHECKS
+from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
 
 Text = str | None
 Count = int | None

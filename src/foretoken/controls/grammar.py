@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ControlError, InputError, one_line
-from foretoken.sampling.params import Structured
+from foretoken.sampling.checks import Structured
 from foretoken.text import REPLACEMENT, decode
 
 if TYPE_CHECKING:

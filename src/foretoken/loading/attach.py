@@ -6,8 +6,8 @@ from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from foretoken.controls.handed import ending_strings
 from foretoken.drafters.base import Drafter
+from foretoken.handover.handed import ending_strings
 from foretoken.loading.load import load
 from foretoken.speculator import Speculator
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from foretoken.controls.foreign import UNKNOWN, require_known, require_ours, withheld
 from foretoken.ends import CHANGES_LAW, FOLLOWED
 from foretoken.errors import InputError, RefusedError
+from foretoken.handover.foreign import UNKNOWN, require_known, require_ours, withheld
 from foretoken.models.table import TableModel
 from oracle import random_model
 from tiny import llama, t5

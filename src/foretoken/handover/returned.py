@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.controls.handed import Handed
 from foretoken.errors import RefusedError
+from foretoken.handover.handed import Handed
 from foretoken.request import Row
 from foretoken.sampling.distributions import warped
 

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from foretoken import Speculator, load
-from foretoken.controls.handed import Handed
 from foretoken.errors import ControlError, ForetokenError, InputError, RefusedError
+from foretoken.handover.handed import Handed
 from pairs import PROMPTS, V, an_end, relative, target
 from tiny import byte_level, llama, t5
 

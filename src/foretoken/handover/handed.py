@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from foretoken.controls.foreign import require_known
 from foretoken.controls.own import require_own
-from foretoken.controls.recognised import given, require_anywhere
 from foretoken.controls.required import require
 from foretoken.errors import InputError, RefusedError
+from foretoken.handover.foreign import require_known
+from foretoken.handover.recognised import given, require_anywhere
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey

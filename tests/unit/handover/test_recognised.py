@@ -14,8 +14,8 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from foretoken.controls.recognised import alike, given, require_anywhere
 from foretoken.errors import RefusedError
+from foretoken.handover.recognised import alike, given, require_anywhere
 
 
 class Mine(LogitsProcessor):
