@@ -56,7 +56,7 @@ class Automaton:
     def pop(self) -> None:
         self.states.pop()
 
-    def __call__(self, scores: Tensor, history: object) -> Tensor:
+    def __call__(self, scores: Tensor) -> Tensor:
         here = self.states[-1]
         possible = {} if here is None else AUTOMATON[here]
         for token in set(range(len(scores))) - possible.keys():
