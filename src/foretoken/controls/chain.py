@@ -58,7 +58,7 @@ class Chain:
         scores = logits.clone()
         for _, control in self.controls:
             scores = control(scores, self.history)
-        if not scores.amax().isfinite():
+        if not math.isfinite(scores.amax()):
             raise self._blame(logits)
         return scores
 

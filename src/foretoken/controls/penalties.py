@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,11 @@ class Decay:
 def scaled(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
     """Scores of the ids divided by the penalty, or multiplied where they are negative."""
     if not len(ids):
+        return scores
+    if scores.is_cpu:  # NumPy needs a quarter of torch's time for few numbers
+        array, at = scores.numpy(), ids.numpy()
+        now = array[at]
+        array[at] = np.where(now < 0, now * penalty, now / penalty)
         return scores
     now = scores[ids]
     return scores.index_copy_(0, ids, torch.where(now < 0, now * penalty, now / penalty))

@@ -21,6 +21,8 @@ from torch import Tensor
 from foretoken.errors import NumericsError
 from foretoken.sampling.params import SamplingParams, Standard
 
+LIKELY = 2048  # scores among which the edge of top-p is looked for first
+
 
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
     """The law that a token is drawn from, `[..., V]` in float32 or better.
@@ -161,20 +163,50 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
     """Without the longest ascending run of scores whose mass is at most 1 - top_p; of equals the
     lower index goes first. The likeliest stays."""
+    if not scores.is_cpu:
+        edge, tied = _edges(scores, top_p)  # reading `tied` would make the host wait
+        return _without(scores, (scores < edge) | _first(scores == edge, tied))
+    rows = scores.reshape(-1, scores.shape[-1])
+    return torch.stack([_nucleus(row, top_p) for row in rows]).view_as(scores)
+
+
+def _edges(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The least score that stays, and how many of its equals do not, `[..., 1]` each."""
     V = scores.shape[-1]
     ordered = _ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)
     most = torch.full_like(mass[..., :1], 1 - top_p)
     count = torch.searchsorted(mass, most, right=True).clamp(max=V - 1)
-    edge = ordered.gather(-1, count)  # the least that stays
-    drop = _below(scores, edge)
-    tied = count - torch.searchsorted(ordered, edge)  # of the edge's equals, that do not
-    if not scores.is_cpu:  # reading `tied` would make the host wait
-        return _without(scores, drop | _first(scores == edge, tied))
-    for at in map(tuple, cast(list[list[int]], tied.nonzero()[:, :-1].tolist())):
-        equals = (scores[at] == edge[at]).nonzero()[:, 0]
-        drop[at][equals[: tied[at]]] = True
+    edge = ordered.gather(-1, count)
+    return edge, count - torch.searchsorted(ordered, edge)
+
+
+def _nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Top-p of `[V]` on a CPU. A row's result depends on that row alone."""
+    least = _likely_edge(scores, top_p)
+    if least is None:
+        edge, tied = _edges(scores, top_p)
+        least = float(edge), int(tied)
+    edge, tied = least
+    drop = torch.from_numpy(scores.numpy() < edge)
+    if tied:
+        drop[(scores == edge).nonzero()[:tied, 0]] = True
     return _without(scores, drop)
+
+
+def _likely_edge(scores: Tensor, top_p: float) -> tuple[float, int] | None:
+    """The same from the LIKELY largest alone, which takes a third of the time of a sort of all;
+    None where too much of the mass lies below them."""
+    V = len(scores)
+    if V < 4 * LIKELY:
+        return None
+    top = np.sort(np.partition(scores.numpy(), V - LIKELY)[V - LIKELY :])
+    p = np.exp(top - top[-1], dtype=np.float64) * float(scores.softmax(-1).numpy().max())
+    mass = 1 - p.sum() + p.cumsum()
+    count = min(int(np.searchsorted(mass, 1 - top_p, side="right")), LIKELY - 1)
+    edge = float(top[count])
+    first = int(np.searchsorted(top, edge))
+    return (edge, count - first) if first else None  # equals may lie below
 
 
 def _first(mask: Tensor, count: Tensor) -> Tensor:
@@ -231,7 +263,11 @@ def _below(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _without(scores: Tensor, drop: Tensor) -> Tensor:
-    return torch.where(drop, -torch.inf, scores)
+    if not scores.is_cpu:
+        return scores.masked_fill(drop, -torch.inf)
+    kept = scores.clone()
+    np.putmask(kept.numpy(), drop.numpy(), -np.inf)  # a tenth of torch's time
+    return kept
 
 
 def _floats(tensor: Tensor) -> list[float]:

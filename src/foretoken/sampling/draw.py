@@ -102,15 +102,19 @@ class Draw:
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
-        padded = functional.pad(logits, (0, V - logits.shape[-1]), value=-torch.inf)
-        shaped = padded.to(working(logits.dtype), copy=True)
-        for b, controls in enumerate(self.controls):
-            if controls is not None:
-                try:
-                    shaped[b] = controls.shape(shaped[b], [*self.before[b], *self._guesses[b][:i]])
-                except ControlError:  # a guess of others is impossible, so this one is not judged
-                    continue
-        return shaped
+        scores = logits.to(working(logits.dtype))
+        if scores.shape[-1] < V:
+            scores = functional.pad(scores, (0, V - scores.shape[-1]), value=-torch.inf)
+        return torch.stack([self._row(b, i, row) for b, row in enumerate(scores)])
+
+    def _row(self, b: int, i: int, scores: Tensor) -> Tensor:
+        controls = self.controls[b]
+        if controls is None:
+            return scores
+        try:
+            return controls.shape(scores, [*self.before[b], *self._guesses[b][:i]])
+        except ControlError:  # a guess of others is impossible, so this one is not judged
+            return scores
 
     def _note(self, ids: Tensor, i: int) -> None:
         """Remember guess i for the controls of those behind it."""

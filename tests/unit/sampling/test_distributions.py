@@ -357,3 +357,24 @@ def test_a_row_that_is_no_law_gives_some_id():
             ids, masses = locate(laws, torch.full((3,), 0.5).double())
         assert ((ids >= 0) & (ids < 2)).all()
         assert [0 < mass < math.inf for mass in masses.tolist()] == [False, False, True]
+
+
+@pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_p_of_a_large_vocabulary_is_that_of_a_full_sort(scale, top_p, dtype):
+    """Whether the likeliest suffice to find the edge or not; with equals at the edge too."""
+    logits = torch.randn(3, 20_000, generator=torch.manual_seed(5), dtype=torch.float64) * scale
+    logits[1] = logits[1].round(decimals=0 if scale > 1 else 1)
+    logits = logits.to(dtype)
+    found = law(logits, SamplingParams(1.0, top_p=top_p))
+    for row, kept in zip(logits, found, strict=True):
+        ordered, places = row.double().sort(stable=True)
+        mass = ordered.softmax(-1).cumsum(-1)
+        out = places[mass <= 1 - top_p]
+        near = places[(mass - (1 - top_p)).abs() < 1e-6]  # rounding decides
+        wrong = (kept[out] > 0) & ~torch.isin(out, near)
+        assert not wrong.any()
+        stays = places[mass > 1 - top_p]
+        lost = (kept[stays] == 0) & ~torch.isin(stays, near)
+        assert not lost.any()
