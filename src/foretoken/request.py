@@ -149,14 +149,15 @@ class Row:
                     reason = ending.read(token)
                 except ControlError as error:
                     self.finish_reason, self.error = "error", error
-                    return
+                    continue  # the others read it too
                 if reason is not None:
                     self._stop(reason)
         if stops:
             self._stop(token)
 
     def _stop(self, reason: int | str) -> None:
-        self.finish_reason, self.stop_reason = "stop", reason
+        if self.error is None:
+            self.finish_reason, self.stop_reason = "stop", reason
 
     def fail(self, error: ControlError) -> None:
         """The row ends here; its mates go on."""

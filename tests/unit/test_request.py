@@ -163,7 +163,8 @@ def test_an_ending_that_fails_fails_its_row() -> None:
         def read(self, token: int) -> str | None:
             raise ControlError("stopping Broken raised ValueError: no")
 
-    r = row()
-    r.endings = [Broken()]
+    r, late = row(), Third(late=True)
+    r.endings = [Broken(), late]
     assert r.commit([1, 2]) == [1]
     assert r.finish_reason == "error" and "Broken" in str(r.error)
+    assert late.read_so_far == [1] and late.closed == 1 and r.stop_reason is None
