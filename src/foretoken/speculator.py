@@ -7,37 +7,36 @@ import logging
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from foretoken import chat, costs, text
+from foretoken import costs
 from foretoken.beam.hypotheses import BeamParams
 from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
-from foretoken.controls import own
-from foretoken.controls.chain import Matcher, chain
-from foretoken.controls.grammar import Grammar
-from foretoken.controls.required import require, require_beams
+from foretoken.controls.required import require_beams
 from foretoken.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends, resolved
+from foretoken.ends import Ends
 from foretoken.engine import Engine, threads
 from foretoken.errors import ControlError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.handover.foreign import require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
 from foretoken.handover.returned import Stream, output
+from foretoken.intake import Intake
 from foretoken.models.base import Model
-from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams, keys_of
+from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
 from foretoken.request import Completion, Piece, Request, Row, stats
 from foretoken.sampling.judge import Judge
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
-from foretoken.transcript import Transcript
+from foretoken.text.decoding import continued
+from foretoken.text.transcript import Transcript
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ class Speculator:
         tokenizer returns, whose padding is dropped.
         """
         judge = check(gamma, rule, lenience)
-        given = self._prompts(prompts, chat_template, chat_template_kwargs)
+        given = self._intake.prompts(prompts, chat_template, chat_template_kwargs)
         requests = self.requests(given, gathered(params, controls, len(given)), seed)
         if not requests:
             return []
@@ -154,7 +153,7 @@ class Speculator:
         beginning of a stop string is held back.
         """
         judge = check(gamma, rule, lenience)
-        prompts = self._prompts(prompt, chat_template, chat_template_kwargs)
+        prompts = self._intake.prompts(prompt, chat_template, chat_template_kwargs)
         if len(prompts) != 1:
             remedy = "call generate for several" if prompts else "give a text or ids"
             raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
@@ -299,7 +298,7 @@ class Speculator:
             tokens = end.node.new_tokens
             visible = tokens[:-1] if end.reason == "stop" else tokens
             prompt = task.search.request.prompt
-            added = text.continued(self.tokenizer, prompt, visible) if self.tokenizer else None
+            added = continued(self.tokenizer, prompt, visible) if self.tokenizer else None
             beams.append(Beam(added, tokens, end.score, end.reason, stats))
         return beams
 
@@ -339,7 +338,7 @@ class Speculator:
 
     def _probed(self, params: SamplingParams, rows: int) -> Probed:
         """Measured on the target's own text, ends of sequence ignored."""
-        prompt, source = self._sides(self._probe_ids())
+        prompt, source = self._intake.sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
         if rows == 1:
@@ -348,7 +347,7 @@ class Speculator:
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
-        V, context = self._readable, self.target.context
+        V, context = self._intake.readable, self.target.context
         reads = context and context - 1  # one place is for what is generated
         reads = self.target.source_context if self.target.encoder_decoder else reads
         ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
@@ -357,119 +356,29 @@ class Speculator:
         known = min((i for i in self.ends.eos if 0 <= i < V), default=0)
         return [known] * (4 if reads is None else min(4, reads))
 
-    def _prompts(
-        self, prompts: Prompts, template: str | None, options: Mapping[str, Any] | None
-    ) -> list[Prompt]:
-        """Prompts one by one; messages as the ids that a chat template makes of them."""
-        chats = chat.conversations(prompts)
-        if chats is not None:
-            return [chat.ids(messages, self.tokenizer, template, options) for messages in chats]
-        if template is not None or options is not None:
-            raise InputError(
-                "chat_template is given, but the prompts are no messages; leave it out"
-            )
-        return as_list(prompts)
+    @property
+    def _intake(self) -> Intake:
+        return Intake(self.target, self.tokenizer, self.ends, self.controls)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
         """What `generate` makes of its prompts, `num_return_sequences` of each; InputError for one
         that cannot be continued."""
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        counts = [wishes.num_return_sequences for wishes in each]
-        keys = iter(keys_of(seed, counts))
-        return [
-            self._request(i, prompt, wishes, next(keys))
-            for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True))
-            for _ in range(wishes.num_return_sequences)
-        ]
-
-    def _request(self, i: int, prompt: Prompt, params: SamplingParams, key: RowKey) -> Request:
-        ids = self.ids(prompt, i)
-        head, source = self._sides(ids)
-        reads = self.target.source_context if source else self.target.context
-        if reads is not None and len(ids) >= reads + (source is not None):
-            raise InputError(
-                f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
-            )
-        context, limit = self.target.context, params.max_new_tokens
-        limit = limit if context is None else min(limit, context - len(head))
-        params = resolved(params, self.controls, self.ends, len(head))
-        require(params, self.target, self.tokenizer is not None)
-        forced: dict[int, int] = {}
-        if params.forced_bos_token_id is not None:
-            forced[1 - len(head)] = params.forced_bos_token_id  # the decoder's second token
-        if params.forced_eos_token_id is not None:
-            forced[limit - 1] = params.forced_eos_token_id
-        eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
-        if params.stop_strings and self.tokenizer is not None:
-            added = (
-                self.tokenizer.added_tokens_decoder.items()
-            )  # they may have no text to be found in
-            eos |= {token for token, word in added if word.content in params.stop_strings}
-        return Request(head, limit, key, frozenset(eos), source, forced, params)
+        return self._intake.requests(prompts, params, seed)
 
     def rows(self, requests: list[Request]) -> list[Row]:
         """Fresh rows, with what shapes and ends their texts."""
-        return [self._row(number, request) for number, request in enumerate(requests)]
-
-    def _row(self, number: int, request: Request) -> Row:
-        row, params = Row.of(request), request.params
-        row.controls = chain(request, self.target.vocab_size, number, self._matcher(request))
-        if params.stop_strings:
-            assert self.tokenizer is not None  # `require` has seen to it
-            row.endings.append(self._transcript(request))
-        row.endings += own.endings(params.stopping, request.prompt)
-        return row
-
-    def _matcher(self, request: Request) -> Matcher | None:
-        """What follows the grammar that a text must match."""
-        if request.params.structured is None:
-            return None
-        V = self.target.vocab_size
-        return Grammar.of(request.params.structured, self.tokenizer, V, request.eos).matcher()
-
-    def _transcript(self, request: Request) -> Transcript:
-        strings, include = request.params.stop_strings or (), request.params.include_stop_string
-        assert self.tokenizer is not None
-        return Transcript(self.tokenizer, request.prompt, strings, include=include)
-
-    def _sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
-        """What the decoder continues and what the encoder reads."""
-        if not self.target.encoder_decoder:
-            return ids, None
-        assert self.ends.decoder_start is not None
-        return [self.ends.decoder_start], ids
-
-    @property
-    def _readable(self) -> int:
-        """V of prompts: what the encoder reads has its own vocabulary."""
-        return self.target.source_vocab_size or self.target.vocab_size
+        return self._intake.rows(requests)
 
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
         """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
-        if len(prompt) == 0:
-            raise InputError(f"prompt {i} is empty; give a text or ids to continue")
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError:
-                raise InputError(f"prompt {i} is not valid text; give text in UTF-8") from None
-            if self.tokenizer is None:
-                raise InputError(f"prompt {i} is text, but there is no tokenizer; give token ids")
-            prompt = cast(list[int], self.tokenizer(prompt, verbose=False).input_ids)
-            if not prompt:
-                raise InputError(f"prompt {i} has no tokens; give a text that has some")
-        V = self._readable
-        for token in prompt:
-            if not 0 <= token < V:
-                raise InputError(f"prompt {i} holds the id {token}; ids must be in 0..{V - 1}")
-        return list(prompt)
+        return self._intake.ids(prompt, i)
 
     def _pieces(self, row: Row, judge: Judge, gamma: Gamma) -> Generator[Piece, None, Completion]:
         transcript = _read(row)
         if transcript is None and self.tokenizer is not None:
-            transcript = self._transcript(row.request)
+            transcript = self._intake.transcript(row.request)
             row.endings.append(transcript)
         sent, asked = 0, row.request.params.logprobs is not None
         for _ in self._engine.run([row], judge, gamma):
@@ -504,7 +413,7 @@ class Speculator:
         transcript = _read(row)
         if transcript is not None:
             return transcript.text
-        return text.continued(self.tokenizer, row.request.prompt, row.visible)
+        return continued(self.tokenizer, row.request.prompt, row.visible)
 
 
 def _read(row: Row) -> Transcript | None:

@@ -15,12 +15,13 @@ SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
     ["errors", "transfer"],
-    ["chat", "checked", "models", "storage", "text"],
+    ["text"],
+    ["checked", "models", "storage"],
     ["models.stock", "sampling", "theory"],
     ["drafters.base", "ends", "models.graphs", "models.openvino"],
-    ["options", "request", "transcript"],
+    ["options", "request"],
     ["controls"],
-    ["handover"],
+    ["handover", "intake"],
     ["beam", "claim", "costs", "execute", "step"],
     ["drafters", "gamma"],
     ["engine"],

@@ -27,7 +27,7 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
 from foretoken.storage.cache import remembered
-from foretoken.text import decode
+from foretoken.text.decoding import decode
 from oracle import random_model
 from tiny import byte_level, llama, metaspace, t5
 
@@ -699,14 +699,6 @@ def test_stop_strings_are_one_path(strings, include):
         assert [token for piece in pieces for token in piece.tokens] == plain.tokens
         if plain.stop_reason in strings:
             assert (plain.text or "").endswith(str(plain.stop_reason)) == include
-
-
-def test_a_stop_string_that_is_a_special_token():
-    """It has no text to be found in, so its id ends the text."""
-    spec = spoken(byte_level(), 320)
-    (special,) = byte_level().all_special_tokens[:1]
-    (request,) = spec.requests(["It"], SamplingParams(stop_strings=special), 0)
-    assert byte_level().convert_tokens_to_ids(special) in request.eos
 
 
 def test_a_row_without_a_token_left_fails_alone():

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from foretoken.cli.page import page
 from foretoken.errors import shown
-from foretoken.text import REPLACEMENT
+from foretoken.text.decoding import REPLACEMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

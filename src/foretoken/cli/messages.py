@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from foretoken import chat
 from foretoken.cli import files, prompts
 from foretoken.cli.prompts import Line
 from foretoken.cli.wishes import as_json
 from foretoken.errors import InputError, shown
+from foretoken.text import chat
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken import chat
 from foretoken.cli import files
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import FIELDS
+from foretoken.text import chat
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator

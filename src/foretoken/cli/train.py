@@ -96,7 +96,7 @@ def samples(
     seed: option.Seed = 0,
 ) -> None:
     """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
-    from foretoken.text import decode
+    from foretoken.text.decoding import decode
 
     option.require_file(out)
     quiet()

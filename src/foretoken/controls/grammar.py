@@ -22,7 +22,7 @@ from torch import Tensor
 
 from foretoken.errors import ControlError, InputError, one_line
 from foretoken.sampling.checks import Structured
-from foretoken.text import REPLACEMENT, decode
+from foretoken.text.decoding import REPLACEMENT, decode
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -6,8 +6,8 @@ from __future__ import annotations
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from foretoken import text
 from foretoken.request import StepRecord
+from foretoken.text import decoding
 
 ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
 MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # before and behind a token
@@ -48,7 +48,7 @@ def paragraph(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
     """The whole continuation: accepted guesses and the target's own tokens."""
-    shown, stream = Text(), text.Stream(tokenizer) if tokenizer else None
+    shown, stream = Text(), decoding.Stream(tokenizer) if tokenizer else None
     if stream:
         stream.add(prompt, last=True)  # the text before a token decides how it is spelled
     for step in steps:
@@ -83,7 +83,7 @@ def spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: i
     if tokenizer is None:
         return f"{token} "
     head = before[-LOOK_BACK:]
-    return text.decode(tokenizer, [*head, token])[len(text.decode(tokenizer, head)) :]
+    return decoding.decode(tokenizer, [*head, token])[len(decoding.decode(tokenizer, head)) :]
 
 
 def _on_one_line(spelled: str) -> str:

@@ -28,7 +28,7 @@ from foretoken.loading.sources import Source, in_memory, source
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.models.base import Model, OpenModel
 from foretoken.speculator import Speculator
-from foretoken.text import require_same_words
+from foretoken.text.decoding import require_same_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -26,7 +26,7 @@ from foretoken.models.stock.selfcheck import on_torch, self_check
 from foretoken.models.stock.sizes import output_rows
 from foretoken.models.stock.sketch import sketch
 from foretoken.speculator import Speculator
-from foretoken.text import require_same_words
+from foretoken.text.decoding import require_same_words
 
 CPU = torch.device("cpu")
 Shape = dict[str, Any]  # sizes in a config

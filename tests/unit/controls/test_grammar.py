@@ -26,7 +26,7 @@ from foretoken.controls.grammar import Grammar, Matcher, vocabulary
 from foretoken.errors import ControlError, InputError
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams, Structured
-from foretoken.text import continued, decode
+from foretoken.text.decoding import continued, decode
 from tiny import byte_level, metaspace
 
 ENDS = frozenset({0})

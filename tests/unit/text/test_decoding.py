@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import RefusedError
-from foretoken.text import Stream, continued, decode, require_same_words
+from foretoken.text.decoding import Stream, continued, decode, require_same_words
 from tiny import TEXT, byte_level, metaspace
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from foretoken.text import REPLACEMENT, Stream
+from foretoken.text.decoding import REPLACEMENT, Stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

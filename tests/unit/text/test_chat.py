@@ -9,8 +9,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from foretoken import chat
 from foretoken.errors import InputError
+from foretoken.text import chat
 from tiny import byte_level
 
 TEMPLATE = """{{ bos_token }}{% for message in messages -%}
