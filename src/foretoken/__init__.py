@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from foretoken.drafters.mixture import MixtureDrafter
     from foretoken.drafters.ngram import NGram, NGramDrafter
     from foretoken.drafters.uniform import UniformDrafter
-    from foretoken.errors import ForetokenError, InputError, NumericsError, RefusedError
+    from foretoken.errors import (
+        ControlError,
+        ForetokenError,
+        InputError,
+        NumericsError,
+        RefusedError,
+    )
     from foretoken.loading.attach import attach, detach
     from foretoken.loading.load import load
     from foretoken.request import Completion, Piece, Stats, StepRecord
@@ -36,7 +42,7 @@ _HOMES = {
     "drafters.ngram": ("NGram", "NGramDrafter"),
     "drafters.uniform": ("UniformDrafter",),
     "sampling.draw": ("Draw",),
-    "errors": ("ForetokenError", "InputError", "NumericsError", "RefusedError"),
+    "errors": ("ControlError", "ForetokenError", "InputError", "NumericsError", "RefusedError"),
     "loading.attach": ("attach", "detach"),
     "loading.load": ("load",),
     "sampling.params": ("SamplingParams",),
@@ -50,6 +56,7 @@ __all__ = [
     "BeamStats",
     "CascadeDrafter",
     "Completion",
+    "ControlError",
     "Draft",
     "Drafter",
     "Draw",

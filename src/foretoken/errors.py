@@ -5,6 +5,7 @@ ForetokenError
 └── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
     ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
     └── ControlError    a row's control that leaves no token, or a user's own that failed
+        └── DeadEndError    the former: the text cannot go on
 """
 
 import math
@@ -32,6 +33,10 @@ class NumericsError(RefusedError):
 
 class ControlError(RefusedError):
     """A control of a row's that leaves no token, or a user's own that failed."""
+
+
+class DeadEndError(ControlError):
+    """Controls that leave no token: the text cannot go on."""
 
 
 def whole(value: object) -> bool:

@@ -21,7 +21,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import Engine, threads
-from foretoken.errors import ControlError, InputError, RefusedError, shown
+from foretoken.errors import ControlError, DeadEndError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.handover.foreign import require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
@@ -164,9 +164,9 @@ class Speculator:
                 "call generate for several"
             )
         requests = self.requests(prompts, [wishes], seed)
+        (row,) = self.rows(requests)
         self._tell_suggested(requests)
-        policy = self._gamma(requests, gamma)
-        return self._pieces(self.rows(requests)[0], judge, policy)
+        return self._pieces(row, judge, self._gamma(requests, gamma))
 
     def beam_search(
         self,
@@ -261,8 +261,8 @@ class Speculator:
         """Rows that transformers handed over, to what it returns."""
         judge = check(gamma, "block", 1.0)
         requests = task.requests(self.target)
-        policy = self._gamma(requests, gamma)
         rows = self.rows(requests)
+        policy = self._gamma(requests, gamma)
         if task.reports:
             for row in rows:
                 row.seen = []
@@ -292,6 +292,8 @@ class Speculator:
             )
 
     def _beams(self, task: Task, draft: BeamDraft | None) -> list[Beam]:
+        if not task.search.finished:
+            raise DeadEndError("the controls leave no text; ask for less")
         stats = beam_stats(task, self.target.runtime, runtime(self.drafter) if draft else "none")
         beams: list[Beam] = []
         for end in task.search.finished[: task.search.params.num_return_sequences]:

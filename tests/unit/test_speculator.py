@@ -727,3 +727,39 @@ def test_a_template_without_messages():
 def test_beams_refuse_what_they_do_not_follow():
     with pytest.raises(RefusedError, match="^beam_search does not take temperature; leave it out"):
         table().beam_search(IDS[0], temperature=1.0)
+
+
+def test_a_beam_whose_processor_fails_is_no_dead_end():
+    """It was taken for a beam that ends, and the others were returned as if they were the best."""
+
+    def broken(ids, scores):
+        raise KeyError("a bug")
+
+    with pytest.raises(ControlError, match="^processor function raised KeyError"):
+        table().beam_search(IDS[0], max_new_tokens=3, processors=broken)
+    with pytest.raises(ControlError, match="^the controls leave no text"):
+        table().beam_search(IDS[0], max_new_tokens=3, suppress_tokens=range(V))
+
+
+def test_a_score_that_a_temperature_would_take_beyond_a_float():
+    """Such as processors give to force a token."""
+
+    def force(ids, scores):
+        scores[0, 3] = torch.finfo(scores.dtype).max
+        return scores
+
+    for temperature in (0.0, 0.01, 0.5, 1.0):
+        wishes = {"temperature": temperature, "max_new_tokens": 4}
+        (done,) = table().generate(IDS[0], gamma=2, processors=force, **wishes)
+        assert done.tokens == [3] * 4
+    (done,) = table().generate(
+        IDS[0], gamma=2, exponential_decay_length_penalty=(0, 1e200), max_new_tokens=4
+    )
+    assert done.finish_reason in ("stop", "length")
+
+
+def test_a_bad_grammar_is_told_before_a_stream_measures_costs(monkeypatch):
+    spec = spoken(byte_level(), 320, Ends(eos=frozenset({0})))
+    monkeypatch.setattr(spec.target, "score", None)  # nothing runs
+    with pytest.raises(InputError, match="^structured's json_schema cannot be followed"):
+        spec.stream("It was", structured={"json_schema": False})

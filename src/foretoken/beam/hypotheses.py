@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.beam.tree import Node
-from foretoken.errors import ControlError, InputError, NumericsError, as_float, shown, whole
+from foretoken.errors import DeadEndError, InputError, NumericsError, as_float, shown, whole
 from foretoken.request import FinishReason, Request
 from foretoken.sampling.draw import Shaping
 
@@ -105,7 +105,7 @@ def _shaped(scores: Tensor, beams: list[Hypothesis], controls: Shaping | None) -
     for row, beam in zip(scores, beams, strict=True):
         try:
             row.copy_(controls.shape(row, beam.node.new_tokens))
-        except ControlError:
+        except DeadEndError:
             row.fill_(-torch.inf)
     return scores
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.controls import bans, own, penalties
 from foretoken.controls.history import History, Memory
-from foretoken.errors import ControlError
+from foretoken.errors import ControlError, DeadEndError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
@@ -58,9 +58,10 @@ class Chain:
         scores = logits.clone()
         for _, control in self.controls:
             scores = control(scores, self.history)
-        if not math.isfinite(scores.amax()):
+        top = float(scores.amax())
+        if not math.isfinite(top):
             raise self._blame(logits)
-        return scores
+        return scores if top <= bans.LARGEST else scores.clamp_(max=bans.LARGEST)
 
     def forced(self, ahead: list[int]) -> list[int]:
         """The tokens behind `ahead` that the grammar leaves no choice about."""
@@ -93,11 +94,13 @@ class Chain:
             scores = control(scores, self.history)
             top = float(scores.amax())
             if not math.isfinite(top):
-                what = "no token" if top == -torch.inf else "a score of NaN or infinity"
+                length = len(self.history.tokens)
+                if top == -torch.inf:
+                    return DeadEndError(f"{name} leaves no token behind {length} tokens")
                 return ControlError(
-                    f"{name} leaves {what} behind {len(self.history.tokens)} tokens"
+                    f"{name} leaves a score of NaN or infinity behind {length} tokens"
                 )
-        return ControlError("the controls leave no token")
+        return DeadEndError("the controls leave no token")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from foretoken.controls.history import History
 
+CERTAIN = 1e30  # times a score: beyond all others, and still a float32
+
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
@@ -67,8 +69,15 @@ class Decay:
             return scores
         ends = self.ends.to(scores.device)
         now = scores[ends]
-        raised = now + now.abs() * (self.factor**behind - 1)
+        raised = now + now.abs() * (self._growth(behind) - 1)
         return scores.index_copy_(0, ends, torch.where(now.isfinite(), raised, now))
+
+    def _growth(self, behind: int) -> float:
+        """The factor's power; from some point on the end is certain anyway."""
+        try:
+            return min(self.factor**behind, CERTAIN)
+        except OverflowError:
+            return CERTAIN
 
 
 def scaled(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:

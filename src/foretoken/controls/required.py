@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from foretoken.controls.own import require_own
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError, RefusedError, shown
 from foretoken.models.base import Model
 from foretoken.sampling.params import FIELDS, BeamControls, SamplingParams
 
@@ -29,11 +29,13 @@ def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
     for name, ids in params.ids().items():
         for token in ids:
             if token >= V:
-                raise InputError(f"{name} names the id {token}; ids must be in 0..{V - 1}")
+                raise InputError(f"{name} names the id {shown(token)}; ids must be in 0..{V - 1}")
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and count > V:
-            raise InputError(f"{name} is {count}, but there are {V} tokens; give at most that")
+            raise InputError(
+                f"{name} is {shown(count)}, but there are {V} tokens; give at most that"
+            )
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(
             "prompt_logprobs: an encoder reads the prompt, which has no probabilities; leave it out"

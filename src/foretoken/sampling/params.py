@@ -16,6 +16,7 @@ from foretoken.sampling.checks import CHECKS, Biases, Ids, LogprobsOf, Sequences
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 MAX_NEW_TOKENS = 64
+MOST_TEXTS = 100_000  # of one prompt
 
 
 class Standard(NamedTuple):
@@ -226,12 +227,15 @@ def _agree(params: SamplingParams) -> None:
     least = params.min_new_tokens or 0
     if least > params.max_new_tokens:
         raise RefusedError(
-            f"min_new_tokens={least} is above max_new_tokens={params.max_new_tokens}; "
-            "give at most that"
+            f"min_new_tokens={shown(least)} is above "
+            f"max_new_tokens={shown(params.max_new_tokens)}; give at most that"
         )
+    texts = shown(params.num_return_sequences)
+    if params.num_return_sequences > MOST_TEXTS:
+        raise InputError(f"num_return_sequences is {texts}; give at most {MOST_TEXTS}")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
-            f"num_return_sequences={params.num_return_sequences} at temperature 0 gives equal "
+            f"num_return_sequences={texts} at temperature 0 gives equal "
             "texts; give a temperature, or call beam_search"
         )
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
