@@ -21,6 +21,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Places
 from foretoken.sampling.keys import RowKey
 from foretoken.theory import match_probability
 from oracle import random_model
@@ -82,8 +83,9 @@ def test_guess_and_token_have_their_laws_and_match_as_the_formula_says(text):
 class ByOffset(Race):
     """The noise belongs to the place in the block: the next step meets it at other positions."""
 
-    def _places(self, offset: int) -> list[tuple[RowKey, int]]:
-        return [(key, first + offset) for key, first in zip(self.keys, self.offsets, strict=True)]
+    def _places(self, offset: int) -> Places:
+        places = zip(self.keys, self.offsets, strict=True)
+        return tuple((key, first + offset) for key, first in places)
 
 
 class Anew(Race):

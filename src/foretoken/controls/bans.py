@@ -110,9 +110,6 @@ class NoneOfSource:
         return banned(scores, self.followed.get(tuple(history.tokens[first:]), []))
 
 
-LARGEST = 1e30  # of scores: divided by any temperature above greedy's it is still a float32
-
-
 def finite(scores: Tensor, history: History) -> Tensor:
     """NaN becomes 0, infinities the largest and least numbers."""
     return scores.nan_to_num_(0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
@@ -19,6 +20,8 @@ from foretoken.sampling.distributions import SamplingParams, laws, likeliest, lo
 from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform, within
 from foretoken.sampling.verify import Outcome
 from foretoken.transfer import sent
+
+Places = tuple[tuple[RowKey, int], ...]  # a row's key and an absolute position, of every row
 
 
 class Shaping(Protocol):
@@ -58,9 +61,7 @@ class Draw:
         self.controls = [None] * len(keys) if controls is None else controls
         self.masses: list[Tensor] = []  # [B] of every law that was drawn from
         self.before: list[list[int]] = [[] for _ in keys]  # guesses of others, in each row's block
-        self._guesses: list[list[int]] = [
-            [] for _ in keys
-        ]  # behind those, where controls read them
+        self._guesses: list[list[int]] = [[] for _ in keys]  # behind those, for controls to read
         self._ahead: Tensor | None = None  # [guesses + 2, B]
 
     @property
@@ -188,15 +189,10 @@ class SharedDraw(Draw):
 
     coupled: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        keys: list[RowKey],
-        lengths: list[int],
-        params: Sequence[SamplingParams],
-        controls: Sequence[Shaping | None] | None = None,
-    ) -> None:
-        super().__init__(keys, lengths, params, controls)
-        self._noise: dict[tuple[int, int], Tensor] = {}  # by offset and ids, [B, V]
+    @cached_property
+    def _noise(self) -> dict[tuple[Places, int], Tensor]:
+        """By whose positions it is and how many ids, `[B, V]`."""
+        return {}
 
     def ahead(self, guesses: int, device: torch.device) -> None:
         """Nothing is sent ahead: the noise is as wide as the law, which is not known yet."""
@@ -206,17 +202,6 @@ class SharedDraw(Draw):
         ids = self.winners(law[:, None], i).squeeze(1)
         self._note(ids, i)
         return ids
-
-    def of(self, rows: list[int]) -> Self:
-        some = super().of(rows)
-        some._noise = {}
-        return some
-
-    def behind(self, guesses: list[list[int]]) -> Draw:
-        later = super().behind(guesses)
-        assert isinstance(later, SharedDraw)
-        later._noise = {}
-        return later
 
     def within(self) -> list[RowKey]:
         """The same keys: at any depth a position has its one noise."""
@@ -230,12 +215,13 @@ class SharedDraw(Draw):
         return (sent(noise, laws.device) / laws).argmin(-1)  # in float64; where the law is 0, inf
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
-        if (offset, V) not in self._noise:
-            rows = [exponentials(key, position, V) for key, position in self._places(offset)]
-            self._noise[offset, V] = torch.from_numpy(np.stack(rows))
-        return self._noise[offset, V]
+        places = self._places(offset)
+        if (places, V) not in self._noise:
+            rows = [exponentials(key, position, V) for key, position in places]
+            self._noise[places, V] = torch.from_numpy(np.stack(rows))
+        return self._noise[places, V]
 
-    def _places(self, offset: int) -> list[tuple[RowKey, int]]:
+    def _places(self, offset: int) -> Places:
         """Each row's key, and the absolute position at that offset."""
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
-        return [(key, length + first + offset) for key, length, first in names]
+        return tuple((key, length + first + offset) for key, length, first in names)

@@ -125,7 +125,34 @@ class SamplingParams:
         return {name: ids for name, ids in named.items() if ids}
 
 
-class Controls(TypedDict, total=False):
+class BeamControls(TypedDict, total=False):
+    """The fields of `SamplingParams` that a beam search takes, as keywords: it draws nothing, and
+    ends by its own rules."""
+
+    max_new_tokens: int
+    min_new_tokens: int | None
+    repetition_penalty: float | None
+    encoder_repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int | None
+    encoder_no_repeat_ngram_size: int | None
+    bad_words_ids: Iterable[Iterable[int]] | None
+    sequence_bias: Mapping[tuple[int, ...], float] | Iterable[tuple[Iterable[int], float]] | None
+    logit_bias: Mapping[int, float]
+    suppress_tokens: Iterable[int] | None
+    begin_suppress_tokens: Iterable[int] | None
+    forced_bos_token_id: int | None
+    forced_eos_token_id: int | None
+    exponential_decay_length_penalty: tuple[int, float] | None
+    remove_invalid_values: bool | None
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    processors: Any
+    structured: Mapping[str, Any] | None
+
+
+class Controls(BeamControls, total=False):
     """`SamplingParams` as keywords, with what it takes for each."""
 
     temperature: float
@@ -135,61 +162,14 @@ class Controls(TypedDict, total=False):
     typical_p: float | None
     epsilon_cutoff: float | None
     eta_cutoff: float | None
-    max_new_tokens: int
-    min_new_tokens: int | None
-    repetition_penalty: float | None
-    encoder_repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    no_repeat_ngram_size: int | None
-    encoder_no_repeat_ngram_size: int | None
-    bad_words_ids: Iterable[Iterable[int]] | None
-    sequence_bias: Mapping[tuple[int, ...], float] | Iterable[tuple[Iterable[int], float]] | None
-    logit_bias: Mapping[int, float]
-    suppress_tokens: Iterable[int] | None
-    begin_suppress_tokens: Iterable[int] | None
-    forced_bos_token_id: int | None
-    forced_eos_token_id: int | None
-    exponential_decay_length_penalty: tuple[int, float] | None
-    remove_invalid_values: bool | None
     stop_strings: str | Iterable[str] | None
     include_stop_string: bool
-    stop_token_ids: Iterable[int]
-    ignore_eos: bool
     num_return_sequences: int
     logprobs: int | None
     logprobs_of: LogprobsOf
     prompt_logprobs: int | None
-    processors: Any
     stopping: Any
-    structured: Mapping[str, Any] | None
     deterministic: bool
-
-
-class BeamControls(TypedDict, total=False):
-    """Those of them that a beam search takes: it draws nothing, and ends by its own rules."""
-
-    max_new_tokens: int
-    min_new_tokens: int | None
-    repetition_penalty: float | None
-    encoder_repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    no_repeat_ngram_size: int | None
-    encoder_no_repeat_ngram_size: int | None
-    bad_words_ids: Iterable[Iterable[int]] | None
-    sequence_bias: Mapping[tuple[int, ...], float] | Iterable[tuple[Iterable[int], float]] | None
-    logit_bias: Mapping[int, float]
-    suppress_tokens: Iterable[int] | None
-    begin_suppress_tokens: Iterable[int] | None
-    forced_bos_token_id: int | None
-    forced_eos_token_id: int | None
-    exponential_decay_length_penalty: tuple[int, float] | None
-    remove_invalid_values: bool | None
-    stop_token_ids: Iterable[int]
-    ignore_eos: bool
-    processors: Any
-    structured: Mapping[str, Any] | None
 
 
 def gathered(
