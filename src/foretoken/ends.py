@@ -130,6 +130,14 @@ def resolved(
     return replace(params, **open_) if open_ else params
 
 
+def forced(params: SamplingParams, prompt: int, last: int) -> dict[int, int]:
+    """The ids that a text must have, by their place among the new tokens: `prompt` tokens stand
+    before these, and `last` is the place of the end."""
+    first = 1 - prompt  # the decoder's second token
+    named = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
+    return {place: token for place, token in named.items() if token is not None}
+
+
 def require_ids(ends: Ends, V: int) -> None:
     """InputError where texts must contain an id outside the model's 0..V-1. Ids that end a text may
     lie outside: they never occur."""

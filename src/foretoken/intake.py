@@ -3,19 +3,22 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
 from foretoken.controls.grammar import Grammar
 from foretoken.controls.required import require
-from foretoken.ends import Ends, resolved
-from foretoken.errors import InputError
+from foretoken.ends import Ends, forced, resolved
+from foretoken.errors import ForetokenError, InputError, shown
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Request, Row
+from foretoken.sampling.checks import Structured
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.text import chat
@@ -55,35 +58,42 @@ class Intake:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         counts = [wishes.num_return_sequences for wishes in each]
         keys = iter(keys_of(seed, counts))
-        return [
-            self._request(i, prompt, wishes, next(keys))
-            for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True))
-            for _ in range(wishes.num_return_sequences)
-        ]
+        requests: list[Request] = []
+        for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True)):
+            ids = self.ids(prompt, i)
+            self._require_fit(ids, i)
+            with _named(i, of=len(prompts)):
+                copies = islice(keys, wishes.num_return_sequences)
+                requests += self._requests(ids, wishes, list(copies))
+        return requests
 
-    def _request(self, i: int, prompt: Prompt, params: SamplingParams, key: RowKey) -> Request:
-        ids = self.ids(prompt, i)
+    def _requests(
+        self, ids: list[int], params: SamplingParams, keys: list[RowKey]
+    ) -> list[Request]:
+        """The same prompt under each of the keys."""
         head, source = self.sides(ids)
-        reads = self.target.source_context if source else self.target.context
-        if reads is not None and len(ids) >= reads + (source is not None):
-            raise InputError(
-                f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
-            )
         context, limit = self.target.context, params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         params = resolved(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
-        forced: dict[int, int] = {}
-        if params.forced_bos_token_id is not None:
-            forced[1 - len(head)] = params.forced_bos_token_id  # the decoder's second token
-        if params.forced_eos_token_id is not None:
-            forced[limit - 1] = params.forced_eos_token_id
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
         if params.stop_strings and self.tokenizer is not None:
             # such tokens may have no text to be found in
             added = self.tokenizer.added_tokens_decoder.items()
             eos |= {token for token, word in added if word.content in params.stop_strings}
-        return Request(head, limit, key, frozenset(eos), source, forced, params)
+        places = forced(params, len(head), limit - 1)
+        if params.structured is not None:  # one that does not compile fails here
+            self._grammar(params.structured, frozenset(eos))
+        return [Request(head, limit, k, frozenset(eos), source, places, params) for k in keys]
+
+    def _require_fit(self, ids: list[int], i: int) -> None:
+        """InputError for a prompt that the model cannot hold."""
+        apart = self.target.encoder_decoder  # the new tokens stand elsewhere
+        reads = self.target.source_context if apart else self.target.context
+        if reads is not None and len(ids) >= reads + apart:
+            raise InputError(
+                f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
+            )
 
     def rows(self, requests: list[Request]) -> list[Row]:
         """Fresh rows, with what shapes and ends their texts."""
@@ -100,10 +110,11 @@ class Intake:
 
     def _matcher(self, request: Request) -> Matcher | None:
         """What follows the grammar that a text must match."""
-        if request.params.structured is None:
-            return None
-        V = self.target.vocab_size
-        return Grammar.of(request.params.structured, self.tokenizer, V, request.eos).matcher()
+        structured = request.params.structured
+        return None if structured is None else self._grammar(structured, request.eos).matcher()
+
+    def _grammar(self, structured: Structured, eos: frozenset[int]) -> Grammar:
+        return Grammar.of(structured, self.tokenizer, self.target.vocab_size, eos)
 
     def transcript(self, request: Request) -> Transcript:
         strings, include = request.params.stop_strings or (), request.params.include_stop_string
@@ -139,5 +150,18 @@ class Intake:
         V = self.readable
         for token in prompt:
             if not 0 <= token < V:
-                raise InputError(f"prompt {i} holds the id {token}; ids must be in 0..{V - 1}")
+                raise InputError(
+                    f"prompt {i} holds the id {shown(token)}; ids must be in 0..{V - 1}"
+                )
         return list(prompt)
+
+
+@contextmanager
+def _named(i: int, *, of: int) -> Generator[None]:
+    """An error within says which of several prompts it is about."""
+    try:
+        yield
+    except ForetokenError as error:
+        if of == 1:
+            raise
+        raise type(error)(f"prompt {i}: {error}") from None

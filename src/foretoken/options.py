@@ -72,7 +72,7 @@ def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
     """The draft's width, by default `WIDER * num_beams`; InputError for impossible options."""
     width = WIDER * num_beams if draft_beams is None else draft_beams
     _require_count("gamma", gamma, 0, "0 (plain beam search) or more")
-    _require_count("draft_beams", width, num_beams, f"num_beams={num_beams} or more")
+    _require_count("draft_beams", width, num_beams, f"num_beams={shown(num_beams)} or more")
     return int(width)
 
 

@@ -159,6 +159,12 @@ class Row:
         if self.error is None:
             self.finish_reason, self.stop_reason = "stop", reason
 
+    def take_back(self, tokens: int, records: int, logprobs: int) -> None:
+        """Undo a step that was broken off: keep so many of each. Nothing can follow, as controls
+        and endings have read on."""
+        del self.tokens[tokens:], self.records[records:], self.logprobs[logprobs:]
+        self.finish_reason = self.stop_reason = self.error = None
+
     def fail(self, error: ControlError) -> None:
         """The row ends here; its mates go on."""
         self.finish_reason, self.error = "error", error

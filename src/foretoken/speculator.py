@@ -157,7 +157,7 @@ class Speculator:
         if len(prompts) != 1:
             remedy = "call generate for several" if prompts else "give a text or ids"
             raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
-        (wishes,) = gathered(params, controls, 1)
+        (wishes,) = gathered(params, controls, 1, "stream")
         if wishes.num_return_sequences != 1:
             raise RefusedError(
                 f"stream gives one text, not num_return_sequences={wishes.num_return_sequences}; "
@@ -195,7 +195,7 @@ class Speculator:
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
         given = as_list(prompts)
-        requests = self.requests(given, gathered(None, controls, len(given)), 0)
+        requests = self.requests(given, gathered(None, controls, len(given), "beam_search"), 0)
         for request in requests:
             require_beams(request.params, controls)
         shaping = [row.controls for row in self.rows(requests)]
@@ -413,7 +413,7 @@ class Speculator:
         if self.tokenizer is None:
             return None
         transcript = _read(row)
-        if transcript is not None:
+        if transcript is not None and row.finish_reason is not None:
             return transcript.text
         return continued(self.tokenizer, row.request.prompt, row.visible)
 

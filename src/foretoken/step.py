@@ -8,6 +8,8 @@ Plain decoding is this step with gamma 0. Knows protocols only: any model, any d
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -95,17 +97,30 @@ def step(
     verified = _read(verdict, scored, draft, counts, draw)
 
     # Return prefix + [x_1, .., x_n, t]
-    kept = [_commit(row, v) for row, v in zip(rows, verified, strict=True)]
-    _report(rows, scored, verdict, kept)
-    target.set_lengths([len(row.tokens) - 1 for row in rows])
-    drafter.commit([list(tokens) for tokens in kept])
-    times.append(perf_counter())
-
-    seconds = [after - before for before, after in pairwise(times)]
-    for b, row in enumerate(rows):
-        calls = min(draft.calls, counts[b])  # those this row took part in
-        row.records.append(_record(gamma[b], verified[b], kept[b], calls, seconds, len(rows)))
+    with _whole(rows):
+        kept = [_commit(row, v) for row, v in zip(rows, verified, strict=True)]
+        _report(rows, scored, verdict, kept)
+        target.set_lengths([len(row.tokens) - 1 for row in rows])
+        drafter.commit([list(tokens) for tokens in kept])
+        times.append(perf_counter())
+        seconds = [after - before for before, after in pairwise(times)]
+        for b, row in enumerate(rows):
+            calls = min(draft.calls, counts[b])  # those this row took part in
+            row.records.append(_record(gamma[b], verified[b], kept[b], calls, seconds, len(rows)))
     return verdict
+
+
+@contextmanager
+def _whole(rows: list[Row]) -> Generator[None]:
+    """What breaks off within, such as Ctrl-C in a user's own criterion, leaves no row's text ahead
+    of what is reported of it."""
+    before = [(len(row.tokens), len(row.records), len(row.logprobs)) for row in rows]
+    try:
+        yield
+    except BaseException:
+        for row, lengths in zip(rows, before, strict=True):
+            row.take_back(*lengths)
+        raise
 
 
 def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:

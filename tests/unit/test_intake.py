@@ -63,3 +63,28 @@ def test_a_row_has_what_it_asks_for_and_no_more() -> None:
 def test_an_id_that_no_text_can_hold() -> None:
     with pytest.raises(InputError, match="^suppress_tokens names the id 320; ids must"):
         intake().requests([[1]], SamplingParams(suppress_tokens=[320]), 0)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"suppress_tokens": [V]}, f"suppress_tokens names the id {V}; ids must be in"),
+        ({"structured": {"regex": "("}}, "structured's regex cannot be followed"),
+    ],
+)
+def test_of_several_prompts_the_one_that_fails_is_named(wishes, message):
+    """Before a row is made, for which a model may have to run."""
+    fine, bad = SamplingParams(), SamplingParams(**wishes)
+    with pytest.raises(InputError, match=f"^prompt 1: {message}"):
+        intake(byte_level()).requests(["a", "b"], [fine, bad], 0)
+    with pytest.raises(InputError, match=f"^{message}"):
+        intake(byte_level()).requests(["b"], [bad], 0)
+
+
+def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
+    given, read = intake(byte_level()), []
+    monkeypatch.setattr(Intake, "ids", lambda self, prompt, i=0: read.append(prompt) or [1])
+    wishes = SamplingParams(1.0, num_return_sequences=3)
+    requests = given.requests(["a", "b"], wishes, 4)
+    assert read == ["a", "b"]
+    assert [tuple(request.key) for request in requests] == [(4, row) for row in range(6)]

@@ -727,6 +727,10 @@ def test_a_template_without_messages():
 def test_beams_refuse_what_they_do_not_follow():
     with pytest.raises(RefusedError, match="^beam_search does not take temperature; leave it out"):
         table().beam_search(IDS[0], temperature=1.0)
+    with pytest.raises(InputError, match="^beams is no option of beam_search; "):
+        table().beam_search(IDS[0], beams=2)
+    with pytest.raises(InputError, match="^num_beams is no option of stream; "):
+        table().stream(IDS[0], num_beams=2)
 
 
 def test_a_beam_whose_processor_fails_is_no_dead_end():

@@ -45,8 +45,8 @@ class BeamParams:
             object.__setattr__(self, name, int(value))  # NumPy's overflow
         if self.num_return_sequences > self.num_beams:
             raise InputError(
-                f"num_return_sequences is {self.num_return_sequences}, but there are only "
-                f"{self.num_beams} beams; give num_beams={self.num_return_sequences}"
+                f"num_return_sequences is {shown(self.num_return_sequences)}, but there are only "
+                f"{shown(self.num_beams)} beams; give num_beams={shown(self.num_return_sequences)}"
             )
         penalty = as_float(self.length_penalty)
         if not -STEEPEST <= penalty <= STEEPEST:

@@ -59,7 +59,8 @@ def generate(
 ) -> None:
     """Continue a prompt, or many, in the target's own distribution.
 
-    What is left out below Sampling is as the model's generation config says, else off.
+    Sampling is as given here; ends, penalties and bans that are left out are as the model's
+    generation config sets them, or off.
     """
     from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 

@@ -43,43 +43,58 @@ class Sampling:
     """Which tokens are drawn from."""
 
     temperature: Annotated[float, _sampling("0 is greedy.")] = 0.0
-    top_k: Annotated[int, _sampling("From the likeliest so many; 0 is off.")] = 0
+    top_k: Annotated[int, _sampling("Draw from the so many likeliest tokens; 0 is off.")] = 0
     top_p: Annotated[
-        float, _sampling("From the likeliest that hold this probability; 1 is off.")
+        float,
+        _sampling("Draw from the likeliest tokens that together have this probability; 1 is off."),
     ] = 1.0
     min_p: Annotated[
-        float, _sampling("From those at least so likely, the likeliest being 1; 0 is off.")
+        float,
+        _sampling("Draw from tokens at least this share as likely as the likeliest; 0 is off."),
     ] = 0.0
     typical_p: Annotated[
-        Number, _sampling("From the most typical that hold this probability; 1 is off.")
+        Number,
+        _sampling(
+            "Draw from the most typical tokens that together have this probability; 1 is off."
+        ),
     ] = None
     epsilon_cutoff: Annotated[
-        Number, _sampling("From those of at least this probability; 0 is off.")
+        Number, _sampling("Draw from tokens of at least this probability; 0 is off.")
     ] = None
     eta_cutoff: Annotated[
-        Number, _sampling("The same, but less is enough where many are likely; 0 is off.")
+        Number, _sampling("The same, with a lower bound where many tokens are likely; 0 is off.")
     ] = None
-    num_return_sequences: Annotated[int, _sampling("Texts of every prompt.")] = 1
+    num_return_sequences: Annotated[int, _sampling("Texts for every prompt.")] = 1
+    deterministic: Annotated[
+        bool,
+        _sampling("A seed gives one text, whatever other prompts there are.", "--deterministic"),
+    ] = False
 
 
 @dataclass(frozen=True)
 class Ends:
     """How long a text goes on."""
 
-    max_new_tokens: Annotated[int, _ends("New tokens of a text at most.")] = MAX_NEW_TOKENS
-    min_new_tokens: Annotated[Count, _ends("No end of sequence before so many.")] = None
+    max_new_tokens: Annotated[int, _ends("New tokens per text at most.")] = MAX_NEW_TOKENS
+    min_new_tokens: Annotated[Count, _ends("No end of sequence before so many new tokens.")] = None
     stop_strings: Annotated[
         list[str] | None,
-        _ends("Ends the text, taken literally; may be repeated.", "--stop", many=True),
+        _ends("A string that ends the text; may be repeated.", "--stop", many=True),
     ] = None
     include_stop_string: Annotated[
-        bool, _ends("Keep in the text what stopped it.", "--include-stop-string")
+        bool, _ends("Keep the string or id that ended the text in it.", "--include-stop-string")
     ] = False
     stop_token_ids: Annotated[Text, _ends("Ids that end the text, with commas between.")] = None
-    ignore_eos: Annotated[bool, _ends("Go on behind an end of sequence.", "--ignore-eos")] = False
-    forced_eos_token_id: Annotated[Count, _ends("The id at --max-new-tokens.")] = None
+    ignore_eos: Annotated[bool, _ends("Go on after an end of sequence.", "--ignore-eos")] = False
+    forced_eos_token_id: Annotated[
+        Count, _ends("The id that the last of --max-new-tokens must be.")
+    ] = None
     exponential_decay_length_penalty: Annotated[
-        Text, _ends("START,FACTOR: from START on ends get likelier by FACTOR a token.")
+        Text,
+        _ends(
+            "START,FACTOR: after START tokens the end gets likelier by FACTOR with each.",
+            "--exponential-decay",  # the whole name is too wide for a terminal
+        ),
     ] = None
 
 
@@ -88,29 +103,39 @@ class Penalties:
     """What makes tokens less likely, more likely or impossible."""
 
     repetition_penalty: Annotated[
-        Number, _penalty("Above 1, what is in the text or prompt gets less likely.")
+        Number, _penalty("Above 1: tokens that are in the prompt or text get less likely.")
     ] = None
     encoder_repetition_penalty: Annotated[
-        Number, _penalty("Above 1, what is in the prompt gets likelier.")
+        Number, _penalty("Above 1: tokens that are in the prompt get likelier.")
     ] = None
     presence_penalty: Annotated[
-        float, _penalty("Subtracted from logits of ids that are in the text.")
+        float, _penalty("Subtracted from the logits of tokens that are in the text.")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, _penalty("Subtracted for each time they are in the text.")
+        float, _penalty("Subtracted once for each time a token is in the text.")
     ] = 0.0
-    no_repeat_ngram_size: Annotated[Count, _penalty("No run of so many ids twice.")] = None
-    encoder_no_repeat_ngram_size: Annotated[
-        Count, _penalty("No run of so many ids of the prompt.")
+    no_repeat_ngram_size: Annotated[
+        Count, _penalty("No sequence of so many tokens occurs twice.")
     ] = None
-    bad_words_ids: Annotated[Text, _penalty("Sequences that never occur: [[5], [6, 7]].")] = None
+    encoder_no_repeat_ngram_size: Annotated[
+        Count, _penalty("No sequence of so many tokens of the prompt occurs in the text.")
+    ] = None
+    bad_words_ids: Annotated[
+        Text, _penalty("Sequences of ids that must not occur: [[5], [6, 7]].")
+    ] = None
     sequence_bias: Annotated[
-        Text, _penalty("Added to the last logit of a sequence: [[[6, 7], -2.5]].")
+        Text, _penalty("Added to the logit that would complete a sequence: [[[6, 7], -2.5]].")
     ] = None
     logit_bias: Annotated[Text, _penalty('Added to logits of ids: {"5": -2.5}.')] = None
-    suppress_tokens: Annotated[Text, _penalty("Ids that never occur, with commas between.")] = None
-    begin_suppress_tokens: Annotated[Text, _penalty("Ids that no text begins with.")] = None
-    forced_bos_token_id: Annotated[Count, _penalty("The id behind the decoder's first.")] = None
+    suppress_tokens: Annotated[Text, _penalty("Ids that must not occur, with commas between.")] = (
+        None
+    )
+    begin_suppress_tokens: Annotated[Text, _penalty("Ids that the text must not begin with.")] = (
+        None
+    )
+    forced_bos_token_id: Annotated[
+        Count, _penalty("The id that must follow the decoder's first.")
+    ] = None
     remove_invalid_values: Annotated[
         bool, _penalty("Read NaN and infinite logits as numbers.", "--remove-invalid-values")
     ] = False
@@ -124,7 +149,7 @@ class Structure:
     regex: Annotated[Text, _structure("A regular expression.")] = None
     grammar: Annotated[Path | None, _structure("A file with a Lark grammar.")] = None
     choice: Annotated[
-        list[str] | None, _structure("One of the texts that match; may be repeated.", many=True)
+        list[str] | None, _structure("A text that is allowed; repeat it for each.", many=True)
     ] = None
 
     def structured(self) -> dict[str, Any] | None:
@@ -145,19 +170,19 @@ class Structure:
 
 @dataclass(frozen=True)
 class Report:
-    """What is told beside a text, and what may decide about it."""
+    """What is told beside a text."""
 
     logprobs: Annotated[
-        Count, _report("Log probabilities of the text's tokens and of the N likeliest.")
+        Count,
+        _report(
+            "Log probabilities of the text's tokens and of the so many likeliest in their places."
+        ),
     ] = None
     logprobs_of: Annotated[
-        str, _report("raw: in the model's own law; drawn: in the one that was drawn from.")
+        str,
+        _report("raw: of the model's own logits; drawn: of the law that tokens were drawn from."),
     ] = "raw"
-    prompt_logprobs: Annotated[Count, _report("Those of the prompt's tokens.")] = None
-    deterministic: Annotated[
-        bool,
-        _report("Guess the same whatever other texts are generated with it.", "--deterministic"),
-    ] = False
+    prompt_logprobs: Annotated[Count, _report("The same for the prompt's tokens.")] = None
 
 
 @dataclass(frozen=True)

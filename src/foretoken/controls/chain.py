@@ -21,7 +21,7 @@ from foretoken.errors import ControlError, DeadEndError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
-LARGEST = 1e30  # of scores: divided by any temperature above greedy's it is still a float32
+LARGEST = 1e30  # of scores: divided by any temperature above greedy's they are still float32
 Control = Callable[[Tensor, History], Tensor]  # scores [V], which it may change -> scores [V]
 
 
@@ -62,7 +62,7 @@ class Chain:
         top = float(scores.amax())
         if not math.isfinite(top):
             raise self._blame(logits)
-        return scores if top <= LARGEST else scores.clamp_(max=LARGEST)
+        return scores if abs(top) <= LARGEST else scores - top  # the same law
 
     def forced(self, ahead: list[int]) -> list[int]:
         """The tokens behind `ahead` that the grammar leaves no choice about."""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-SPACES = r"\n?[ ]{0,16}"  # between JSON's tokens: JSON allows any, in which weak models never end
+SPACES = r"[ ]?|\n[ ]{0,16}"  # between JSON's tokens; JSON allows any, where weak models never end
+SETTING = '%llguidance {"no_forcing": true}'
 KEPT = 32  # grammars kept compiled per vocabulary
 SAMPLED = 256  # tokens whose spelling is compared
 
@@ -296,12 +297,13 @@ def _lark(text: str) -> dict[str, Any]:
     """A Lark grammar whose masks hold every token that goes on. Where only one text can follow,
     they would hold one token otherwise: what the tokenizer makes of that text, which may even spell
     another one, or have no row in the output layer."""
-    return {"lark_grammar": f'{text}\n%llguidance {{"no_forcing": true}}'}
+    return {"lark_grammar": f"{text}\n{SETTING}"}
 
 
 def _reason(said: str) -> str:
-    """What llguidance says, in one line without the state of its parser."""
-    return " ".join(said.split("\n<state>")[0].split())[:200]
+    """What llguidance says, in one line without the state of its parser and what is ours."""
+    lines = [line for line in said.split("\n<state>")[0].split("\n") if SETTING not in line]
+    return " ".join(" ".join(lines).split())[:200]
 
 
 def _refused(kind: str, reason: str) -> InputError:

@@ -81,8 +81,8 @@ def flat(objects: Iterable[Any]) -> list[Any]:
 def require_own(objects: Iterable[Any]) -> None:
     """RefusedError for a class of transformers that no row alone can call."""
     for each in flat(objects):
-        name = type(each).__name__
-        if name in REFUSED:
+        name = next((c.__name__ for c in type(each).__mro__ if c.__name__ in REFUSED), None)
+        if name is not None:
             raise RefusedError(
                 f"{name} {REFUSED[name]}, which no single row can honour; leave it out"
             )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretoken.controls.own import require_own
 from foretoken.controls.required import require
+from foretoken.ends import forced
 from foretoken.errors import InputError, RefusedError
 from foretoken.handover.foreign import require_known
 from foretoken.handover.recognised import given, require_anywhere
@@ -156,6 +157,7 @@ class Handed:
                 f"give max_new_tokens={target.context - longest} or less"
             )
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
+        last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
         return [
             Request(
                 prompt,
@@ -163,7 +165,7 @@ class Handed:
                 RowKey(seed, b),
                 self.eos(),
                 sources[b] if sources else None,
-                self._forced(prompt, params),
+                forced(params, len(prompt), last),
                 params,
             )
             for b, prompt in enumerate(prompts)
@@ -218,15 +220,6 @@ class Handed:
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return own
-
-    def _forced(self, prompt: list[int], params: SamplingParams) -> dict[int, int]:
-        """Place among a row's new tokens -> id."""
-        forced: dict[int, int] = {}
-        if params.forced_bos_token_id is not None:
-            forced[1 - len(prompt)] = params.forced_bos_token_id  # the decoder's second token
-        if params.forced_eos_token_id is not None:  # at the config's length, whatever else ends it
-            forced[self.config.max_length - 1 - self.ids.shape[1]] = params.forced_eos_token_id
-        return forced
 
 
 def ending_strings(

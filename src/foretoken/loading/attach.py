@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import wraps
+from inspect import signature
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.base import Drafter
+from foretoken.errors import InputError, shown
 from foretoken.handover.handed import ending_strings
 from foretoken.loading.load import load
 from foretoken.speculator import Speculator
@@ -31,6 +34,14 @@ def attach(
     what that honours and refuses, `Speculator.__call__` says. Attaching again replaces the draft,
     `detach` takes it back. A copy of the model has to be attached itself.
     """
+    if not callable(getattr(model, "generate", None)):
+        raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
+    known = signature(load).parameters
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
+            raise InputError(f"{name} is no option of attach; {remedy}")
     detach(model)
     spec = load(model, draft, **options)
     open_: Any = model  # nn.Module declares no method of its own as an attribute

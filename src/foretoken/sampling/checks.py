@@ -101,12 +101,16 @@ def _biases(name: str, value: Any) -> Biases:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise InputError(f"{name} holds {shown(pair)}; give {remedy}")
         ids, bias = pair
-        if isinstance(ids, str) and ids.isascii() and ids.isdigit():  # JSON's keys are strings
+        if isinstance(ids, str):  # as JSON's keys are
+            if not ids.isascii() or not ids.isdigit():
+                raise InputError(f"{name} holds {shown(ids)}; give {remedy}")
             ids = int(ids)
         ids = _sequence(name, [ids] if whole(ids) else ids)
         number = as_float(bias)
         if math.isnan(number) or number == math.inf:
-            raise InputError(f"{name} adds {shown(bias)} to {list(ids)}; give a finite number")
+            raise InputError(
+                f"{name} adds {shown(bias)} to {shown(list(ids))}; give a finite number"
+            )
         biases[ids] = number
     return tuple(biases.items())
 
@@ -115,7 +119,9 @@ def _logit_bias(name: str, value: Any) -> Biases:
     biases = _biases(name, value)
     for ids, _ in biases:
         if len(ids) != 1:
-            raise InputError(f"{name} holds {list(ids)}; give single ids, or use sequence_bias")
+            raise InputError(
+                f"{name} holds {shown(list(ids))}; give single ids, or use sequence_bias"
+            )
     return biases
 
 
@@ -174,7 +180,7 @@ def _of(name: str, value: Any) -> LogprobsOf:
 
 
 GRAMMARS = ("json_schema", "regex", "lark", "choice")
-_penalty = _number(lambda x: 0 < x < math.inf, "a number above 0, 1 being off")
+_penalty = _number(lambda x: 1e-30 <= x <= 1e30, "a number above 0, 1 being off")
 _added = _number(math.isfinite, "a finite number, 0 being off")
 _cutoff = _number(lambda x: 0 <= x < 1, "a number in [0, 1), 0 being off")
 _share = _number(lambda x: 0 < x <= 1, "a number in (0, 1], 1 being off")

@@ -176,14 +176,16 @@ def gathered(
     params: SamplingParams | Iterable[SamplingParams] | None,
     controls: Mapping[str, Any],
     prompts: int,
+    method: str = "generate",
 ) -> list[SamplingParams]:
-    """One SamplingParams for each of so many prompts. InputError for an unknown control, for params
-    and controls at once, or for a list of another length."""
+    """One SamplingParams for each of so many prompts. InputError for a control that is unknown
+    (`method` has none of that name), for params and controls at once, or for a list of another
+    length."""
     for name in controls:
         if name not in FIELDS:
             near = get_close_matches(name, FIELDS, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else f"give one of {', '.join(FIELDS)}"
-            raise InputError(f"{name} is no option of generate; {remedy}")
+            raise InputError(f"{name} is no option of {method}; {remedy}")
     if params is None:
         return [SamplingParams(**controls)] * prompts
     if controls:
@@ -220,6 +222,10 @@ def _agree(params: SamplingParams) -> None:
         )
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
         raise RefusedError("include_stop_string has nothing to include; give stop_strings too")
+    if params.structured and params.ignore_eos and not params.stop_token_ids:
+        raise RefusedError(
+            "structured ends a text with an id that ignore_eos does not heed; leave ignore_eos out"
+        )
     if params.logprobs_of != "raw" and params.logprobs is None:
         raise RefusedError(f"logprobs_of={params.logprobs_of!r} without logprobs; give their count")
 

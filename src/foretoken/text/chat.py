@@ -119,7 +119,8 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, template: str | None) 
     if template is None:
         if not own:
             raise InputError(
-                "the tokenizer has no chat template; give chat_template=..., or a prompt as text"
+                "the tokenizer has no chat template; give chat_template=... "
+                "(--chat-template FILE), or a prompt as text"
             )
         return
     if not isinstance(template, str):

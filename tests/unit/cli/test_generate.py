@@ -101,7 +101,7 @@ def test_more_texts_than_share_a_pass(run, pair, spec):
 
 def test_what_was_given_makes_the_text_again(run, pair, tmp_path):
     flags = ("--temperature", 0.8, "--logit-bias", '{"5": 2.5}', "--bad-words-ids", "[[7, 8]]")
-    flags += ("--sequence-bias", "[[[9], -1.5]]", "--exponential-decay-length-penalty", "3,1.1")
+    flags += ("--sequence-bias", "[[[9], -1.5]]", "--exponential-decay", "3,1.1")
     flags += ("--suppress-tokens", "1,2", "--stop-token-ids", "300", "--max-new-tokens", 12)
     (first,) = completions(run("generate", "It was", *pair, *flags, "--json"))
     file = lines(tmp_path, {"prompt": "It was", **first["params"]})

@@ -40,7 +40,7 @@ SAID = [
     (["--forced-bos-token-id", "0"], {"forced_bos_token_id": 0}),
     (["--forced-eos-token-id", "3"], {"forced_eos_token_id": 3}),
     (
-        ["--exponential-decay-length-penalty", "30,1.05"],
+        ["--exponential-decay", "30,1.05"],
         {"exponential_decay_length_penalty": [30, 1.05]},
     ),
     (["--remove-invalid-values"], {"remove_invalid_values": True}),

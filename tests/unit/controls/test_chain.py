@@ -184,6 +184,15 @@ def test_who_leaves_nothing_is_named(wishes, blamed):
     mine.commit([3])  # and it can go on
 
 
+def test_scores_beyond_what_a_temperature_leaves_finite_keep_their_law():
+    """Also those that are all of float32's least number, as transformers leaves what is banned."""
+    logits = torch.tensor([1e38, 1e38 - 1e33, -1e38, -torch.inf, 0.0], dtype=torch.float64)
+    mine = made([1], processors=lambda ids, scores: scores)
+    assert torch.equal(mine.shape(logits, []), logits - 1e38)
+    least = torch.full((V,), torch.finfo(torch.float32).min)
+    assert torch.equal(mine.shape(least, []), torch.zeros(V))
+
+
 def test_begin_is_behind_a_forced_second_token():
     for prompt, forced, first in (([1], 3, 1), ([1], None, 0), ([1, 2], 3, 0)):
         params = SamplingParams(begin_suppress_tokens=[4], forced_bos_token_id=forced)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from transformers import (
@@ -153,6 +155,28 @@ def test_what_no_single_row_can_honour_is_refused(name):
     option = "stopping" if name == "ConfidenceCriteria" else "processors"
     with pytest.raises(RefusedError, match=f"^{name} "):
         pair().generate([1], gamma=0, **{option: [made]})
+
+
+def test_a_subclass_of_what_is_refused_is_refused():
+    kind = type("Mine", (logits_process.SynthIDTextWatermarkLogitsProcessor,), {})
+    with pytest.raises(RefusedError, match="^SynthIDTextWatermarkLogitsProcessor keeps a state"):
+        require_own([object.__new__(kind)])
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_ctrl_c_in_a_criterion_leaves_text_tokens_and_reports_alike(gamma):
+    def impatient(ids, scores):
+        if ids.shape[1] == 6:
+            raise KeyboardInterrupt
+        return False
+
+    options = {"gamma": gamma, "max_new_tokens": 9, "logprobs": 0}
+    (whole,) = pair().generate([1], **options)
+    (part,) = pair().generate([1], stopping=impatient, **options)
+    assert part.finish_reason == "interrupted" and 0 < len(part.tokens) < 5
+    assert part.tokens == whole.tokens[: len(part.tokens)]
+    assert [*chain.from_iterable(step.kept for step in part.steps)] == part.tokens
+    assert part.logprobs == whole.logprobs[: len(part.tokens)]
 
 
 def test_a_criterion_sees_the_text_token_by_token_and_ends_it():

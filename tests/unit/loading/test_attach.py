@@ -88,6 +88,16 @@ def test_beams_are_refused_and_load_s_options_are_checked(model):
     assert "generate" not in vars(model)
 
 
+def test_what_is_no_model_and_what_is_no_option(model):
+    with pytest.raises(InputError, match="^model is 'a folder'; give a model of transformers"):
+        foretoken.attach("a folder")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="^gamma is no option of attach; give it to model.gen"):
+        foretoken.attach(model, "lookup", gamma=3)
+    with pytest.raises(InputError, match="^dtyp is no option of attach; did you mean dtype?"):
+        foretoken.attach(model, "lookup", dtyp="float64")
+    assert "generate" not in vars(model)
+
+
 def test_the_call_s_tokenizer_finds_stop_strings():
     model: Any = llama(320).double()
     model.generation_config.eos_token_id = None
