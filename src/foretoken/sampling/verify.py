@@ -46,20 +46,17 @@ class Outcome:
         """The law of the token after the n kept guesses, `[B, V]`: p where all were kept, else a
         residual."""
         rows = torch.arange(len(n), device=n.device)
-        p = self.p[rows, n]
+        p = _picked(self.p, rows, n)
         rejected = n < self.lengths
         # reading `rejected` from a device would make the host wait
         if not self.x.shape[1] or (p.is_cpu and not bool(rejected.any())):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
-        left = p * self.scale[rows, n, None].to(p.dtype)
-        if self.q is None:
-            left.scatter_(1, self.x[rows, at, None], 0.0)  # (p - q)+ for q all on x
-        else:
-            left.sub_(self.q[rows, at]).clamp_(min=0)
+        q = None if self.q is None else _picked(self.q, rows, at)
+        left = _left(p, q, self.x[rows, at], self.scale[rows, n])
         mass = left.sum(-1, keepdim=True)
         # only rounding can reject a guess where nothing is left
-        return torch.where(rejected[:, None] & (mass > 0), left / mass, p)
+        return torch.where(rejected[:, None] & (mass > 0), left.div_(mass), p)
 
 
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
@@ -98,15 +95,39 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
     """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following
     guess `[B, G]`."""
     G = x.shape[1]
-    left = p[:, 1:G] * weight[:, 1:G, None].to(p.dtype)
-    if q is None:
-        left.scatter_(2, x[:, 1:, None], 0.0)
-    else:
-        left.sub_(q[:, 1:]).clamp_(min=0)
-    S = left.sum(-1).double()
-    rest = S + (1 - weight[:, 1:G])  # so bracketed it is never below S
+    if not G:
+        return weight[:, 1:]
+    a = weight[:, 1:G]
+    S = _left_over(p, q, x, a)
+    rest = S + (1 - a)  # so bracketed it is never below S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
-    return torch.cat([h, weight[:, G:]], 1) if G else weight[:, 1:]
+    return torch.cat([h, weight[:, G:]], 1)
+
+
+def _left_over(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
+    """S_i for i = 1..G-1, `[B, G-1]`. On a CPU 0 where a is 0 or 1: there h is a, whatever S is."""
+    if not p.is_cpu:
+        return _left(p[:, 1:-1], None if q is None else q[:, 1:], x[:, 1:], a).sum(-1).double()
+    S = torch.zeros_like(a)
+    rows, i = ((a > 0) & (a < 1)).nonzero(as_tuple=True)
+    if len(rows):
+        guess = None if q is None else _picked(q, rows, i + 1)
+        left = _left(_picked(p, rows, i + 1), guess, x[rows, i + 1], a[rows, i])
+        S[rows, i] = left.sum(-1).double()
+    return S
+
+
+def _left(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
+    """(a p - q)+ `[..., V]`, q being all on x where it is None; p, q `[..., V]`, x, a `[...]`."""
+    left = p * a[..., None].to(p.dtype)
+    if q is None:
+        return left.scatter_(-1, x[..., None], 0.0)
+    return left.sub_(q).clamp_(min=0)
+
+
+def _picked(laws: Tensor, rows: Tensor, i: Tensor) -> Tensor:
+    """`laws[rows, i]`, `[n, V]`, for which torch needs ten times as long."""
+    return laws.flatten(0, 1).index_select(0, rows * laws.shape[1] + i)
 
 
 def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:

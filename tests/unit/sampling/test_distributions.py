@@ -21,6 +21,8 @@ from transformers.generation.logits_process import (
 
 from foretoken.errors import NumericsError
 from foretoken.sampling.distributions import (
+    BLOCK,
+    LONG,
     SamplingParams,
     check,
     law,
@@ -28,6 +30,7 @@ from foretoken.sampling.distributions import (
     locate,
     one_hot,
     possible,
+    running_sum,
     sample,
 )
 from oracle import inverse_cdf, standardize
@@ -347,6 +350,31 @@ def test_the_nearest_possible_id():
     found = [int(possible(laws, torch.tensor([[j]]))) for j in range(6)]
     assert found == [1, 1, 1, 3, 3, 3]
     assert 0 <= int(possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
+
+
+@pytest.mark.parametrize("V", [LONG, LONG + 1, LONG + BLOCK - 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_long_law_is_drawn_from_as_a_short_one(V, dtype):
+    """Masses are whole numbers, whose sums are exact in any order; numbers lie on the edges too."""
+    dice = torch.Generator().manual_seed(V)
+    laws = torch.randint(4, (64, V), generator=dice).to(dtype)
+    laws *= torch.rand(64, V, generator=dice) < 0.05
+    laws[:, :300] = laws[:, -300:] = 0
+    cdf = running_sum(laws)
+    edge = torch.randint(V, (64, 1), generator=dice)
+    u = (cdf.gather(1, edge) / cdf[:, -1:]).squeeze(1).clamp(0, 1 - 2**-53)
+    for numbers in (u, torch.zeros(64).double(), torch.full((64,), 1 - 2**-53).double()):
+        ids, masses = locate(laws, numbers)
+        assert torch.equal(ids, locate(laws, numbers, cdf)[0])
+        assert torch.equal(masses, cdf[:, -1]) and (laws.gather(1, ids[:, None]) > 0).all()
+
+
+def test_a_long_row_that_is_no_law_gives_some_id():
+    laws = torch.zeros(2, LONG + 1)
+    laws[1, 77] = math.nan
+    ids, masses = locate(laws, torch.full((2,), 0.5).double())
+    assert ((ids >= 0) & (ids <= LONG)).all()
+    assert not any(0 < mass < math.inf for mass in masses.tolist())
 
 
 def test_a_row_that_is_no_law_gives_some_id():
