@@ -28,7 +28,12 @@ class RefusedError(ForetokenError):
 
 
 class NumericsError(RefusedError):
-    """A model returned logits that define no law."""
+    """A model returned logits that define no law; `row`: of which row, by its place in the batch,
+    where that is known."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class ControlError(RefusedError):

@@ -26,8 +26,9 @@ EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
 class Gamma(Protocol):
     """Asked before each step; the rows' records say what happened so far."""
 
-    def ask(self, rows: list[Row]) -> list[int]:
-        """Guesses for every row, 0 or more. The engine trims them near a row's end."""
+    def ask(self, rows: list[Row], B: int) -> list[int]:
+        """Guesses for every row, 0 or more, in a pass of B rows, of which these are some. The
+        engine trims them near a row's end."""
         ...
 
 
@@ -37,7 +38,7 @@ class Fixed:
 
     gamma: int
 
-    def ask(self, rows: list[Row]) -> list[int]:
+    def ask(self, rows: list[Row], B: int) -> list[int]:
         return [self.gamma] * len(rows)
 
 
@@ -54,8 +55,7 @@ class Adaptive:
     _seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]], init=False)
     _pasts: list[tuple[Row, Past]] = field(default_factory=list[tuple[Row, "Past"]], init=False)
 
-    def ask(self, rows: list[Row]) -> list[int]:
-        B = len(rows)
+    def ask(self, rows: list[Row], B: int) -> list[int]:
         if B not in self._seconds:
             self._seconds[B] = _table(self.costs, B)
         known = {id(row): past for row, past in self._pasts}

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from foretoken.costs import Costs, of
 from foretoken.drafters.base import Draft, Drafter, pack
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -42,11 +42,11 @@ class Probed(NamedTuple):
     steady: bool
 
 
-def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
+def probe(batch: Batch, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which ends of sequence do not stop. Less is measured where the
-    request's limit is below `TOKENS`. Raises as `generate` does; the engine must be idle."""
-    drafter = _NeverSilent(engine.drafter)
-    records = _records(engine, drafter, [request], params, ALONE)
+    request's limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
+    drafter = _NeverSilent(batch.drafter)
+    records = _records(batch, drafter, [request], params, ALONE)
     steps = _steady_ones(records, ALONE)
     overlaps = [overlap for record in records for overlap in record.overlaps]
     costs = of(steps)
@@ -56,10 +56,10 @@ def probe(engine: Engine, request: Request, params: SamplingParams) -> Probed:
 
 
 def probe_shared(
-    costs: Costs, engine: Engine, request: Request, params: SamplingParams, rows: int
+    costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, extended by steps of so many rows, all like `request`."""
-    records = _records(engine, _NeverSilent(engine.drafter), [request] * rows, params, SHARED)
+    records = _records(batch, _NeverSilent(batch.drafter), [request] * rows, params, SHARED)
     steps = _steady_ones(records, SHARED)
     return Probed(costs.among(steps, rows), _steady(steps, SHARED))
 
@@ -78,7 +78,7 @@ def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
 
 
 def _records(
-    engine: Engine,
+    batch: Batch,
     drafter: _NeverSilent,
     requests: list[Request],
     params: SamplingParams,
@@ -86,8 +86,8 @@ def _records(
 ) -> list[StepRecord]:
     """The first row's records of rounds over the gammas, at least two."""
     rows = [Row.of(replace(request, params=params)) for request in requests]
-    engine = Engine(engine.target, cast(Drafter, drafter))
-    run = engine.run(rows, choose(block), _Rounds(gammas))
+    batch = Batch(batch.target, cast(Drafter, drafter))
+    run = batch.run(rows, choose(block), _Rounds(gammas))
     length = len(_round(gammas))
     began = perf_counter()
     with closing(run):
@@ -117,7 +117,7 @@ class _Rounds:
     def __init__(self, gammas: tuple[int, ...]) -> None:
         self.round = _round(gammas)
 
-    def ask(self, rows: list[Row]) -> list[int]:
+    def ask(self, rows: list[Row], B: int) -> list[int]:
         step = len(rows[0].records)
         return [self.round[step % len(self.round)]] * len(rows)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from foretoken.errors import ControlError, shown
+from foretoken.errors import ControlError, RefusedError, shown
 from foretoken.sampling.draw import Shaping
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.logprobs import Logprobs
@@ -81,7 +81,7 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A request on its way: `tokens` is prompt and new tokens; all but the last are in the
+    """A request on its way: `tokens` is prompt and new tokens; all but the last `behind` are in the
     target's cache."""
 
     request: Request
@@ -89,7 +89,7 @@ class Row:
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the id, string or criterion that stopped it
-    error: ControlError | None = None
+    error: RefusedError | None = None
     controls: Controls | None = None
     endings: list[Ending] = field(default_factory=list[Ending])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
@@ -97,6 +97,8 @@ class Row:
     seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
     seconds: float = 0.0
+    behind: int = 1
+    began: float = 0.0  # when it first joined, by `perf_counter`
 
     @classmethod
     def of(cls, request: Request) -> Row:
@@ -106,6 +108,11 @@ class Row:
     @property
     def new_tokens(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens that the target has not read."""
+        return self.tokens[len(self.tokens) - self.behind :]
 
     @property
     def room(self) -> int:
@@ -165,7 +172,7 @@ class Row:
         del self.tokens[tokens:], self.records[records:], self.logprobs[logprobs:]
         self.finish_reason = self.stop_reason = self.error = None
 
-    def fail(self, error: ControlError) -> None:
+    def fail(self, error: RefusedError) -> None:
         """The row ends here; its mates go on."""
         self.finish_reason, self.error = "error", error
         self.close()

@@ -20,7 +20,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
-from foretoken.engine import Engine, threads
+from foretoken.engine.batch import Batch, threads
+from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import ControlError, DeadEndError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.handover.foreign import require_ours, withheld
@@ -64,14 +65,14 @@ class Speculator:
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
-    _engine: Engine = field(init=False, repr=False)
+    _scheduler: Scheduler = field(init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._engine = Engine(self.target, self.drafter)
+        self._scheduler = Scheduler(self.target, self.drafter, BATCH)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in ("target", "drafter") and hasattr(self, "_engine"):
+        if name in ("target", "drafter") and hasattr(self, "_scheduler"):
             raise InputError(
                 f"the {name} of a Speculator stays; make another Speculator with "
                 f"dataclasses.replace(spec, {name}=...)"
@@ -126,9 +127,8 @@ class Speculator:
         self._tell_suggested(requests)
         policy = self._gamma(requests, gamma)
         try:
-            for i in range(0, len(rows), BATCH):
-                for _ in self._engine.run(rows[i : i + BATCH], judge, policy):
-                    pass
+            for _ in self._scheduler.run(rows, judge, policy):
+                pass
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
         return [self._completion(row) for row in rows]
@@ -268,9 +268,8 @@ class Speculator:
                 row.seen = []
         stream = Stream(streamer, rows)
         with task.heard(self.target):
-            for i in range(0, len(rows), BATCH):
-                for _ in self._engine.run(rows[i : i + BATCH], judge, policy):
-                    stream.put()
+            for _ in self._scheduler.run(rows, judge, policy):
+                stream.put()
         for b, row in enumerate(rows):
             if row.error is not None:
                 raise ControlError(f"row {b}: {row.error}")
@@ -343,9 +342,12 @@ class Speculator:
         prompt, source = self._intake.sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
-        if rows == 1:
-            return probe(self._engine, request, params)
-        return probe_shared(self.step_costs(params), self._engine, request, params, rows)
+        alone = self.step_costs(params) if rows > 1 else None
+        with self._scheduler.idle():
+            batch = Batch(self.target, self.drafter)
+            if alone is None:
+                return probe(batch, request, params)
+            return probe_shared(alone, batch, request, params, rows)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
@@ -383,7 +385,7 @@ class Speculator:
             transcript = self._intake.transcript(row.request)
             row.endings.append(transcript)
         sent, asked = 0, row.request.params.logprobs is not None
-        for _ in self._engine.run([row], judge, gamma):
+        for _ in self._scheduler.run([row], judge, gamma):
             tokens = row.new_tokens[sent:]
             if tokens:
                 known = row.logprobs[sent:] if asked else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, pairwise
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
-from foretoken.models.base import Blocks, Scorer
+from foretoken.models.base import Scorer
 from foretoken.request import Row, Seen, StepRecord
 from foretoken.sampling.distributions import law, require_finite, require_mass, working
 from foretoken.sampling.draw import Draw
@@ -34,6 +35,17 @@ class _DeadEnd(NamedTuple):
 
     place: int
     error: ControlError
+
+
+class _Guessed(NamedTuple):
+    """The rows that are advanced, and what was guessed for them."""
+
+    places: list[int]  # of the rows in the batch
+    rows: list[Row]
+    gamma: list[int]
+    draft: Draft
+    counts: list[int]  # guesses
+    draw: Draw
 
 
 class _Scored(NamedTuple):
@@ -64,14 +76,18 @@ def step(
     drafter: Drafter,
     judge: Judge,
     gamma: list[int],
+    reads: list[int] | None = None,
 ) -> Verdict:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1), or as near to it as the judge says.
 
-    Each row gets a StepRecord. On a device the host waits once, for the verdict, and where rows
-    have controls for the guesses; the times then say when work was handed over. A row whose
-    controls leave no token fails alone. Raises NumericsError for invalid logits and RefusedError
-    for an invalid draft; the rows are then as they were.
+    reads: how many of its `Row.behind` tokens each row reads in this pass, all where left out. A
+    row that keeps some for later is not advanced, and its gamma is 0; one row at least is.
+
+    Each row that is advanced gets a StepRecord. On a device the host waits once, for the verdict,
+    and where rows have controls for the guesses; the times then say when work was handed over. A
+    row whose controls leave no token fails alone. Raises NumericsError for invalid logits and
+    RefusedError for an invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
     draw = judge.draws(
@@ -88,25 +104,25 @@ def step(
     counts = _counts(draft, gamma, target.vocab_size)
     times.append(perf_counter())
 
-    # Run M_p in parallel: the last token, not yet in the cache, and the guesses behind it
-    scored = _score(rows, target, draft, counts)
+    # Run M_p in parallel: what it has not read, most often the last token, and the guesses behind
+    reads = [row.behind for row in rows] if reads is None else reads
+    guessed = _advanced(_Guessed([*range(len(rows))], rows, gamma, draft, counts, draw), reads)
+    scored = _score(rows, reads, target, guessed)
     times.append(perf_counter())
 
     # Determine the number n of accepted guesses, and the token t that follows them
-    verdict = judge(scored.block, draw)
-    verified = _read(verdict, scored, draft, counts, draw)
+    verdict = judge(scored.block, guessed.draw)
+    verified = _read(verdict, scored, guessed)
 
     # Return prefix + [x_1, .., x_n, t]
     with _whole(rows):
-        kept = [_commit(row, v) for row, v in zip(rows, verified, strict=True)]
-        _report(rows, scored, verdict, kept)
-        target.set_lengths([len(row.tokens) - 1 for row in rows])
-        drafter.commit([list(tokens) for tokens in kept])
+        kept = [_commit(row, v) for row, v in zip(guessed.rows, verified, strict=True)]
+        _report(guessed.rows, scored, verdict, kept)
+        _settle(rows, reads, guessed.places, kept, target, drafter)
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
-        for b, row in enumerate(rows):
-            calls = min(draft.calls, counts[b])  # those this row took part in
-            row.records.append(_record(gamma[b], verified[b], kept[b], calls, seconds, len(rows)))
+        for b, row in enumerate(guessed.rows):
+            row.records.append(_record(guessed, b, verified[b], kept[b], seconds))
     return verdict
 
 
@@ -143,27 +159,73 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
     return counts
 
 
-def _score(rows: list[Row], target: Scorer, draft: Draft, counts: list[int]) -> _Scored:
+def _advanced(every: _Guessed, reads: list[int]) -> _Guessed:
+    """Those whose text is read to its end in this pass."""
+    behind = zip(every.rows, reads, strict=True)
+    places = [b for b, (row, count) in enumerate(behind) if row.behind <= count]
+    if len(places) == len(reads):
+        return every
+    draft, index = every.draft, torch.tensor(places)
+    some = replace(
+        draft,
+        tokens=draft.tokens[index.to(draft.tokens.device)],
+        lengths=draft.lengths[index],
+        q=None if draft.q is None else draft.q[index.to(draft.q.device)],
+        tops=None if draft.tops is None else draft.tops[index.to(draft.tops.device)],
+    )
+    rows = [every.rows[b] for b in places]
+    gamma, counts = ([each[b] for b in places] for each in (every.gamma, every.counts))
+    return _Guessed(places, rows, gamma, some, counts, every.draw.of(places))
+
+
+def _score(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed) -> _Scored:
+    draft, counts = guessed.draft, guessed.counts
     G = max(counts)
     ids = sent(draft.tokens[:, :G], target.device).long()
     if min(counts) < G:  # a drafter's padding may be anything
         ids = torch.where(live(ids, sent(draft.lengths, target.device)), ids, 0)
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
-    logits = target.score(_blocks(rows, x, counts, target), [1 + count for count in counts])
+    logits = _run(rows, reads, target, guessed, x)
     tops = logits.amax(-1)  # before controls hide what is invalid
-    raw = {b: logits[b].clone() for b, row in enumerate(rows) if row.reports}
-    logits, failed = _shaped(logits, rows, x, counts)
+    raw = {b: logits[b].clone() for b, row in enumerate(guessed.rows) if row.reports}
+    logits, failed = _shaped(logits, guessed.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     lengths = sent(torch.tensor(counts), logits.device)
     return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed)
 
 
-def _blocks(rows: list[Row], x: Tensor, counts: list[int], target: Scorer) -> Blocks:
-    last = [row.tokens[-1] for row in rows]
-    if target.takes_tensors:
-        return torch.cat([sent(torch.tensor(last), target.device)[:, None], x], 1)
-    ids: list[list[int]] = _list(x)
-    return [[token, *row[:n]] for token, row, n in zip(last, ids, counts, strict=True)]
+def _run(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed, x: Tensor) -> Tensor:
+    """The target's logits at the last token and the guesses of the rows that are advanced,
+    `[len(places), G+1, V]`."""
+    need = [0] * len(rows)
+    for b, count in zip(guessed.places, guessed.counts, strict=True):
+        need[b] = 1 + count
+    if target.takes_tensors and all(row.behind == 1 for row in rows):
+        last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
+        return target.score(torch.cat([last[:, None], x], 1), need)
+    blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
+    for b, ids, count in zip(guessed.places, _list(x), guessed.counts, strict=True):
+        blocks[b] += ids[:count]
+    logits = target.score(blocks, need)
+    return logits if len(guessed.places) == len(rows) else logits[guessed.places]
+
+
+def _settle(
+    rows: list[Row],
+    reads: list[int],
+    places: list[int],
+    kept: list[list[int]],
+    target: Scorer,
+    drafter: Drafter,
+) -> None:
+    """Target and drafter keep what the rows kept."""
+    for row, count in zip(rows, reads, strict=True):
+        row.behind -= count  # below 1 nowhere but in rows that are advanced
+    gained: list[list[int]] = [[] for _ in rows]
+    for b, tokens in zip(places, kept, strict=True):
+        rows[b].behind, gained[b] = 1, list(tokens)
+    target.set_lengths([len(row.tokens) - row.behind for row in rows])
+    drafter.commit(gained)
 
 
 def _shaped(
@@ -190,10 +252,9 @@ def _shaped(
     return logits, failed
 
 
-def _read(
-    verdict: Verdict, scored: _Scored, draft: Draft, counts: list[int], draw: Draw
-) -> list[_Verified]:
+def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verified]:
     """The step's one read from the device; raises as `step` does."""
+    draft, counts, draw = guessed.draft, guessed.counts, guessed.draw
     empty = verdict.beta[:, :0]
     n, t, betas, biases, ids, tops, draft_tops, *masses = read(
         verdict.n,
@@ -207,8 +268,9 @@ def _read(
     )
     mended = [bool(params.remove_invalid_values) for params in draw.params]
     checked = [0 if skip else 1 + count for count, skip in zip(counts, mended, strict=True)]
-    require_finite(tops, "target", draw.lengths, checked)
-    require_finite(draft_tops, "draft", draw.lengths, [max(0, count - 1) for count in checked])
+    require_finite(tops, "target", draw.lengths, checked, guessed.places)
+    checked = [max(0, count - 1) for count in checked]
+    require_finite(draft_tops, "draft", draw.lengths, checked, guessed.places)
     require_mass(list(chain.from_iterable(masses)))
     x = [row[:count] for row, count in zip(ids, counts, strict=True)]
     V = scored.block.logits.shape[-1]
@@ -258,20 +320,20 @@ def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[
 
 
 def _record(
-    gamma: int, verified: _Verified, kept: list[int], calls: int, seconds: list[float], rows: int
+    guessed: _Guessed, b: int, verified: _Verified, kept: list[int], seconds: list[float]
 ) -> StepRecord:
     judged = min(verified.n + 1, len(verified.x), len(kept))
     return StepRecord(
-        gamma=gamma,
+        gamma=guessed.gamma[b],
         guesses=tuple(verified.x),
         accepted=min(verified.n, len(kept)),
         kept=tuple(kept),
         overlaps=tuple(verified.beta[:judged]),
-        draft_calls=calls,
+        draft_calls=min(guessed.draft.calls, guessed.counts[b]),  # those this row took part in
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],
-        rows=rows,
+        rows=len(guessed.rows),
         biases=tuple(verified.bias[:judged]),
     )
 

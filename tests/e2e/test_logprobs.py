@@ -9,7 +9,7 @@ from foretoken import SamplingParams, Speculator, engine, step
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.ends import Ends
-from foretoken.engine import CHUNK
+from foretoken.engine.batch import CHUNK
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.sampling.distributions import law

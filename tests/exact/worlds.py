@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretoken.controls.chain import Matcher, chain
 from foretoken.drafters.base import Drafter
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.gamma import Fixed
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
@@ -152,7 +152,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     for row in rows:
         made = chain(row.request, target.vocab_size, matcher=case.matcher())
         row.controls = case.controls(made)
-    run = Engine(target, case.drafter()).run(rows, judge, Fixed(case.gamma))
+    run = Batch(target, case.drafter()).run(rows, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()

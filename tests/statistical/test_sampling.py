@@ -13,7 +13,7 @@ from scipy import stats
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -36,7 +36,7 @@ DRAFTERS = {
 
 def continuations(drafter, judge: Judge, gamma: int) -> Counter[tuple[int, ...]]:
     """Of N rows, `BATCH` at a time: every row has a key of its own."""
-    engine = Engine(TableModel(P, V), drafter())
+    engine = Batch(TableModel(P, V), drafter())
     params = SamplingParams(temperature=1.0)
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
@@ -94,7 +94,7 @@ def test_a_planted_bias_is_seen():
 
 def test_rows_of_different_keys_are_independent():
     """Texts of neighbouring rows form a product law; fails by chance for one seed in a million."""
-    engine = Engine(TableModel(P, V), DRAFTERS["lm"]())
+    engine = Batch(TableModel(P, V), DRAFTERS["lm"]())
     params, keys = SamplingParams(temperature=1.0), [RowKey(99, b) for b in range(2 * BATCH)]
     rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]
     for _ in engine.run(rows, Sampled(speculative), Fixed(2)):

@@ -15,7 +15,7 @@ from foretoken.claim import TENANTS, claimed
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.lab.agreement import overlaps
@@ -53,11 +53,11 @@ def test_a_stream_of_a_shared_model_goes_on_and_others_are_refused() -> None:
     expected, large = text(mid), text(big)
     pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
     tokens = list(next(pieces).tokens)
-    for call in (big.generate, mid.generate):
-        with pytest.raises(RefusedError, match=OPEN):
-            call([[0, 1]], max_new_tokens=12, gamma=3)
+    with pytest.raises(RefusedError, match=OPEN):
+        big.generate([[0, 1]], max_new_tokens=12, gamma=3)
     with pytest.raises(RefusedError, match=OPEN):
         mid.beam_search([[0, 1]], num_beams=2, max_new_tokens=4)
+    assert text(mid) == expected  # beside its own stream
     assert big.beam_search([[0, 1]], num_beams=2, max_new_tokens=4)  # plain: a cascade can't help
     assert tokens + [token for piece in pieces for token in piece.tokens] == expected
     assert text(big) == large and text(mid) == expected and not TENANTS
@@ -121,7 +121,7 @@ def test_as_load_makes_them() -> None:
 
 
 def test_another_thread_is_told_who_runs() -> None:
-    mid, _ = three()
+    mid, big = three()
     begun, done = Event(), Event()
 
     def work() -> None:
@@ -136,11 +136,11 @@ def test_another_thread_is_told_who_runs() -> None:
     begun.wait(60)
     try:
         with pytest.raises(RefusedError, match="^thread 'the other' is generating with this"):
-            text(mid)
+            text(big)
     finally:
         done.set()
         thread.join()
-    assert text(mid)
+    assert text(big)
 
 
 def test_measuring_beside_a_stream_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_a_stream_that_nobody_holds_is_over() -> None:
 @pytest.mark.parametrize(
     ("files", "stride"),
     [
-        (("foretoken/engine.py", "foretoken/claim.py", "contextlib.py"), 1),
+        (("foretoken/engine/batch.py", "foretoken/claim.py", "contextlib.py"), 1),
         (("foretoken/step.py", "foretoken/drafters", "foretoken/models"), 17),
     ],
     ids=["every line of a claim", "lines of what it runs"],
@@ -195,7 +195,7 @@ def test_a_ctrl_c_anywhere_leaves_both_usable(files: tuple[str, ...], stride: in
 def run(spec: Speculator) -> None:
     """As `generate` does, which would take the Ctrl-C for the end of its texts."""
     rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in Engine(spec.target, spec.drafter).run(rows, Greedy(), Fixed(3)):
+    for _ in Batch(spec.target, spec.drafter).run(rows, Greedy(), Fixed(3)):
         pass
 
 

@@ -77,7 +77,7 @@ def seconds(policy, texts: list[Text], known: Costs) -> float:
 
 
 def test_fixed_is_fixed():
-    assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)]) == [3, 3]
+    assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)], 2) == [3, 3]
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 0.8, 0.9])
@@ -86,19 +86,19 @@ def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
     known = costs(c, slope)
     past = [judged(alpha, MAX_GAMMA)] * 100
     wanted = optimal_gamma(alpha, c, v=lambda n: 1 + slope * (n - 1), max_gamma=MAX_GAMMA)
-    assert Adaptive(known).ask([row(past)]) == [wanted]
+    assert Adaptive(known).ask([row(past)], 1) == [wanted]
 
 
 def test_the_extremes():
-    assert Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 50)]) == [MAX_GAMMA]
-    assert Adaptive(DEAR).ask([row([record(1, [0.0])] * 50)]) == [0]
+    assert Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 50)], 1) == [MAX_GAMMA]
+    assert Adaptive(DEAR).ask([row([record(1, [0.0])] * 50)], 1) == [0]
     free = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
-    assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)]) == [MAX_GAMMA]
+    assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)], 1) == [MAX_GAMMA]
 
 
 def test_never_more_than_there_is_room_for():
     for room in range(1, 8):
-        (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)])
+        (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)], 1)
         assert gamma == room - 1
 
 
@@ -120,7 +120,7 @@ def test_places_in_a_draft_are_told_apart():
 def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
     silent = [record(8, drafted=0)] * 60
     assert past(silent).answers < 0.1
-    assert Adaptive(SMALL).ask([row(silent)])[0] > 0
+    assert Adaptive(SMALL).ask([row(silent)], 1)[0] > 0
 
 
 def test_only_the_recent_past_counts():
@@ -128,7 +128,7 @@ def test_only_the_recent_past_counts():
     recent = [judged(0.7, 4)] * 256
     for before in (0.0, 1.0):
         old = [judged(before, 4)] * 300
-        assert Adaptive(SMALL).ask([row(old + recent)]) == Adaptive(SMALL).ask([row(recent)])
+        assert Adaptive(SMALL).ask([row(old + recent)], 1) == Adaptive(SMALL).ask([row(recent)], 1)
 
 
 def test_what_was_learned_is_the_rows_alone():
@@ -137,28 +137,28 @@ def test_what_was_learned_is_the_rows_alone():
     records = [judged(0.9, 6)] * 3 + [record(5, [0.2])] * 4 + [judged(0.6, 3)] * 3
     grown, went_on = row([]), Adaptive(SMALL)
     for step in records:
-        went_on.ask([grown])
+        went_on.ask([grown], 1)
         grown.records.append(step)
     lent = Adaptive(SMALL)
-    lent.ask([row(records[:5])])
-    lent.ask([row([judged(0.1, 3)] * 9), row([])])
-    asked = went_on.ask([grown])
-    assert asked == Adaptive(SMALL).ask([row(records)]) == lent.ask([row(records)])
+    lent.ask([row(records[:5])], 1)
+    lent.ask([row([judged(0.1, 3)] * 9), row([])], 2)
+    asked = went_on.ask([grown], 1)
+    assert asked == Adaptive(SMALL).ask([row(records)], 1) == lent.ask([row(records)], 1)
 
 
 def test_rows_do_not_look_at_each_other():
     policy = Adaptive(SMALL)
     good, bad = row([judged(0.95, 8)] * 30), row([record(2, [0.05])] * 30)
-    assert policy.ask([good, bad]) == [policy.ask([r, r])[0] for r in (good, bad)]
-    assert policy.ask([good, bad]) == policy.ask([bad, good])[::-1]
+    assert policy.ask([good, bad], 2) == [policy.ask([r, r], 2)[0] for r in (good, bad)]
+    assert policy.ask([good, bad], 2) == policy.ask([bad, good], 2)[::-1]
 
 
 def test_rows_that_share_a_pass_guess_less_where_tokens_cost():
     """16 rows of 5 tokens are a pass over 80."""
     known = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
     past = [judged(0.8, 6)] * 30
-    alone, *_ = Adaptive(known).ask([row(past)])
-    among, *_ = Adaptive(known).ask([row(past)] * 16)
+    alone, *_ = Adaptive(known).ask([row(past)], 1)
+    among, *_ = Adaptive(known).ask([row(past)] * 16, 16)
     assert among < alone
 
 
@@ -171,7 +171,9 @@ def test_clocks_have_no_say():
 
 def test_a_new_row_begins_where_the_pair_was_measured():
     known = costs(0.02, 0.02)
-    asked = [Adaptive(replace(known, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)]
+    asked = [
+        Adaptive(replace(known, prior=(10.0, a))).ask([row([])], 1)[0] for a in (0.05, 0.5, 0.95)
+    ]
     assert asked == sorted(asked) and asked[0] <= 1 and asked[-1] >= 12
 
 
@@ -229,8 +231,8 @@ def test_a_deterministic_row_knows_no_mates() -> None:
     alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
     params = SamplingParams(1.0, deterministic=True)
     rows = [Row.of(Request([1], 99, RowKey(0, b), params=params)) for b in range(3)]
-    (expected,) = Adaptive(alone).ask(rows[:1])
+    (expected,) = Adaptive(alone).ask(rows[:1], 1)
     assert expected > 0
-    assert Adaptive(shared, alone).ask(rows) == [expected] * 3
+    assert Adaptive(shared, alone).ask(rows, 3) == [expected] * 3
     free = [Row.of(Request([1], 99, RowKey(0, b))) for b in range(3)]
-    assert Adaptive(shared, alone).ask(free) != [expected] * 3
+    assert Adaptive(shared, alone).ask(free, 3) != [expected] * 3

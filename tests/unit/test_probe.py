@@ -8,7 +8,7 @@ from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
@@ -24,9 +24,9 @@ V = 6
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-def engine(drafter=None, context: int | None = None) -> Engine:
+def engine(drafter=None, context: int | None = None) -> Batch:
     target = TableModel(random_model(1, V), V, context=context)
-    return Engine(target, drafter or LMDrafter(TableModel(random_model(2, V), V), V))
+    return Batch(target, drafter or LMDrafter(TableModel(random_model(2, V), V), V))
 
 
 def request(tokens: int = TOKENS) -> Request:

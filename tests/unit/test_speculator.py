@@ -557,29 +557,17 @@ def test_a_stream_takes_a_list_of_one_prompt():
     assert list(spec.stream(["It was"], gamma=0)) == list(spec.stream("It was", gamma=0))
 
 
-def test_an_open_stream_blocks_generate_until_it_is_closed():
-    spec = table()
-    stream = spec.stream([1, 2], gamma=2)
-    next(stream)
-    with pytest.raises(
-        RefusedError, match="a stream of this target or draft is still open"
-    ) as error:
-        spec.generate([1, 2], gamma=2)
-    told(error)
-    stream.close()
-    assert spec.generate([1, 2], gamma=2)[0].finish_reason == "length"
-
-
-@pytest.mark.parametrize(("first", "then"), [(2, 0), (0, 2)])
-def test_an_open_stream_blocks_whatever_gamma_the_next_call_has(first, then):
-    """Both engines share the target's cache."""
-    spec = table()
-    stream = spec.stream([1, 2], gamma=first, max_new_tokens=30)
+@pytest.mark.parametrize(("first", "then"), [(2, 2), (2, 0), (0, 2), (0, 0)])
+def test_texts_are_generated_beside_an_open_stream(first, then):
+    """Its row is advanced with theirs, and is what it would have been without them."""
+    spec, options = table(), {"temperature": 1.0, "max_new_tokens": 30}
+    alone = spec.generate([[3, 4], [5]], gamma=then, **options)
+    (whole,) = spec.generate([1, 2], gamma=first, **options)
+    stream = spec.stream([1, 2], gamma=first, **options)
     head = next(stream).tokens
-    with pytest.raises(RefusedError, match="still open"):
-        spec.generate([[3, 4], [5]], gamma=then)
-    rest = [token for piece in stream for token in piece.tokens]
-    assert head + rest == spec.generate([1, 2], gamma=first, max_new_tokens=30)[0].tokens
+    beside = spec.generate([[3, 4], [5]], gamma=then, **options)
+    assert [each.tokens for each in beside] == [each.tokens for each in alone]
+    assert head + [token for piece in stream for token in piece.tokens] == whole.tokens
 
 
 # Interruptions

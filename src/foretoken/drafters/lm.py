@@ -44,9 +44,9 @@ class LMDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         texts, cached = self._reader.texts, self._reader.cached
         budget = self._reader.budget(gamma)
-        feed: Blocks = [
-            text[n:] if g else [] for text, n, g in zip(texts, cached, budget, strict=True)
-        ]
+        known = zip(texts, cached, budget, strict=True)
+        unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(known)]
+        feed: Blocks = unread
         ids: list[Tensor] = []
         laws: list[Tensor] = []
         tops: list[Tensor] = []
@@ -61,8 +61,10 @@ class LMDrafter:
             ids.append(guess)
             laws += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
+        if not ids and any(unread):
+            self.model.score(unread, [0] * len(unread))
         for b, g in enumerate(budget):
-            cached[b] = len(texts[b]) + g - 1 if g else cached[b]
+            cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
         return self._drafted(ids, laws, tops, budget)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:

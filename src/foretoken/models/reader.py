@@ -13,6 +13,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.models.rows import staying
 
+AHEAD = 128  # tokens that a row may be behind, and that are read in one go
 UNLIMITED = 10**9  # guesses behind a text, for a model without a context
 
 
@@ -30,8 +31,8 @@ class Reader:
         self, prompts: list[list[int]], sources: list[list[int]] | None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         """Rows join behind those present; the prompts and sources to start the model with: all but
-        the last token, and nothing where it is silent. RefusedError for an encoder without
-        sources."""
+        the last token, and nothing where it is silent or where others would wait for long.
+        RefusedError for an encoder without sources."""
         if self.model.encoder_decoder and sources is None:
             raise RefusedError("an encoder-decoder cannot draft for a causal target")
         first = len(self.texts)
@@ -45,7 +46,11 @@ class Reader:
             if not self._hears(source):
                 self._known[b] = -1
         rows = range(first, len(self.texts))
-        heads = [self.texts[b][:-1] if self.room(b) else [] for b in rows]
+        most = AHEAD if first else UNLIMITED
+        heads = [self.texts[b][:-1] for b in rows]
+        heads = [
+            x if self.room(b) and len(x) <= most else [] for b, x in zip(rows, heads, strict=True)
+        ]
         self.cached += map(len, heads)
         if sources is not None:  # an encoder reads something in every row
             sources = [s if self._known[b] >= 0 else [0] for b, s in enumerate(sources, first)]
@@ -59,6 +64,14 @@ class Reader:
             return 0
         context = self.model.context
         return UNLIMITED if context is None else max(0, context - length + 1)
+
+    def ahead(self, b: int) -> list[int]:
+        """What to read of a row that is to guess nothing, so that a long text is not read in one
+        go when it does."""
+        unread = len(self.texts[b]) - self.cached[b]
+        if unread <= AHEAD or not self.room(b):
+            return []
+        return self.texts[b][self.cached[b] : self.cached[b] + AHEAD]
 
     def budget(self, gamma: list[int]) -> list[int]:
         """How many guesses to make in every row where `gamma` are asked for."""

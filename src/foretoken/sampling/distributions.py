@@ -121,13 +121,15 @@ def _by_blocks(laws: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     is added up in a seventh of the time of its running sum."""
     V = laws.shape[-1]
     whole = V // BLOCK * BLOCK
-    sums = [laws[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)]
-    sums += [laws[:, whole:].sum(-1, keepdim=True)] if whole < V else []
-    cdf = running_sum(torch.cat(sums, 1))
+    masses = laws[:, :whole].reshape(len(laws), -1, BLOCK).sum(-1)
+    if whole < V:
+        masses = torch.cat([masses, laws[:, whole:].sum(-1, keepdim=True)], 1)
+    cdf = running_sum(masses)
     marks = _mark(uniforms.to(cdf)[:, None] * cdf[:, -1:], cdf[:, -1:])
-    blocks = torch.searchsorted(cdf, marks, right=True).flatten().tolist()
+    blocks = cast(list[list[int]], torch.searchsorted(cdf, marks, right=True).tolist())
     ids: list[int] = []
-    for law, mark, sums, at in zip(laws.numpy(), marks.numpy(), cdf.numpy(), blocks, strict=True):
+    rows = zip(laws.numpy(), marks.numpy(), cdf.numpy(), blocks, strict=True)
+    for law, mark, sums, (at,) in rows:
         block = min(at, len(sums) - 1)  # of an invalid law any id comes back
         inner = law[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
         left = min(mark[0] - (sums[block - 1] if block else 0.0), np.nextafter(inner[-1], 0.0))
@@ -168,18 +170,24 @@ def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> N
 
 
 def require_finite(
-    tops: list[list[float]], whose: str, starts: list[int], counts: list[int]
+    tops: list[list[float]],
+    whose: str,
+    starts: list[int],
+    counts: list[int],
+    places: Sequence[int] | None = None,
 ) -> None:
-    """The same from each position's largest logit, which is NaN or infinite exactly then."""
+    """The same from each position's largest logit, which is NaN or infinite exactly then;
+    `places`: of the rows in their batch."""
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return
-    for b, count in enumerate(counts):
+    for b, (place, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
         for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
                 what = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
                 raise NumericsError(
-                    f"the {whose}'s logits hold {what} at position {starts[b] + i} of row {b}; "
-                    "try dtype='float32', and look for overflow in the model"
+                    f"the {whose}'s logits hold {what} at position {starts[b] + i} of row {place}; "
+                    "try dtype='float32', and look for overflow in the model",
+                    place,
                 )
 
 

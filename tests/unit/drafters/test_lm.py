@@ -7,7 +7,7 @@ import torch
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, NumericsError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
@@ -180,7 +180,7 @@ def test_it_falls_silent_where_its_context_ends(limit):
     """A context of 4: the last guess is made from a text of 4 tokens, and never one from 5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
     row = Row.of(Request([0, 1], limit, RowKey(0, 0), params=SAMPLED))
-    for _ in Engine(TableModel(P, V), drafter).run([row], Sampled(speculative), Fixed(3)):
+    for _ in Batch(TableModel(P, V), drafter).run([row], Sampled(speculative), Fixed(3)):
         pass
     assert len(row.new_tokens) == limit
     length = 2

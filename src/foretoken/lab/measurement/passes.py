@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from foretoken.claim import claimed
-from foretoken.engine import threads
+from foretoken.engine.batch import threads
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import check

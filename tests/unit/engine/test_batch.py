@@ -11,7 +11,7 @@ from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine import Engine
+from foretoken.engine.batch import Batch
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
@@ -34,15 +34,15 @@ REQUESTS = [
 ]
 
 
-def engine(target=P, draft=Q) -> Engine:
-    return Engine(TableModel(target, V), LMDrafter(TableModel(draft, V, context=9), V))
+def engine(target=P, draft=Q) -> Batch:
+    return Batch(TableModel(target, V), LMDrafter(TableModel(draft, V, context=9), V))
 
 
 def fresh(requests: list[Request], params=SAMPLED) -> list[Row]:
     return [Row.of(replace(request, params=params)) for request in requests]
 
 
-def run(engine: Engine, requests: list[Request], gamma=3, params=SAMPLED, rule=speculative):
+def run(engine: Batch, requests: list[Request], gamma=3, params=SAMPLED, rule=speculative):
     rows = fresh(requests, params)
     for _ in engine.run(rows, choose(rule), Fixed(gamma)):
         pass
@@ -67,7 +67,7 @@ def test_greedy_text_does_not_depend_on_the_draft():
     plain = texts(run(engine(), REQUESTS, 0, SamplingParams()))
     for gamma in 1, 2, 5:
         assert texts(run(engine(), REQUESTS, gamma, SamplingParams())) == plain
-        lookup = Engine(TableModel(P, V), LookupDrafter())
+        lookup = Batch(TableModel(P, V), LookupDrafter())
         assert texts(run(lookup, REQUESTS, gamma, SamplingParams())) == plain
 
 
@@ -168,7 +168,7 @@ def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
         def leave(self, rows):
             pass
 
-    engine = Engine(TableModel(lambda text: [0.5, 0.5], 2), Keeper())
+    engine = Batch(TableModel(lambda text: [0.5, 0.5], 2), Keeper())
     row = Row.of(Request([1], 7, RowKey(0, 0)))
     for _ in engine.run([row], Sampled(speculative), Fixed(1)):
         pass
@@ -190,7 +190,7 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
     torch.set_num_threads(3)
     try:
         row = Row.of(Request([1], 3, RowKey(0, 0)))
-        made = Engine(Elsewhere(P, V), NoDrafter())
+        made = Batch(Elsewhere(P, V), NoDrafter())
         for _ in made.run([row], Greedy(), Fixed(0)):
             assert torch.get_num_threads() == 3
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3

@@ -1,0 +1,173 @@
+"""Rows in a target and its drafter, which join and leave between steps.
+
+A row's whole state is its tokens and its key, so whatever becomes of the models' caches, it can be
+read anew and goes on as it would have. Knows no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+
+from foretoken.claim import Claim
+from foretoken.drafters.base import Drafter, require_apart
+from foretoken.drafters.forced import ForcedDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.gamma import Fixed, Gamma
+from foretoken.models.base import Model
+from foretoken.request import Row
+from foretoken.sampling.distributions import working
+from foretoken.sampling.judge import Judge
+from foretoken.sampling.logprobs import logprobs
+from foretoken.step import step
+
+CHUNK = 32  # positions of a prompt in a pass whose logits are all needed: they take much memory
+
+
+class Batch:
+    """A target, its drafter and their rows. For one thread at a time."""
+
+    def __init__(self, target: Model, drafter: Drafter) -> None:
+        require_apart(target, drafter)
+        self.target, self.drafter = target, drafter
+        self.rows: list[Row] = []  # in the models' order
+        self._claim: Claim | None = None  # while there are rows
+
+    def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
+        """Advance fresh rows, and no others, until all are finished; yields after the prefill and
+        after every step.
+
+        `gamma` is asked before every step. Raises RefusedError where another run has the target or
+        the drafter, or a part of them.
+        """
+        batch = Batch(self.target, self.drafter)  # which ends with this generator
+        try:
+            batch.join(rows, drafts=gamma != Fixed(0))
+            yield
+            while batch.rows:
+                batch.step(judge, gamma.ask(batch.rows, len(batch.rows)))
+                yield
+        finally:
+            batch.clear()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether its rows are in the drafter too."""
+        return self._claim is not None and not isinstance(self._claim.drafter, NoDrafter)
+
+    def join(self, rows: list[Row], *, drafts: bool = True, read: bool = True) -> None:
+        """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
+        read it. The first ones say whether there will be guesses: plain decoding costs no drafter's
+        work."""
+        if self._claim is None:
+            # what is forced by a grammar costs nothing to guess
+            drafter = ForcedDrafter(self.drafter) if drafts else NoDrafter()
+            self._claim = Claim(self.target, drafter)
+            self._claim.take()
+        began = perf_counter()
+        self._claim.expect(len(rows))
+        with threads(self.target):
+            self._start(rows, self._claim.drafter or self.drafter, read)
+        for row in rows:
+            row.began = row.began or began
+            row.prefill_seconds += perf_counter() - began
+        self.rows = [*self.rows, *rows]
+
+    def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> list[Row]:
+        """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
+        that finish leave, and are returned. `reads`: as `step.step` takes them, but all rows may
+        keep something for later."""
+        assert self._claim is not None and self._claim.drafter is not None
+        reads = [row.behind for row in self.rows] if reads is None else reads
+        open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
+        asked = zip(gamma, open_, self.rows, strict=True)
+        trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in asked]
+        with threads(self.target):
+            if any(open_):
+                step(self.rows, self.target, self._claim.drafter, judge, trimmed, reads)
+            else:
+                self._read(reads)
+        for row in self.rows:
+            row.seconds = perf_counter() - row.began
+        finished = [row for row in self.rows if row.finish_reason]
+        self.leave(finished)
+        return finished
+
+    def leave(self, rows: list[Row]) -> None:
+        """Rows leave, finished or not."""
+        gone = {id(row) for row in rows}
+        places = [b for b, row in enumerate(self.rows) if id(row) in gone]
+        if self._claim is not None and places:
+            self._claim.leave(places)
+            self.rows = [row for row in self.rows if id(row) not in gone]
+        if not self.rows:
+            self.clear()
+
+    def clear(self) -> None:
+        """All rows leave, also where a step was broken off."""
+        claim, self._claim, self.rows = self._claim, None, []
+        if claim is not None:  # broken off here, it ends with its last reference
+            claim.release()
+
+    def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
+        texts = [list(row.tokens) for row in rows]
+        sources = (
+            [list(row.request.source or []) for row in rows]
+            if self.target.encoder_decoder
+            else None
+        )
+        told = [
+            row.request.params.prompt_logprobs is not None and not row.prompt_logprobs
+            for row in rows
+        ]
+        heads = [text[:-1] if read and not t else [] for t, text in zip(told, texts, strict=True)]
+        self.target.start(heads, sources)
+        for row, text, head in zip(rows, texts, heads, strict=True):
+            row.behind = len(text) - len(head)
+        if any(told):
+            self._report(rows, told)
+        # copies, which a drafter may keep and add to
+        sources = sources and [list(source) for source in sources]
+        first = len(self.rows)
+        drafter.start(list(range(first, first + len(rows))), texts, sources)
+
+    def _read(self, reads: list[int]) -> None:
+        """A pass in which no row is advanced."""
+        blocks = [row.unread[:count] for row, count in zip(self.rows, reads, strict=True)]
+        self.target.score(blocks, [0] * len(blocks))
+        for row, block in zip(self.rows, blocks, strict=True):
+            row.behind -= len(block)
+
+    @torch.inference_mode()
+    def _report(self, rows: list[Row], told: list[bool]) -> None:
+        """Read the prompts of rows that are told its logprobs, which a prefill does not give."""
+        others: list[list[int]] = [[] for _ in self.rows]
+        texts = [row.tokens[:-1] if t else [] for t, row in zip(told, rows, strict=True)]
+        for at in range(0, max(map(len, texts)), CHUNK):
+            blocks = [text[at : at + CHUNK] for text in texts]
+            logits = self.target.score([*others, *blocks], [len(x) for x in (*others, *blocks)])
+            for row, block, own in zip(rows, blocks, logits[len(others) :], strict=True):
+                if block:
+                    known = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
+                    following = row.tokens[at + 1 : at + 1 + len(block)]
+                    count = row.request.params.prompt_logprobs or 0
+                    row.prompt_logprobs += logprobs(known, following, count)
+                    row.behind -= len(block)
+
+
+@contextmanager
+def threads(target: Model) -> Iterator[None]:
+    """Torch on one thread while the target runs in OpenVINO: torch's idle threads spin, and would
+    take the cores from it. Outside the `with` torch has the caller's setting."""
+    count = torch.get_num_threads()
+    if target.runtime != "openvino" or count == 1:
+        yield
+        return
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(count)

@@ -1,0 +1,176 @@
+"""Which rows run and which wait: first come, first served.
+
+Any number of threads may bring rows; whoever waits for his own takes the next step for all. A long
+prompt is read in pieces beside the rows that run, so that none of them stalls. Rows whose pass is
+broken off go back to the queue and are read anew, which changes no text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock, Thread, current_thread
+from time import perf_counter
+
+from foretoken.drafters.base import Drafter
+from foretoken.engine.batch import Batch
+from foretoken.engine.pace import Pace
+from foretoken.errors import NumericsError, RefusedError
+from foretoken.gamma import Fixed, Gamma
+from foretoken.models.base import Model
+from foretoken.request import Row
+from foretoken.sampling.judge import Judge
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A row, who judges its guesses, and who says how many to make."""
+
+    row: Row
+    judge: Judge
+    gamma: Gamma
+
+    @property
+    def drafts(self) -> bool:
+        return self.gamma != Fixed(0)
+
+
+class Scheduler:
+    """The queue before a batch of at most `most` rows."""
+
+    def __init__(self, target: Model, drafter: Drafter, most: int) -> None:
+        self.batch, self.most = Batch(target, drafter), most
+        self.waiting: deque[Task] = deque()
+        self.running: list[Task] = []  # as the batch's rows
+        self.pace = Pace()
+        self._lock = RLock()
+        self._stepping: Thread | None = None
+
+    def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
+        """Advance fresh rows until all are finished; yields whenever they may have moved. Rows of
+        others are advanced with them. Raises what a step raises; what is left of the rows then
+        leaves, as it does when the generator is closed."""
+        self.submit([Task(row, judge, gamma) for row in rows])
+        try:
+            going = True
+            while going:  # also where others have finished them meanwhile
+                self.step(rows)
+                going = any(row.finish_reason is None for row in rows)
+                yield
+        finally:
+            self.abort(rows)
+
+    def submit(self, tasks: list[Task]) -> None:
+        """They wait behind those that do."""
+        self._refuse_inner()
+        with self._lock:
+            self.waiting.extend(tasks)
+
+    def step(self, rows: list[Row] | None = None) -> list[Row]:
+        """Take a step for all that run; those that moved. With `rows`, only where one of these is
+        not finished by then."""
+        self._refuse_inner()
+        with self._lock:
+            if rows is not None and all(row.finish_reason for row in rows):
+                return []
+            self._stepping = current_thread()
+            try:
+                return self._step()
+            except BaseException:
+                self._requeue()
+                raise
+            finally:
+                self._stepping = None
+
+    def abort(self, rows: list[Row]) -> None:
+        """Those of them that wait or run do so no longer."""
+        gone = {id(row) for row in rows}
+        with self._lock:
+            self.waiting = deque(task for task in self.waiting if id(task.row) not in gone)
+            stay = [task for task in self.running if id(task.row) not in gone]
+            if len(stay) < len(self.running):
+                leaving = [task.row for task in self.running if id(task.row) in gone]
+                self.running = stay
+                self.batch.leave(leaving)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """The models without rows; those that run go on afterwards."""
+        self._refuse_inner()
+        with self._lock:
+            self._requeue()
+            yield
+
+    def _step(self) -> list[Row]:
+        self._admit()
+        if not self.running:
+            return []
+        moved = list(self.batch.rows)
+        reads = self.pace.reads(moved)
+        began = perf_counter()
+        try:
+            self.batch.step(self.running[0].judge, self._gamma(moved), reads)
+        except NumericsError as error:
+            if error.row is None:
+                raise
+            moved[error.row].fail(error)  # alone: its mates take the step again
+            self._requeue()
+        self.pace.see(reads, perf_counter() - began)
+        self.running = [task for task in self.running if not task.row.finish_reason]
+        return moved
+
+    def _gamma(self, rows: list[Row]) -> list[int]:
+        asked: dict[int, int] = {}
+        policies = {id(task.gamma): task.gamma for task in self.running}
+        for name, policy in policies.items():
+            own = [task.row for task in self.running if id(task.gamma) == name]
+            asked |= zip(map(id, own), policy.ask(own, len(rows)), strict=True)
+        return [asked[id(row)] for row in rows]
+
+    def _admit(self) -> None:
+        """Let rows in while there is room, one judge for all that run."""
+        fresh: list[Task] = []
+        while self.waiting and len(self.running) + len(fresh) < self.most:
+            task = self.waiting[0]
+            mates = [*self.running, *fresh]
+            if mates and task.judge != mates[0].judge:
+                break
+            fresh.append(self.waiting.popleft())
+        if not fresh:
+            return
+        before = self.running
+        drafts = any(task.drafts for task in fresh)
+        try:
+            if before and drafts and not self.batch.drafts:
+                self._leave()  # the drafter has to read them too
+                self._join(before, drafts)
+            most = self.pace.most if before else max(len(task.row.tokens) for task in fresh)
+            self._join([task for task in fresh if len(task.row.tokens) <= most], drafts)
+            self._join([task for task in fresh if len(task.row.tokens) > most], drafts, read=False)
+        except BaseException:
+            every = [*before, *fresh]
+            self.waiting.extendleft(reversed([t for t in every if t not in self.running]))
+            raise
+
+    def _join(self, tasks: list[Task], drafts: bool, *, read: bool = True) -> None:
+        if tasks:
+            self.batch.join([task.row for task in tasks], drafts=drafts, read=read)
+            self.running = [*self.running, *tasks]
+
+    def _leave(self) -> None:
+        self.running = []
+        self.batch.clear()
+
+    def _requeue(self) -> None:
+        """All that run wait again, before all others."""
+        self.waiting.extendleft(reversed([t for t in self.running if not t.row.finish_reason]))
+        self._leave()
+
+    def _refuse_inner(self) -> None:
+        if self._stepping is current_thread():
+            raise RefusedError(
+                "a processor or criterion generates with the model that it is called for; give it "
+                "a model of its own"
+            )

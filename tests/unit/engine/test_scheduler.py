@@ -1,0 +1,234 @@
+"""Rows that come and go are what they are alone, whatever else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.ends import Ends
+from foretoken.engine import pace
+from foretoken.engine.batch import Batch
+from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.errors import NumericsError, RefusedError
+from foretoken.gamma import Fixed
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.sampling.judge import COUPLED, choose
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.verify import block
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+V = 6
+P, Q, R = (random_model(seed, V) for seed in (1, 2, 3))
+BLOCK = choose(block)
+
+
+def drafters() -> dict[str, Drafter]:
+    small = TableModel(Q, V, context=11)
+    return {
+        "lm": LMDrafter(small, V),
+        "lookup": LookupDrafter(),
+        "cascade": CascadeDrafter(TableModel(R, V), LMDrafter(TableModel(Q, V), V), 2),
+        "mixture": MixtureDrafter([(LookupDrafter(), 2), (LMDrafter(TableModel(Q, V), V), None)]),
+    }
+
+
+def scheduler(drafter: Drafter | None = None, most: int = 3, target: Any = P) -> Scheduler:
+    return Scheduler(TableModel(target, V), drafter or drafters()["lm"], most)
+
+
+def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
+    fresh = Row.of(row.request)
+    for _ in Batch(TableModel(P, V), drafters()[drafter]).run([fresh], BLOCK, Fixed(gamma)):
+        pass
+    return fresh.new_tokens
+
+
+@pytest.fixture(autouse=True)
+def _few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Prompts of a few tokens are long."""
+    monkeypatch.setattr(pace, "LEAST", 1)
+    monkeypatch.setattr(pace, "MOST", 3)
+    yield
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, V - 1), min_size=1, max_size=12),  # prompt
+        st.integers(1, 9),  # limit
+        st.integers(0, 4),  # gamma
+        st.sampled_from([0.0, 1.0]),  # temperature
+        st.integers(0, 12),  # the step before which it comes
+        st.integers(1, 40),  # the step before which it is aborted, if it still runs then
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("drafter", drafters())
+@given(arrivals=ARRIVALS)
+def test_rows_that_come_and_go_are_what_they_are_alone(
+    drafter: str, arrivals: list[tuple[list[int], int, int, float, int, int]]
+) -> None:
+    made = scheduler(drafters()[drafter])
+    rows = [
+        Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
+        for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
+    ]
+    for now in range(200):
+        for row, (_, _, gamma, _, comes, goes) in zip(rows, arrivals, strict=True):
+            if comes == now:
+                made.submit([Task(row, BLOCK, Fixed(gamma))])
+            if goes + comes == now:
+                made.abort([row])
+        made.step()
+        if now > 12 and not made.running and not made.waiting:
+            break
+    assert not made.running and not made.waiting and not made.batch.rows
+    target: Any = made.batch.target
+    assert target._texts == []
+    for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
+        whole = alone(row, gamma, drafter)
+        assert row.new_tokens == whole[: len(row.new_tokens)]
+        if row.finish_reason is not None:
+            assert row.new_tokens == whole
+
+
+def test_first_come_first_served() -> None:
+    made = scheduler(most=2)
+    rows = [Row.of(Request([1], 4 + i, RowKey(0, i))) for i in range(6)]
+    made.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
+    began: list[int] = []
+    while made.running or made.waiting:
+        made.step()
+        began += [i for i, row in enumerate(rows) if row.records and i not in began]
+    assert began == list(range(6))
+
+
+def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
+    widths: list[int] = []
+
+    class Watched(TableModel):
+        def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+            widths.append(max(map(len, blocks)))
+            return super().score(blocks, need)
+
+    made = Scheduler(Watched(P, V), LookupDrafter(), 4)
+    first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
+    made.submit([Task(first, BLOCK, Fixed(0))])
+    made.step()
+    long = Row.of(Request([3, 4] * 30, 5, RowKey(0, 1), params=SamplingParams(1.0)))
+    made.submit([Task(long, BLOCK, Fixed(2))])
+    grown: list[int] = []
+    while not long.records:
+        before = len(first.tokens)
+        made.step()
+        grown.append(len(first.tokens) - before)
+    assert min(grown) == 1 and len(grown) >= 20 and max(widths) <= 5
+    while made.running:
+        made.step()
+    assert long.new_tokens == alone(long, 2, "lookup")
+
+
+def test_another_judge_waits_until_those_before_are_done() -> None:
+    made = scheduler()
+    rows = [Row.of(Request([1], 6, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
+    for row, judge in zip(rows, (BLOCK, COUPLED, BLOCK), strict=True):
+        made.submit([Task(row, judge, Fixed(2))])
+    seen: list[list[int]] = []
+    while made.running or made.waiting:
+        seen.append([rows.index(row) for row in made.step()])
+    assert sorted(map(tuple, seen)) == [tuple(x) for x in seen] and {(0,), (1,), (2,)} == {
+        tuple(x) for x in seen
+    }
+
+
+@pytest.mark.parametrize("broken", ["target", "draft"])
+def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
+    def poisoned(law: Any) -> Any:
+        return lambda text: (
+            [float("nan")] * V if list(text[:2]) == [5, 5] and len(text) > 4 else law(text)
+        )
+
+    target = TableModel(poisoned(P) if broken == "target" else P, V)
+    draft = TableModel(poisoned(Q) if broken == "draft" else Q, V)
+    made = Scheduler(target, LMDrafter(draft, V), 4)
+    sampled = SamplingParams(1.0)
+    rows = [
+        Row.of(Request(prompt, 8, RowKey(0, i), params=sampled))
+        for i, prompt in enumerate(([1, 2], [5, 5], [3]))
+    ]
+    made.submit([Task(row, BLOCK, Fixed(3)) for row in rows])
+    while made.running or made.waiting:
+        made.step()
+    assert [row.finish_reason for row in rows] == ["length", "error", "length"]
+    assert isinstance(rows[1].error, NumericsError)
+    for row in (rows[0], rows[2]):
+        fresh = Row.of(row.request)
+        for _ in Batch(TableModel(P, V), LMDrafter(TableModel(Q, V), V)).run(
+            [fresh], BLOCK, Fixed(3)
+        ):
+            pass
+        assert row.new_tokens == fresh.new_tokens
+
+
+def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
+    made = scheduler()
+    rows = [Row.of(Request([1, i], 8, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
+    made.submit([Task(row, BLOCK, Fixed(2)) for row in rows])
+    made.step()
+    target: Any = made.batch.target
+    score, target.score = target.score, None
+    with pytest.raises(TypeError):
+        made.step()
+    assert not made.running and [task.row for task in made.waiting] == rows
+    target.score = score
+    while made.running or made.waiting:
+        made.step()
+    assert [row.new_tokens for row in rows] == [alone(row, 2) for row in rows]
+
+
+def test_threads_generate_at_once() -> None:
+    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=Ends())
+    wishes = SamplingParams(1.0, max_new_tokens=25)
+    expected = [
+        spec.generate([[1, i], [2]], wishes, gamma=i % 3, seed=i)[0].tokens for i in range(6)
+    ]
+    results: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        results[i] = spec.generate([[1, i], [2]], wishes, gamma=i % 3, seed=i)[0].tokens
+
+    threads = [Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [results[i] for i in range(6)] == expected
+
+
+def test_a_processor_that_generates_with_its_own_model_is_refused() -> None:
+    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=Ends())
+
+    def inner(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        spec.generate([1], max_new_tokens=2, gamma=0)
+        return scores
+
+    with pytest.raises(RefusedError, match="a processor or criterion generates with the model"):
+        spec.generate([1], max_new_tokens=4, gamma=0, processors=inner)
+    assert spec.generate([1], replace(SamplingParams(), max_new_tokens=3), gamma=0)
