@@ -20,7 +20,7 @@ check: .venv/ready
 	$(BIN)/pytest -q tests/unit/test_layers.py
 
 prove: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m prove -rA --show-capture=no | grep -v '^$$' | tee benchmarks/results/prove.txt
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m prove -rA --show-capture=no | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

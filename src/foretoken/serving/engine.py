@@ -1,0 +1,204 @@
+"""A moving batch with a face: requests in at any time, events out with every step.
+
+What runs is the Speculator's own scheduler, so `spec.generate` and `spec.stream` may be called
+meanwhile, and their rows share the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Unpack
+
+from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.errors import InputError, RefusedError, shown, whole
+from foretoken.options import Prompts, check
+from foretoken.request import Completion, FinishReason, Row
+from foretoken.sampling.logprobs import Logprobs
+from foretoken.sampling.params import Controls, SamplingParams, gathered
+from foretoken.speculator import Speculator
+from foretoken.text.transcript import Transcript
+
+JUDGE = check(None, "block", 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a step added to a request's text. The last one has the completion, which the texts and
+    tokens of all concatenate to."""
+
+    id: int
+    text: str | None  # None without a tokenizer
+    tokens: list[int]
+    logprobs: list[Logprobs] | None = None
+    finish_reason: FinishReason | None = None
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine has done since it was made."""
+
+    running: int
+    waiting: int
+    finished: int  # with an error too
+    aborted: int
+    steps: int
+    tokens: int  # new ones, of its own requests
+
+
+@dataclass(slots=True)
+class _Entry:
+    row: Row
+    transcript: Transcript | None
+    sent: int = 0  # tokens
+
+
+@dataclass(slots=True)
+class _Counts:
+    finished: int = 0
+    aborted: int = 0
+    steps: int = 0
+    tokens: int = 0
+
+
+class Engine:
+    """Requests through one Speculator: at most `max_rows` at a time, first come, first served;
+    beyond them `max_waiting` may wait.
+
+    A request's law is what it is alone, whatever its mates; its text too where arithmetic does not
+    depend on the batch (docs/exact.md). `add` and `abort` may be called by any thread. Raises
+    InputError for a Speculator that has an engine already.
+    """
+
+    def __init__(self, spec: Speculator, max_rows: int = 16, *, max_waiting: int = 1024) -> None:
+        if not isinstance(spec, Speculator):
+            raise InputError(f"spec is {shown(spec)}; give a Speculator, as foretoken.load makes")
+        for name, value in (("max_rows", max_rows), ("max_waiting", max_waiting)):
+            if not whole(value) or value < 1:
+                raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
+        self._spec, self._max_waiting = spec, int(max_waiting)
+        self._scheduler: Scheduler = spec.engaged(int(max_rows))
+        self._entries: dict[int, _Entry] = {}
+        self._ids = count()
+        self._counts = _Counts()
+        self._closed = False
+
+    def add(
+        self,
+        prompt: Prompts,
+        params: SamplingParams | None = None,
+        *,
+        gamma: int | None = None,
+        seed: int | tuple[int, int] = 0,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **controls: Unpack[Controls],
+    ) -> int:
+        """Take a request on: one prompt, with what `generate` takes; its id.
+
+        InputError for what no text can follow from and for a full queue, RefusedError for several
+        texts of one request.
+        """
+        self._require_open()
+        if len(self._entries) >= self._scheduler.most + self._max_waiting:
+            raise InputError(
+                f"{self._max_waiting} requests wait already; take steps first, or give a larger "
+                "max_waiting"
+            )
+        judge = JUDGE if gamma is None else check(gamma, "block", 1.0)
+        prompts = self._spec.prompts(prompt, chat_template, chat_template_kwargs)
+        if len(prompts) != 1:
+            raise InputError(f"prompt holds {len(prompts)} prompts; add them one by one")
+        (wishes,) = gathered(params, controls, 1, "Engine.add")
+        if wishes.num_return_sequences != 1:
+            raise RefusedError(
+                f"a request has one text, not num_return_sequences={wishes.num_return_sequences}; "
+                "add it several times, with seeds of their own"
+            )
+        requests = self._spec.requests(prompts, [wishes], [seed])
+        (row,) = self._spec.rows(requests)
+        entry = _Entry(row, self._spec.transcript(row))
+        policy = self._spec.policy(requests, gamma, self._scheduler.most)
+        id = next(self._ids)
+        self._entries[id] = entry
+        self._scheduler.submit([Task(row, judge, policy)])
+        return id
+
+    def step(self) -> list[Event]:
+        """Advance all that run by a step; what it added, request by request. [] where nothing runs
+        or waits. A request that fails says so in its event, others go on."""
+        self._require_open()
+        try:
+            self._counts.steps += bool(self._scheduler.step())
+        except RefusedError as error:  # of which row nobody knows
+            for row in self._scheduler.broken:
+                row.fail(error)
+            self._scheduler.abort(self._scheduler.broken)
+        return [event for id in list(self._entries) if (event := self._event(id)) is not None]
+
+    def abort(self, id: int) -> None:
+        """Drop a request, wherever it is. InputError for one that is unknown or finished."""
+        entry = self._entries.pop(id, None)
+        if entry is None:
+            raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
+        self._scheduler.abort([entry.row])
+        self._counts.aborted += 1
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch, those of `spec.generate` and `spec.stream` included."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests before it."""
+        return len(self._scheduler.waiting)
+
+    def stats(self) -> EngineStats:
+        counts = self._counts
+        return EngineStats(
+            self.running,
+            self.waiting,
+            counts.finished,
+            counts.aborted,
+            counts.steps,
+            counts.tokens,
+        )
+
+    def close(self) -> None:
+        """Drop all requests; the Speculator may have another engine then."""
+        if not self._closed:
+            self._closed = True
+            self._scheduler.abort([entry.row for entry in self._entries.values()])
+            self._entries.clear()
+            self._spec.released()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InputError("the engine is closed; make another one")
+
+    def _event(self, id: int) -> Event | None:
+        entry = self._entries[id]
+        row = entry.row
+        tokens = row.new_tokens[entry.sent :]
+        if not tokens and row.finish_reason is None:
+            return None
+        asked = row.request.params.logprobs is not None
+        known = row.logprobs[entry.sent :] if asked else None
+        text = entry.transcript and entry.transcript.shown()
+        completion = None
+        if row.finish_reason is not None:
+            del self._entries[id]
+            completion = self._spec.completion(row)
+            self._counts.finished += 1
+        entry.sent += len(tokens)
+        self._counts.tokens += len(tokens)
+        return Event(id, text, tokens, known, row.finish_reason, completion)
