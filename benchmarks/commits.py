@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import median, quantiles
+from tempfile import gettempdir
 from typing import Any
 
 from machine import save
@@ -64,8 +65,15 @@ def main() -> None:
 
 
 def run(checkout: Path, command: list[str]) -> str:
-    """What Python prints under a checkout's source."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    """What Python prints under a checkout's source, with a cache of its own: conversions depend on
+    the source, and would else be made anew at every turn."""
+    cache = Path(gettempdir()) / f"commits-{checkout.name}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(checkout / "src"),
+        "XDG_CACHE_HOME": str(cache),
+    }
     return output([sys.executable, *command], env=environment)
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from foretoken.request import Completion, Piece, Stats, StepRecord
     from foretoken.sampling.draw import Draw
     from foretoken.sampling.params import SamplingParams
+    from foretoken.serving.asynchronous import AsyncEngine
+    from foretoken.serving.engine import Engine, EngineStats, Event
     from foretoken.speculator import Speculator
 
 _HOMES = {
@@ -47,11 +49,14 @@ _HOMES = {
     "loading.load": ("load",),
     "sampling.params": ("SamplingParams",),
     "request": ("Completion", "Piece", "Stats", "StepRecord"),
+    "serving.asynchronous": ("AsyncEngine",),
+    "serving.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),
 }
 _MODULES = ("execute", "theory")
 
 __all__ = [
+    "AsyncEngine",
     "Beam",
     "BeamStats",
     "CascadeDrafter",
@@ -60,6 +65,9 @@ __all__ = [
     "Draft",
     "Drafter",
     "Draw",
+    "Engine",
+    "EngineStats",
+    "Event",
     "ForetokenError",
     "InputError",
     "LMDrafter",

@@ -236,12 +236,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stream yields after a step: the pieces' texts and tokens concatenate to the
+    """What a step added to a text of a stream: the pieces' texts and tokens concatenate to the
     completion's."""
 
     text: str | None
     tokens: list[int]
     logprobs: list[Logprobs] | None = None
+    row: int = 0  # which of the stream's texts
 
 
 def brief(text: str | None, tokens: list[int]) -> str:

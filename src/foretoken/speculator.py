@@ -22,7 +22,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine.batch import Batch, threads
 from foretoken.engine.scheduler import Scheduler
-from foretoken.errors import ControlError, DeadEndError, InputError, RefusedError, shown
+from foretoken.errors import DeadEndError, InputError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.handover.foreign import require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
@@ -66,6 +66,7 @@ class Speculator:
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
+    _engaged: bool = field(default=False, init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,31 +113,31 @@ class Speculator:
         tokenizer returns, whose padding is dropped.
         """
         judge = check(gamma, rule, lenience)
-        given = self._intake.prompts(prompts, chat_template, chat_template_kwargs)
+        given = self.prompts(prompts, chat_template, chat_template_kwargs)
         requests = self.requests(given, gathered(params, controls, len(given)), seed)
         if not requests:
             return []
-        done = self.complete(self.rows(requests), judge, gamma)
-        if all(completion.error is not None for completion in done):
-            raise ControlError(f"row 0: {done[0].error}")
+        rows = self.rows(requests)
+        done = self.complete(rows, judge, gamma)
+        _require_one(rows)
         return done
 
     def complete(self, rows: list[Row], judge: Judge, gamma: int | None) -> list[Completion]:
         """What `generate` makes of its rows, also where all of them fail."""
         requests = [row.request for row in rows]
         self._tell_suggested(requests)
-        policy = self._gamma(requests, gamma)
+        policy = self.policy(requests, gamma, len(requests))
         try:
             for _ in self._scheduler.run(rows, judge, policy):
                 pass
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        return [self._completion(row) for row in rows]
+        return [self.completion(row) for row in rows]
 
     def stream(
         self,
-        prompt: Prompts,
-        params: SamplingParams | None = None,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         gamma: int | None = None,
         seed: Seed = 0,
@@ -145,28 +146,22 @@ class Speculator:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
-    ) -> Generator[Piece, None, Completion]:
-        """The same for one prompt, a piece after every step; the generator's return value is the
-        completion.
+    ) -> Generator[Piece, None, Completion | list[Completion]]:
+        """The same, a piece for every text that a step adds to; the generator's return value is the
+        completion, or where there are several texts the list of them.
 
-        The pieces' texts and tokens concatenate to exactly what `generate` returns: what may be the
-        beginning of a stop string is held back.
+        A text's pieces concatenate, texts and tokens alike, to exactly what `generate` returns:
+        what may be the beginning of a stop string is held back. `piece.row` says which of several
+        texts it belongs to.
         """
         judge = check(gamma, rule, lenience)
-        prompts = self._intake.prompts(prompt, chat_template, chat_template_kwargs)
-        if len(prompts) != 1:
-            remedy = "call generate for several" if prompts else "give a text or ids"
-            raise InputError(f"stream takes one prompt, not {len(prompts)}; {remedy}")
-        (wishes,) = gathered(params, controls, 1, "stream")
-        if wishes.num_return_sequences != 1:
-            raise RefusedError(
-                f"stream gives one text, not num_return_sequences={wishes.num_return_sequences}; "
-                "call generate for several"
-            )
-        requests = self.requests(prompts, [wishes], seed)
-        (row,) = self.rows(requests)
+        given = self.prompts(prompts, chat_template, chat_template_kwargs)
+        if not given:
+            raise InputError("stream takes one prompt or more, not 0; give a text or ids")
+        requests = self.requests(given, gathered(params, controls, len(given), "stream"), seed)
+        rows = self.rows(requests)
         self._tell_suggested(requests)
-        return self._pieces(row, judge, self._gamma(requests, gamma))
+        return self._pieces(rows, judge, self.policy(requests, gamma, len(rows)))
 
     def beam_search(
         self,
@@ -262,7 +257,7 @@ class Speculator:
         judge = check(gamma, "block", 1.0)
         requests = task.requests(self.target)
         rows = self.rows(requests)
-        policy = self._gamma(requests, gamma)
+        policy = self.policy(requests, gamma, len(rows))
         if task.reports:
             for row in rows:
                 row.seen = []
@@ -271,8 +266,7 @@ class Speculator:
             for _ in self._scheduler.run(rows, judge, policy):
                 stream.put()
         for b, row in enumerate(rows):
-            if row.error is not None:
-                raise ControlError(f"row {b}: {row.error}")
+            _require(row, b)
         stream.end()
         return output(task, rows)
 
@@ -303,15 +297,16 @@ class Speculator:
             beams.append(Beam(added, tokens, end.score, end.reason, stats))
         return beams
 
-    def _gamma(self, requests: list[Request], gamma: int | None) -> Gamma:
-        """The policy that a call asked for."""
+    def policy(self, requests: list[Request], gamma: int | None, rows: int) -> Gamma:
+        """Who says how many guesses these requests get, among at most so many rows: always `gamma`,
+        or where that is None what pays, by costs that are measured the first time."""
         context = self.target.context
         if gamma is None:
             if isinstance(self.drafter, NoDrafter):
                 return Fixed(0)
             params = costs.dearest([request.params for request in requests])
             alone = any(request.params.deterministic for request in requests)
-            shared = self.step_costs(params, len(requests))
+            shared = self.step_costs(params, rows)
             return Adaptive(shared, self.step_costs(params) if alone else None)
         gamma = int(gamma)  # NumPy's overflow
         if context is not None and gamma + 1 > context:
@@ -379,23 +374,53 @@ class Speculator:
         """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
         return self._intake.ids(prompt, i)
 
-    def _pieces(self, row: Row, judge: Judge, gamma: Gamma) -> Generator[Piece, None, Completion]:
+    def prompts(
+        self,
+        prompts: Prompts,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Prompt]:
+        """Prompts one by one; messages as the ids that a chat template makes of them."""
+        return self._intake.prompts(prompts, chat_template, chat_template_kwargs)
+
+    def transcript(self, row: Row) -> Transcript | None:
+        """What reads a fresh row's text for whoever shows it as it comes; None without a
+        tokenizer."""
         transcript = _read(row)
         if transcript is None and self.tokenizer is not None:
             transcript = self._intake.transcript(row.request)
             row.endings.append(transcript)
-        sent, asked = 0, row.request.params.logprobs is not None
-        for _ in self._scheduler.run([row], judge, gamma):
-            tokens = row.new_tokens[sent:]
-            if tokens:
-                known = row.logprobs[sent:] if asked else None
-                yield Piece(transcript and transcript.shown(), tokens, known)
-            sent += len(tokens)
-        if row.error is not None:
-            raise ControlError(f"row 0: {row.error}")
-        return self._completion(row)
+        return transcript
 
-    def _completion(self, row: Row) -> Completion:
+    def engaged(self, rows: int) -> Scheduler:
+        """The scheduler for an engine of at most so many rows. InputError where there is one."""
+        if self._engaged:
+            raise InputError("this Speculator has an engine; close it first, or load another pair")
+        self._engaged, self._scheduler.most = True, rows
+        return self._scheduler
+
+    def released(self) -> None:
+        """The engine is closed."""
+        self._engaged, self._scheduler.most = False, BATCH
+
+    def _pieces(
+        self, rows: list[Row], judge: Judge, gamma: Gamma
+    ) -> Generator[Piece, None, Completion | list[Completion]]:
+        transcripts, sent = [self.transcript(row) for row in rows], [0] * len(rows)
+        for _ in self._scheduler.run(rows, judge, gamma):
+            for b, (row, transcript) in enumerate(zip(rows, transcripts, strict=True)):
+                tokens = row.new_tokens[sent[b] :]
+                if tokens:
+                    asked = row.request.params.logprobs is not None
+                    known = row.logprobs[sent[b] :] if asked else None
+                    yield Piece(transcript and transcript.shown(), tokens, known, b)
+                sent[b] += len(tokens)
+        _require_one(rows)
+        done = [self.completion(row) for row in rows]
+        return done if len(done) > 1 else done[0]
+
+    def completion(self, row: Row) -> Completion:
+        """What became of a row."""
         params = row.request.params
         return Completion(
             text=self._text(row),
@@ -418,6 +443,18 @@ class Speculator:
         if transcript is not None and row.finish_reason is not None:
             return transcript.text
         return continued(self.tokenizer, row.request.prompt, row.visible)
+
+
+def _require(row: Row, b: int) -> None:
+    """Raise what a row failed with."""
+    if row.error is not None:
+        raise type(row.error)(f"row {b}: {row.error}")
+
+
+def _require_one(rows: list[Row]) -> None:
+    """Raise what the first row failed with, where all did."""
+    if all(row.error is not None for row in rows):
+        _require(rows[0], 0)
 
 
 def _read(row: Row) -> Transcript | None:

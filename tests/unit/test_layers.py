@@ -27,7 +27,7 @@ LAYERS = [
     ["engine"],
     ["probe"],
     ["speculator"],
-    ["loading"],
+    ["loading", "serving"],
     ["", "lab"],
     ["lab.bench", "lab.certificate", "lab.measurement", "train"],
     ["cli"],

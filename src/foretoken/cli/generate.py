@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from foretoken.cli import answer, option, prompts, task
+from foretoken.cli import answer, option, prompts, results, task
 from foretoken.cli.command import command
 from foretoken.cli.messages import Messages
 from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
 from foretoken.cli.task import Task
 from foretoken.cli.wishes import Wishes
-from foretoken.errors import ControlError
+from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request
@@ -53,6 +54,13 @@ def generate(
     lenience: Annotated[
         float, Option(help="1 is exact; below, guesses pass more easily: another law.")
     ] = 1.0,
+    output: Annotated[
+        Path | None,
+        Option(
+            help="Write a line of JSON for each prompt of the file, as it is done; the same "
+            "command goes on where it was broken off."
+        ),
+    ] = None,
     show_tokens: Annotated[bool, Option("--show-tokens", help="One line per target call.")] = False,
     compare: Annotated[bool, Option("--compare", help="Also decode plainly; speed-up.")] = False,
     as_json: option.Json = False,
@@ -68,6 +76,11 @@ def generate(
     given, template = wishes.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])
+    dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    if output is not None:
+        file = _alone(prompt, prompt_file, compare, show_tokens, as_json)
+        _write(output, file, wishes, messages, loading, (target, draft), seed, dials)
+        return
     lines = prompts.read(prompt, prompt_file, wishes=True)
     tasks = task.tasks(messages.wrap(lines), given)
     if compare:
@@ -75,12 +88,12 @@ def generate(
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
-    dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
     texts = [template.prompt(each.line, spec) for each in tasks]
     task.require(tasks, spec)
-    requests = spec.requests(texts, [each.params for each in tasks], seed)  # a bad one fails now
+    keys = task.keys(tasks, seed)
+    requests = spec.requests(texts, [each.params for each in tasks], keys)  # a bad one fails now
     if streamed := len(requests) == 1 and not (as_json or show_tokens):
-        done = [_stream(spec, texts[0], tasks[0], seed, dials)]
+        done = [_stream(spec, texts[0], tasks[0], keys, dials)]
     else:
         done = list(_all(spec, requests, dials))
     answers = answer.answers(tasks, requests, done)
@@ -103,10 +116,10 @@ def generate(
 
 
 def _stream(
-    spec: Speculator, prompt: Any, task: Task, seed: int, dials: dict[str, Any]
+    spec: Speculator, prompt: Any, task: Task, keys: list[tuple[int, int]], dials: dict[str, Any]
 ) -> Completion:
     """Print text as it comes, as ids where there is no tokenizer."""
-    pieces = spec.stream(prompt, task.params, seed=seed, **dials)
+    pieces = spec.stream([prompt], task.params, seed=keys, **dials)
     tokens = 0
     try:
         while True:
@@ -142,3 +155,48 @@ def _all(spec: Speculator, requests: list[Request], dials: dict[str, Any]) -> It
         yield from done
         if any(completion.finish_reason == "interrupted" for completion in done):
             return
+
+
+def _alone(prompt: str | None, file: Path | None, *others: bool) -> Path:
+    """The file of prompts; InputError for what --output leaves no use for."""
+    if file is None or prompt is not None:
+        raise InputError("--output is for a file of prompts; give --prompt-file")
+    for given, flag in zip(others, ("--compare", "--show-tokens", "--json"), strict=True):
+        if given:
+            raise InputError(f"{flag} and --output are both given; give the one or the other")
+    return file
+
+
+def _write(
+    output: Path,
+    file: Path,
+    wishes: Wishes,
+    messages: Messages,
+    loading: option.PairLoading,
+    names: tuple[str | None, str | None],
+    seed: int,
+    dials: dict[str, Any],
+) -> None:
+    """The prompts of a file to a file of results; bad lines are told and passed over."""
+    given, template = wishes.given, messages.template
+    tasks, bad = task.numbered(file, messages, given)
+    loading.require(names[0])
+    quiet()
+    with results.Results(output) as out:
+        spec = loading.load(*names)
+        from foretoken.serving.engine import Engine  # late: torch, which takes seconds
+
+        def add(name: results.Name) -> int:
+            line, copy = name
+            each = tasks[line]
+            with each.line.named():
+                text = template.prompt(each.line, spec)
+                params = replace(each.params, num_return_sequences=1)
+                key = task.key(each, line - 1, copy, seed)
+                return engine.add(text, params, gamma=dials["gamma"], seed=key)
+
+        with Engine(spec, rule=dials["rule"], lenience=dials["lenience"]) as engine:
+            ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
+            tally = results.fill(out, ids, engine, add)
+    if bad or tally.failed:
+        raise typer.Exit(1)

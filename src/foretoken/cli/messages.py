@@ -63,10 +63,11 @@ class Messages:
             raise InputError(f"chat_template_kwargs is {shown(given)}; give a JSON object")
         return Template(text, variables)
 
-    def wrap(self, lines: list[Line]) -> list[Line]:
-        """The lines, with `chat` as messages; InputError for options that no line has a use for."""
+    def wrap(self, lines: list[Line], *, strict: bool = True) -> list[Line]:
+        """The lines, with `chat` as messages; InputError for options that no line has a use for,
+        where `strict`."""
         lines = [self._wrap(line) for line in lines]
-        if not any(line.messages for line in lines):
+        if strict and not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
                     flag = f"--{name.replace('_', '-')}"

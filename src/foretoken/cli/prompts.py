@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,14 @@ WISHES = tuple(name for name in FIELDS if name not in ("processors", "stopping")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt, or messages in its place, the id of its completion in JSON, wishes of its own, and
-    where it stands, for errors."""
+    """A prompt, or messages in its place, the id of its completion in JSON, wishes and a seed of
+    its own, and where it stands, for errors."""
 
     prompt: str | list[int]
     id: Any = None
     messages: list[chat.Message] = field(default_factory=list[chat.Message])
     wishes: dict[str, Any] = field(default_factory=dict[str, Any])
+    seed: int | None = None
     place: str = ""
 
     @contextmanager
@@ -68,14 +69,20 @@ def read(argument: str | None, file: Path | None, *, wishes: bool = False) -> li
 
 
 def _from_file(file: Path, wishes: bool) -> list[Line]:
+    return [parsed() for _, parsed in numbered(file, wishes)]
+
+
+def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
+    """The lines of a file that are not empty, by their numbers from 1, to be read one by one:
+    InputError where one cannot be."""
     rows = [row.removesuffix("\r") for row in files.text(file, "prompts").split("\n")]
-    numbered = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
-    if not numbered:
+    filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
+    if not filled:
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json"):
-        return [Line(prompt=row) for _, row in numbered]
-    keys = (*PLAIN, "messages", *WISHES) if wishes else PLAIN
-    return [_parse(f"{file}, line {number}", row, keys) for number, row in numbered]
+        return [(number, partial(Line, prompt=row)) for number, row in filled]
+    keys = (*PLAIN, "messages", "seed", *WISHES) if wishes else PLAIN
+    return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
 
 
 def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
@@ -89,9 +96,15 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
         raise InputError(
             f'{place}: {key}: {first["msg"]}; give {{"prompt": text or ids, "id": anything}}'
         ) from None
-    line = Line(read.prompt or "", read.id, read.messages or [], read.model_extra or {}, place)
+    extra = dict(read.model_extra or {})
+    seed = extra.pop("seed", None)
+    line = Line(read.prompt or "", read.id, read.messages or [], extra, seed, place)
     with line.named():
-        _require_keys([*read.model_fields_set, *line.wishes], keys)
+        _require_keys([*read.model_fields_set, *(read.model_extra or {})], keys)
+        if seed is not None:
+            from foretoken.options import as_seed  # late: NumPy, which `--help` does without
+
+            as_seed(seed)
         _require_finite({"id": line.id, **line.wishes})
         if line.messages:
             chat.require(line.messages)

@@ -6,6 +6,7 @@ foretoken's is a traceback and exit code 3.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from typing import Annotated
@@ -51,7 +52,9 @@ app.add_typer(train.app, name="train")
 
 
 def main() -> None:
-    """Run the command in sys.argv. Ctrl-C exits with 130, a closed pipe (`| head`) with 1."""
+    """Run the command in sys.argv. Ctrl-C and SIGTERM exit with 130, having printed what is done; a
+    closed pipe (`| head`) exits with 1."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type

@@ -3,15 +3,22 @@ own."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretoken.cli import prompts
+from foretoken.cli.messages import Messages
 from foretoken.cli.prompts import Line
-from foretoken.errors import InputError
+from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
+
+
+COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,39 @@ def _task(number: int, line: Line, given: dict[str, Any]) -> Task:
         return Task(number, line, given, SamplingParams(**given))
     with line.named():
         return Task(number, line, given, SamplingParams(**given))
+
+
+def numbered(
+    file: Path, messages: Messages, given: dict[str, Any]
+) -> tuple[dict[int, Task], list[int]]:
+    """Those of a file by their lines' numbers, and the numbers of bad lines, which are told."""
+    good, bad = dict[int, Task](), list[int]()
+    for number, parsed in prompts.numbered(file, wishes=True):
+        try:
+            (line,) = messages.wrap([parsed()], strict=False)
+            good[number] = _task(number, line, given | line.wishes)
+        except ForetokenError as error:
+            bad.append(number)
+            print(f"error: {error}", file=sys.stderr)
+    return good, bad
+
+
+def keys(tasks: list[Task], seed: int) -> list[tuple[int, int]]:
+    """The key of every prompt's first text: the seed and how many texts come before it; or the
+    line's own seed and 0."""
+    keys: list[tuple[int, int]] = []
+    rows = 0
+    for task in tasks:
+        own = task.line.seed
+        keys.append((seed, rows) if own is None else (own, 0))
+        rows += task.texts
+    return keys
+
+
+def key(task: Task, row: int, copy: int, seed: int) -> tuple[int, int]:
+    """That of a text that is keyed by its line, whatever the lines before it."""
+    own = task.line.seed
+    return (seed, row + copy * COPY) if own is None else (own, copy)
 
 
 def require(tasks: list[Task], spec: Speculator) -> None:

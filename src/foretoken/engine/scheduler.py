@@ -8,11 +8,11 @@ broken off go back to the queue and are read anew, which changes no text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock, Thread, current_thread
-from time import perf_counter
+from threading import Lock, Thread, current_thread
+from time import perf_counter, sleep
 
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
@@ -22,6 +22,8 @@ from foretoken.gamma import Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
+
+TURN = 0.01  # seconds until a thread looks whether others have advanced its rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +46,10 @@ class Scheduler:
         self.batch, self.most = Batch(target, drafter), most
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # as the batch's rows
+        self.broken: list[Row] = []  # that ran when a step was broken off last
         self.pace = Pace()
-        self._lock = RLock()
+        self._lock = Lock()
+        self._asking: list[None] = []  # one for each thread that wants the lock but takes no step
         self._stepping: Thread | None = None
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
@@ -64,30 +68,30 @@ class Scheduler:
 
     def submit(self, tasks: list[Task]) -> None:
         """They wait behind those that do."""
-        self._refuse_inner()
-        with self._lock:
+        with self._first():
             self.waiting.extend(tasks)
 
     def step(self, rows: list[Row] | None = None) -> list[Row]:
-        """Take a step for all that run; those that moved. With `rows`, only where one of these is
-        not finished by then."""
+        """Take a step for all that run; those that moved. With `rows`, unless another thread has
+        advanced these meanwhile."""
         self._refuse_inner()
-        with self._lock:
-            if rows is not None and all(row.finish_reason for row in rows):
-                return []
-            self._stepping = current_thread()
-            try:
-                return self._step()
-            except BaseException:
-                self._requeue()
-                raise
-            finally:
-                self._stepping = None
+        if not self._turn(rows):
+            return []
+        self._stepping = current_thread()
+        try:
+            return self._step()
+        except BaseException:
+            self.broken = [task.row for task in self.running]
+            self._requeue()
+            raise
+        finally:
+            self._stepping = None
+            self._lock.release()
 
     def abort(self, rows: list[Row]) -> None:
         """Those of them that wait or run do so no longer."""
         gone = {id(row) for row in rows}
-        with self._lock:
+        with self._first():
             self.waiting = deque(task for task in self.waiting if id(task.row) not in gone)
             stay = [task for task in self.running if id(task.row) not in gone]
             if len(stay) < len(self.running):
@@ -96,12 +100,34 @@ class Scheduler:
                 self.batch.leave(leaving)
 
     @contextmanager
-    def idle(self) -> Iterator[None]:
+    def idle(self) -> Generator[None]:
         """The models without rows; those that run go on afterwards."""
-        self._refuse_inner()
-        with self._lock:
+        with self._first():
             self._requeue()
             yield
+
+    def _turn(self, rows: list[Row] | None) -> bool:
+        """Get the lock; or, with rows that others advance first, False without it."""
+        if rows is not None and all(row.finish_reason for row in rows):
+            return False
+        before = _state(rows)
+        while self._asking or not self._lock.acquire(timeout=TURN):
+            if _state(rows) != before:
+                return False
+            if self._asking:
+                sleep(TURN)
+        return True
+
+    @contextmanager
+    def _first(self) -> Generator[None]:
+        """The lock, ahead of those who want to take steps."""
+        self._refuse_inner()
+        self._asking.append(None)
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._asking.pop()
 
     def _step(self) -> list[Row]:
         self._admit()
@@ -174,3 +200,8 @@ class Scheduler:
                 "a processor or criterion generates with the model that it is called for; give it "
                 "a model of its own"
             )
+
+
+def _state(rows: list[Row] | None) -> list[tuple[int, str | None]]:
+    """What changes when rows are advanced."""
+    return [(len(row.tokens), row.finish_reason) for row in rows or ()]

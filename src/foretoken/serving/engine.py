@@ -7,7 +7,7 @@ meanwhile, and their rows share the steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Unpack
 
@@ -17,10 +17,9 @@ from foretoken.options import Prompts, check
 from foretoken.request import Completion, FinishReason, Row
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
-from foretoken.speculator import Speculator
+from foretoken.sampling.verify import Rule
+from foretoken.speculator import BATCH, Speculator
 from foretoken.text.transcript import Transcript
-
-JUDGE = check(None, "block", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,16 @@ class Event:
     completion: Completion | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineStats:
-    """What an engine has done since it was made."""
+    """What an engine has done since it was made, and does."""
 
-    running: int
-    waiting: int
-    finished: int  # with an error too
-    aborted: int
-    steps: int
-    tokens: int  # new ones, of its own requests
+    running: int = 0  # rows in the batch, those of `generate` and `stream` included
+    waiting: int = 0  # before it
+    finished: int = 0  # requests, those with an error included
+    aborted: int = 0
+    steps: int = 0
+    tokens: int = 0  # new ones, of its requests
 
 
 @dataclass(slots=True)
@@ -55,34 +54,35 @@ class _Entry:
     sent: int = 0  # tokens
 
 
-@dataclass(slots=True)
-class _Counts:
-    finished: int = 0
-    aborted: int = 0
-    steps: int = 0
-    tokens: int = 0
-
-
 class Engine:
     """Requests through one Speculator: at most `max_rows` at a time, first come, first served;
-    beyond them `max_waiting` may wait.
+    beyond them `max_waiting` may wait. rule, lenience: as `generate` takes them, for all.
 
     A request's law is what it is alone, whatever its mates; its text too where arithmetic does not
     depend on the batch (docs/exact.md). `add` and `abort` may be called by any thread. Raises
     InputError for a Speculator that has an engine already.
     """
 
-    def __init__(self, spec: Speculator, max_rows: int = 16, *, max_waiting: int = 1024) -> None:
+    def __init__(
+        self,
+        spec: Speculator,
+        max_rows: int = 16,
+        *,
+        max_waiting: int = 1024,
+        rule: str | Rule = "block",
+        lenience: float = 1.0,
+    ) -> None:
         if not isinstance(spec, Speculator):
             raise InputError(f"spec is {shown(spec)}; give a Speculator, as foretoken.load makes")
         for name, value in (("max_rows", max_rows), ("max_waiting", max_waiting)):
             if not whole(value) or value < 1:
                 raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
+        self._judge = check(None, rule, lenience)
         self._spec, self._max_waiting = spec, int(max_waiting)
         self._scheduler: Scheduler = spec.engaged(int(max_rows))
         self._entries: dict[int, _Entry] = {}
         self._ids = count()
-        self._counts = _Counts()
+        self._stats = EngineStats()
         self._closed = False
 
     def add(
@@ -107,11 +107,12 @@ class Engine:
                 f"{self._max_waiting} requests wait already; take steps first, or give a larger "
                 "max_waiting"
             )
-        judge = JUDGE if gamma is None else check(gamma, "block", 1.0)
+        check(gamma, "block", 1.0)
         prompts = self._spec.prompts(prompt, chat_template, chat_template_kwargs)
         if len(prompts) != 1:
-            raise InputError(f"prompt holds {len(prompts)} prompts; add them one by one")
-        (wishes,) = gathered(params, controls, 1, "Engine.add")
+            remedy = "add them one by one" if prompts else "give one"
+            raise InputError(f"prompt holds {len(prompts)} prompts; {remedy}")
+        (wishes,) = gathered(params, controls, 1, "add")
         if wishes.num_return_sequences != 1:
             raise RefusedError(
                 f"a request has one text, not num_return_sequences={wishes.num_return_sequences}; "
@@ -120,10 +121,10 @@ class Engine:
         requests = self._spec.requests(prompts, [wishes], [seed])
         (row,) = self._spec.rows(requests)
         entry = _Entry(row, self._spec.transcript(row))
-        policy = self._spec.policy(requests, gamma, self._scheduler.most)
+        policy = self._spec.policy(requests, gamma, BATCH)
         id = next(self._ids)
         self._entries[id] = entry
-        self._scheduler.submit([Task(row, judge, policy)])
+        self._scheduler.submit([Task(row, self._judge, policy)])
         return id
 
     def step(self) -> list[Event]:
@@ -131,7 +132,7 @@ class Engine:
         or waits. A request that fails says so in its event, others go on."""
         self._require_open()
         try:
-            self._counts.steps += bool(self._scheduler.step())
+            self._stats.steps += bool(self._scheduler.step())
         except RefusedError as error:  # of which row nobody knows
             for row in self._scheduler.broken:
                 row.fail(error)
@@ -144,28 +145,21 @@ class Engine:
         if entry is None:
             raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
         self._scheduler.abort([entry.row])
-        self._counts.aborted += 1
+        self._stats.aborted += 1
 
     @property
     def running(self) -> int:
-        """Requests in the batch, those of `spec.generate` and `spec.stream` included."""
+        """Rows in the batch, those of `spec.generate` and `spec.stream` included."""
         return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Requests before it."""
+        """Rows before it."""
         return len(self._scheduler.waiting)
 
     def stats(self) -> EngineStats:
-        counts = self._counts
-        return EngineStats(
-            self.running,
-            self.waiting,
-            counts.finished,
-            counts.aborted,
-            counts.steps,
-            counts.tokens,
-        )
+        """A copy."""
+        return replace(self._stats, running=self.running, waiting=self.waiting)
 
     def close(self) -> None:
         """Drop all requests; the Speculator may have another engine then."""
@@ -186,7 +180,9 @@ class Engine:
             raise InputError("the engine is closed; make another one")
 
     def _event(self, id: int) -> Event | None:
-        entry = self._entries[id]
+        entry = self._entries.get(id)
+        if entry is None:  # aborted meanwhile
+            return None
         row = entry.row
         tokens = row.new_tokens[entry.sent :]
         if not tokens and row.finish_reason is None:
@@ -196,9 +192,9 @@ class Engine:
         text = entry.transcript and entry.transcript.shown()
         completion = None
         if row.finish_reason is not None:
-            del self._entries[id]
+            self._entries.pop(id, None)
             completion = self._spec.completion(row)
-            self._counts.finished += 1
+            self._stats.finished += 1
         entry.sent += len(tokens)
-        self._counts.tokens += len(tokens)
+        self._stats.tokens += len(tokens)
         return Event(id, text, tokens, known, row.finish_reason, completion)

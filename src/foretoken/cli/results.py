@@ -1,0 +1,147 @@
+"""Results of a file of prompts, a line of JSON for each, written as they are done: after a kill the
+same command goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from foretoken.cli import likelihoods
+from foretoken.errors import ForetokenError, InputError
+from foretoken.storage.files import naming, parse_json
+
+if TYPE_CHECKING:
+    from foretoken.request import Completion
+    from foretoken.serving.engine import Engine
+
+READ = 64  # prompts that run or wait
+Name = tuple[int, int]  # a prompt's line in its file, and which of its texts
+
+
+@dataclass(slots=True)
+class Results:
+    """An output file. What a kill left of a last line is removed when it is opened."""
+
+    path: Path
+    done: set[Name] = field(default_factory=set[Name])
+    _out: BinaryIO | None = None
+
+    def __enter__(self) -> Results:
+        with naming(self.path):
+            content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        self.done = {self._name(n, line) for n, line in enumerate(whole.splitlines(), 1)}
+        with naming(self.path):
+            self._out = open(self.path, "ab")
+            self._out.truncate(len(whole))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._out is not None:
+            self._out.close()
+
+    def write(self, name: Name, result: dict[str, Any]) -> None:
+        """Append a result; one that the disk has no room for leaves what is there whole."""
+        assert self._out is not None
+        line = json.dumps({"line": name[0], "copy": name[1], **result}, allow_nan=False)
+        size = self._out.seek(0, 2)
+        try:
+            with naming(self.path):
+                self._out.write(line.encode() + b"\n")
+                self._out.flush()
+        except OSError:
+            self._out.truncate(size)
+            raise
+        self.done.add(name)
+
+    def _name(self, number: int, line: bytes) -> Name:
+        try:
+            result = parse_json(line)
+            return int(result["line"]), int(result["copy"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{self.path}, line {number} is no result of this command; give another --output"
+            ) from None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has done."""
+
+    tokens: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    failed: int = 0  # texts
+
+    def add(self, completion: Completion) -> None:
+        self.tokens += len(completion.tokens)
+        self.accepted += completion.stats.accepted
+        self.drafted += completion.stats.drafted
+        self.failed += completion.error is not None
+
+    def rates(self, seconds: float) -> str:
+        kept = f", {self.accepted / self.drafted:.0%} of guesses kept" if self.drafted else ""
+        return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{kept}"
+
+
+def fill(
+    results: Results, ids: dict[Name, Any], engine: Engine, add: Callable[[Name], int]
+) -> Tally:
+    """Run what is not done yet, with a bar on standard error. ids: what its line calls every text;
+    `add` takes a prompt on, or raises: that one is told and passed over."""
+    tally, began = Tally(), perf_counter()
+    left = [name for name in ids if name not in results.done]
+    with _bar() as bar:
+        task = bar.add_task("", total=len(ids), completed=len(ids) - len(left), rate="")
+        for name, completion in _completions(left, engine, add, tally):
+            results.write(name, {"id": ids[name], **_result(completion)})
+            tally.add(completion)
+            bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))
+    print(f"{results.path}: {tally.rates(perf_counter() - began)}", file=sys.stderr)
+    return tally
+
+
+def _completions(
+    names: list[Name], engine: Engine, add: Callable[[Name], int], tally: Tally
+) -> Iterator[tuple[Name, Completion]]:
+    """Each as soon as it is done; so many prompts are read that none has to be waited for."""
+    left, running = iter(names), dict[int, Name]()
+    while True:
+        while len(running) < READ and (name := next(left, None)) is not None:
+            try:
+                running[add(name)] = name
+            except ForetokenError as error:
+                tally.failed += 1
+                print(f"error: {error}", file=sys.stderr)
+        if not running:
+            return
+        for event in engine.step():
+            if event.completion is not None:
+                yield running.pop(event.id), event.completion
+
+
+def _result(completion: Completion) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "error": completion.error,
+        "seed": completion.seed,
+        **likelihoods.document(completion),
+        "stats": completion.stats.to_dict(),
+    }
+
+
+def _bar() -> Progress:
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), rate)
+    return Progress(*columns, console=Console(stderr=True))

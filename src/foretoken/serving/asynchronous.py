@@ -1,0 +1,120 @@
+"""The engine for asyncio: a thread takes the steps, their events come back on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from threading import Condition, Thread
+from typing import Any
+
+from foretoken.errors import InputError
+from foretoken.options import Prompts
+from foretoken.sampling.params import SamplingParams
+from foretoken.serving.engine import Engine, EngineStats, Event
+from foretoken.speculator import Speculator
+
+Inbox = asyncio.Queue[Event | Exception]
+
+
+class AsyncEngine:
+    """An `Engine` that steps by itself while its `async with` lasts; options as an Engine's."""
+
+    def __init__(self, spec: Speculator, **options: Any) -> None:
+        self._engine = Engine(spec, **options)
+        self._inboxes: dict[int, Inbox] = {}
+        self._awake = Condition()  # held while inboxes change
+        self._closing = False
+        self._thread = Thread(target=self._work, name="foretoken engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> AsyncEngine:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._stop)
+
+    async def stream(
+        self, prompt: Prompts, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Event]:
+        """The events of one request, which takes what `Engine.add` does; the last has its
+        completion. Leaving the loop, or cancelling its task, frees the row within a step."""
+        if self._loop is None or self._closing:
+            raise InputError("the engine does not run; use it within `async with`")
+        inbox = Inbox()
+        adding = self._loop.run_in_executor(None, self._add, inbox, prompt, params, options)
+        try:
+            await asyncio.shield(adding)
+            while True:
+                event = await inbox.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            adding.add_done_callback(lambda _: self._forget(inbox))
+
+    def stats(self) -> EngineStats:
+        """What the engine has done."""
+        return self._engine.stats()
+
+    def _add(
+        self, inbox: Inbox, prompt: Prompts, params: SamplingParams | None, options: Any
+    ) -> None:
+        with self._awake:
+            self._inboxes[self._engine.add(prompt, params, **options)] = inbox
+            self._awake.notify()
+
+    def _forget(self, inbox: Inbox) -> None:
+        """Abort the request of an inbox that nobody reads, unless it is over."""
+        assert self._loop is not None
+        self._loop.run_in_executor(None, self._abort, inbox)
+
+    def _abort(self, inbox: Inbox) -> None:
+        with self._awake:
+            for id in [id for id, own in self._inboxes.items() if own is inbox]:
+                del self._inboxes[id]
+                self._engine.abort(id)
+
+    def _work(self) -> None:
+        while self._wait():
+            try:
+                events: list[Event] | Exception = self._engine.step()
+            except Exception as error:  # nobody knows of which request
+                events = error
+            with self._awake:
+                self._deliver(events)
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False at the end."""
+        with self._awake:
+            self._awake.wait_for(lambda: self._inboxes or self._closing)
+            return not self._closing
+
+    def _deliver(self, events: list[Event] | Exception) -> None:
+        if isinstance(events, Exception):
+            for id in list(self._inboxes):
+                self._put(id, events)
+                self._engine.abort(id)
+            return
+        for event in events:
+            if event.id in self._inboxes:
+                self._put(event.id, event)
+
+    def _put(self, id: int, event: Event | Exception) -> None:
+        assert self._loop is not None
+        inbox = self._inboxes[id]
+        if isinstance(event, Exception) or event.finish_reason is not None:
+            del self._inboxes[id]
+        self._loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+    def _stop(self) -> None:
+        with self._awake:
+            self._closing = True
+            self._awake.notify()
+        self._thread.join()
+        with self._awake:
+            self._deliver(InputError("the engine is closed; make another one"))
+        self._engine.close()

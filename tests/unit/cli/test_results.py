@@ -1,0 +1,157 @@
+"""`foretoken generate --output`: every line once, whatever breaks it off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from console import Run, mistake
+from foretoken.cli.results import Results
+from foretoken.errors import InputError
+from tiny import byte_level, folder, llama
+
+OPTIONS = ("--max-new-tokens", 6, "--temperature", 1, "--seed", 5, "--dtype", "float64")
+
+
+@pytest.fixture
+def run(console: Run) -> Run:
+    return console
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("results")
+    folder(base / "target", llama(320, eos_token_id=None), byte_level())
+    folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
+    return base
+
+
+@pytest.fixture
+def pair(base: Path) -> tuple[object, ...]:
+    return ("--target", base / "target", "--draft", base / "draft", "--gamma", 2)
+
+
+def prompts(path: Path, *rows: object) -> tuple[object, ...]:
+    file = path / "in.jsonl"
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return ("--prompt-file", file, "--output", path / "out.jsonl")
+
+
+def read(path: Path) -> dict[tuple[int, int], dict]:
+    lines = (path / "out.jsonl").read_text().splitlines()
+    named = {(row["line"], row["copy"]): row for row in map(json.loads, lines)}
+    assert len(named) == len(lines)
+    return named
+
+
+ROWS = [{"prompt": f"It was {i}", "id": f"n{i}", "max_new_tokens": 3 + i % 9} for i in range(30)]
+
+
+def test_results_are_those_of_generate(run, pair, base, tmp_path) -> None:
+    result = run("generate", *prompts(tmp_path, *ROWS), *pair, *OPTIONS)
+    assert result.code == 0 and "tokens/s" in result.err and result.out == ""
+    found = read(tmp_path)
+    spec = foretoken.load(base / "target", base / "draft", dtype="float64")
+    params = [foretoken.SamplingParams(1.0, max_new_tokens=r["max_new_tokens"]) for r in ROWS]
+    done = spec.generate([r["prompt"] for r in ROWS], params, gamma=2, seed=5)
+    assert sorted(found) == [(i + 1, 0) for i in range(30)]
+    for i, completion in enumerate(done):
+        row = found[i + 1, 0]
+        assert (row["id"], row["text"], row["tokens"]) == (
+            f"n{i}",
+            completion.text,
+            completion.tokens,
+        )
+        assert row["finish_reason"] == "length" and row["stats"]["target_calls"] > 0
+
+
+@pytest.mark.parametrize("kept", [0, 1, 17])
+def test_it_goes_on_where_it_was_broken_off(run, pair, tmp_path, kept) -> None:
+    asked = prompts(tmp_path, *ROWS)
+    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    whole = read(tmp_path)
+    out = tmp_path / "out.jsonl"
+    lines = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])  # as a kill may leave it
+    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    assert {n: row["tokens"] for n, row in read(tmp_path).items()} == {
+        n: row["tokens"] for n, row in whole.items()
+    }
+    before = out.read_bytes()
+    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    assert out.read_bytes() == before
+
+
+def test_bad_lines_are_told_and_the_rest_is_done(run, pair, tmp_path) -> None:
+    rows = [
+        {"prompt": "a"},
+        "{broken",
+        {"prompt": "b", "temprature": 1},
+        {"prompt": [999]},
+        "",
+        {"prompt": "c", "suppress_tokens": list(range(320))},
+        {"prompt": "d", "seed": 9},
+    ]
+    result = run("generate", *prompts(tmp_path, *rows), *pair, *OPTIONS)
+    assert result.code == 1
+    for said in (
+        "line 2: ",
+        "line 3: temprature is no key of a line here; did you mean temperature?",
+        "line 4: prompt 0 holds the id 999",
+    ):
+        assert said in result.err
+    found = read(tmp_path)
+    assert sorted(found) == [(1, 0), (6, 0), (7, 0)]
+    assert found[6, 0]["finish_reason"] == "error" and "suppress" in found[6, 0]["error"]
+    assert found[7, 0]["seed"] == [9, 0] and found[1, 0]["seed"] == [5, 0]
+
+
+def test_several_texts_of_a_line(run, pair, tmp_path) -> None:
+    asked = prompts(tmp_path, {"prompt": "a", "num_return_sequences": 3}, {"prompt": "a"})
+    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    found = read(tmp_path)
+    assert sorted(found) == [(1, 0), (1, 1), (1, 2), (2, 0)]
+    assert len({tuple(row["seed"]) for row in found.values()}) == 4
+
+
+def test_what_is_refused(run, pair, tmp_path) -> None:
+    asked = prompts(tmp_path, {"prompt": "a"})
+    mistake(run("generate", "a", "--output", tmp_path / "x"), "--output is for a file of prompts")
+    mistake(run("generate", *asked, "--json"), "--json and --output are both given")
+    (tmp_path / "out.jsonl").write_text('{"line": 1}\n')
+    message = "out.jsonl, line 1 is no result of this command; give another --output"
+    mistake(run("generate", *asked, *pair), message)
+
+
+def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
+    with Results(tmp_path / "out.jsonl") as out:
+        out.write((1, 0), {"text": "a"})
+
+        class Full:
+            def __init__(self, file) -> None:
+                self.file = file
+
+            def write(self, line: bytes) -> None:
+                self.file.write(line[:5])
+                self.file.flush()
+                raise OSError(28, "No space left on device")
+
+            def __getattr__(self, name: str):
+                return getattr(self.file, name)
+
+        out._out = Full(out._out)
+        with pytest.raises(OSError, match="out.jsonl cannot be written: .*No space left"):
+            out.write((2, 0), {"text": "b"})
+        assert out.done == {(1, 0)}
+    with Results(tmp_path / "out.jsonl") as out:
+        assert out.done == {(1, 0)}
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            out.write((3, 0), {"text": float("nan")})
+    with pytest.raises(OSError, match="cannot be written"), Results(tmp_path / "no" / "out"):
+        pass
+    (tmp_path / "other").write_text("hello\n")
+    with pytest.raises(InputError, match="line 1 is no result"), Results(tmp_path / "other"):
+        pass

@@ -1,0 +1,196 @@
+"""Requests in, events out: what `generate` gives, whatever comes and goes beside it."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+import torch
+
+from foretoken import Engine, Event, InputError, RefusedError, SamplingParams, Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.ends import Ends
+from foretoken.models.table import TableModel
+from oracle import random_model
+from tiny import byte_level
+
+V = 320
+P, Q = (random_model(seed, V) for seed in (1, 2))
+WISHES = SamplingParams(1.0, max_new_tokens=12)
+
+
+def speculator(tokenizer: bool = False, target=P) -> Speculator:
+    made = byte_level() if tokenizer else None
+    return Speculator(TableModel(target, V), LMDrafter(TableModel(Q, V), V), made, Ends())
+
+
+def drained(engine: Engine, most: int = 500) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(most):
+        if not engine.running and not engine.waiting:
+            return events
+        events += engine.step()
+    raise AssertionError("the engine never ends")
+
+
+def test_events_concatenate_to_what_generate_returns() -> None:
+    spec = speculator(tokenizer=True)
+    options = {"gamma": 3, "temperature": 0.9, "max_new_tokens": 20, "logprobs": 1}
+    (expected,) = spec.generate("It was", seed=5, stop_strings="e", **options)
+    with Engine(spec) as engine:
+        id = engine.add("It was", seed=5, stop_strings="e", **options)
+        events = drained(engine)
+    assert {event.id for event in events} == {id}
+    assert "".join(event.text or "" for event in events) == expected.text
+    assert [token for event in events for token in event.tokens] == expected.tokens
+    assert [each for event in events for each in event.logprobs or ()] == expected.logprobs
+    *others, last = events
+    assert all(event.finish_reason is None and event.completion is None for event in others)
+    assert last.completion is not None and last.finish_reason == expected.finish_reason
+    assert last.completion.tokens == expected.tokens and last.completion.text == expected.text
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 16])
+def test_more_requests_than_rows(max_rows: int) -> None:
+    spec = speculator()
+    expected = [spec.generate([1, i], WISHES, gamma=i % 4, seed=i)[0].tokens for i in range(9)]
+    with Engine(spec, max_rows) as engine:
+        ids = [engine.add([1, i], WISHES, gamma=i % 4, seed=i) for i in range(9)]
+        assert engine.waiting == 9 and not engine.running
+        events = engine.step()
+        assert engine.running == min(9, max_rows)
+        events += drained(engine)
+        stats = engine.stats()
+    done = {event.id: event.completion for event in events if event.completion}
+    assert [done[id].tokens for id in ids] == expected
+    assert (stats.finished, stats.tokens, stats.running, stats.waiting) == (9, 108, 0, 0)
+    assert stats.steps >= 12 // 5
+
+
+def test_an_aborted_request_is_gone_and_others_go_on() -> None:
+    spec = speculator()
+    (expected,) = spec.generate([2], WISHES, gamma=2, seed=1)
+    with Engine(spec, 1) as engine:
+        running, waiting, other = (engine.add([i], WISHES, gamma=2, seed=1) for i in (3, 4, 2))
+        engine.step()
+        engine.abort(waiting)
+        engine.abort(running)
+        events = drained(engine)
+        assert {event.id for event in events} == {other}
+        assert engine.stats().aborted == 2 and engine.stats().finished == 1
+        for gone in (running, other, 99, "x"):
+            with pytest.raises(InputError, match=f"^request {gone!r} is unknown or finished"):
+                engine.abort(gone)  # pyright: ignore[reportArgumentType]
+    assert events[-1].completion is not None
+    assert events[-1].completion.tokens == expected.tokens
+
+
+def test_generate_and_stream_beside_an_engine() -> None:
+    spec = speculator()
+    expected = [spec.generate([i], WISHES, gamma=2)[0].tokens for i in range(3)]
+    with Engine(spec) as engine:
+        engine.add([0], WISHES, gamma=2)
+        first = engine.step()
+        assert spec.generate([1], WISHES, gamma=2)[0].tokens == expected[1]
+        pieces = spec.stream([2], WISHES, gamma=2)
+        assert [token for piece in pieces for token in piece.tokens] == expected[2]  # pyright: ignore
+        events = [*first, *engine.step(), *drained(engine)]
+    assert [token for event in events for token in event.tokens] == expected[0]
+
+
+def test_a_request_that_fails_says_so_and_others_go_on() -> None:
+    def poisoned(text):
+        return [float("nan")] * V if len(text) > 3 and text[0] == 9 else P(text)
+
+    spec = speculator(target=poisoned)
+    with Engine(spec) as engine:
+        bad = engine.add([9], WISHES, gamma=1)
+        dead = engine.add([1], gamma=1, suppress_tokens=range(V))
+        good = engine.add([2], WISHES, gamma=1)
+        done = {event.id: event for event in drained(engine) if event.finish_reason}
+    assert [done[id].finish_reason for id in (bad, dead, good)] == ["error", "error", "length"]
+    assert "logits hold NaN" in str(done[bad].completion.error)  # pyright: ignore
+    assert "suppress_tokens leaves no token" in str(done[dead].completion.error)  # pyright: ignore
+
+
+def test_an_invalid_draft_fails_what_runs_and_no_more() -> None:
+    spec = speculator()
+    with Engine(spec) as engine:
+        engine.add([1], WISHES, gamma=2)
+        propose = spec.drafter.propose
+        spec.drafter.propose = lambda gamma, draw: propose([g + 1 for g in gamma], draw)
+        (event,) = engine.step()
+        assert event.finish_reason == "error" and event.completion is not None
+        assert "the drafter proposed" in (event.completion.error or "")
+        spec.drafter.propose = propose
+        engine.add([1], WISHES, gamma=2)
+        assert drained(engine)[-1].finish_reason == "length"
+
+
+def test_what_is_refused() -> None:
+    spec = speculator()
+    with Engine(spec, 1, max_waiting=1) as engine:
+        with pytest.raises(InputError, match="^this Speculator has an engine; close it first"):
+            Engine(spec)
+        engine.add([1], WISHES)
+        engine.add([1], WISHES)
+        with pytest.raises(InputError, match="^1 requests wait already; take steps first"):
+            engine.add([1], WISHES)
+        engine.abort(0)
+        with pytest.raises(RefusedError, match="^a request has one text, not num_return_seq"):
+            engine.add([1], SamplingParams(1.0, num_return_sequences=2))
+        with pytest.raises(InputError, match="^prompt holds 2 prompts; add them one by one"):
+            engine.add([[1], [2]], WISHES)
+        with pytest.raises(InputError, match="^temprature is no option of add; did you mean"):
+            engine.add([1], temprature=1.0)  # pyright: ignore[reportCallIssue]
+    for call in (engine.step, lambda: engine.add([1], WISHES)):
+        with pytest.raises(InputError, match="^the engine is closed; make another one"):
+            call()
+    engine.close()
+    with pytest.raises(InputError, match="^spec is 'gpt2'; give a Speculator"):
+        Engine("gpt2")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="^max_rows is 0; give a whole number from 1"):
+        Engine(spec, 0)
+
+
+def test_closing_leaves_the_models_without_rows() -> None:
+    spec = speculator()
+    engine = Engine(spec)
+    engine.add([1, 2], WISHES, gamma=2)
+    engine.step()
+    engine.close()
+    target: TableModel = spec.target  # pyright: ignore
+    assert target._texts == []
+    assert spec.generate([1], WISHES, gamma=2)
+
+
+def test_requests_come_from_any_thread() -> None:
+    spec = speculator()
+    expected = [spec.generate([i], WISHES, gamma=2, seed=i)[0].tokens for i in range(8)]
+    with Engine(spec, 4) as engine:
+        ids: dict[int, int] = {}
+
+        def work(i: int) -> None:
+            ids[engine.add([i], WISHES, gamma=2, seed=i)] = i
+
+        threads = [Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        events = [event for _ in range(20) for event in engine.step()]
+        for thread in threads:
+            thread.join()
+        events += drained(engine)
+    done = {ids[event.id]: event.completion for event in events if event.completion}
+    assert [done[i].tokens for i in range(8)] == expected
+
+
+def test_a_long_prompt_beside_rows_that_run_is_what_it_is_alone() -> None:
+    spec = speculator()
+    prompt = torch.arange(300).tolist()
+    (expected,) = spec.generate(prompt, WISHES, gamma=2, seed=3)
+    with Engine(spec) as engine:
+        engine.add([1], max_new_tokens=200, gamma=0)
+        engine.step()
+        id = engine.add(prompt, WISHES, gamma=2, seed=3)
+        done = {event.id: event.completion for event in drained(engine) if event.completion}
+    assert done[id].tokens == expected.tokens
