@@ -19,7 +19,7 @@ def interrupted(call: Callable[[], Any], nth: int, files: tuple[str, ...]) -> bo
         if not any(file in frame.f_code.co_filename for file in files):
             return None
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and "with LOCK" not in line:
+        if event == "line" and "with LOCK" not in line and "with self._lock" not in line:
             left -= 1
             if not left:
                 raise KeyboardInterrupt

@@ -173,19 +173,32 @@ def test_a_stream_that_nobody_holds_is_over() -> None:
     assert text(mid) == expected
 
 
+CLAIM = ("foretoken/engine/batch.py", "foretoken/claim.py", "contextlib.py")
+INSIDE = ("foretoken/step.py", "foretoken/drafters", "foretoken/models")
+
+
 @pytest.mark.parametrize(
-    ("files", "stride"),
+    ("files", "stride", "queued"),
     [
-        (("foretoken/engine/batch.py", "foretoken/claim.py", "contextlib.py"), 1),
-        (("foretoken/step.py", "foretoken/drafters", "foretoken/models"), 17),
+        (CLAIM, 1, False),
+        (INSIDE, 17, False),
+        (("foretoken/engine", "foretoken/claim.py"), 1, True),
+        (INSIDE, 17, True),
     ],
-    ids=["every line of a claim", "lines of what it runs"],
+    ids=[
+        "every line of a claim",
+        "lines of what it runs",
+        "every line of a queue",
+        "what that runs",
+    ],
 )
-def test_a_ctrl_c_anywhere_leaves_both_usable(files: tuple[str, ...], stride: int) -> None:
+def test_a_ctrl_c_anywhere_leaves_both_usable(
+    files: tuple[str, ...], stride: int, queued: bool
+) -> None:
     mid, big = three()
     expected, large = text(mid, 4), text(big, 4)
     nth = 1
-    while interrupted(lambda: run(big), nth, files):
+    while interrupted(lambda: (run_queued if queued else run)(big), nth, files):
         assert text(big, 4) == large, f"line {nth}"
         assert text(mid, 4) == expected, f"line {nth}"
         nth += stride
@@ -196,6 +209,13 @@ def run(spec: Speculator) -> None:
     """As `generate` does, which would take the Ctrl-C for the end of its texts."""
     rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
     for _ in Batch(spec.target, spec.drafter).run(rows, Greedy(), Fixed(3)):
+        pass
+
+
+def run_queued(spec: Speculator) -> None:
+    """Through the queue that `generate` and `stream` share."""
+    rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
+    for _ in spec._scheduler.run(rows, Greedy(), Fixed(3)):
         pass
 
 

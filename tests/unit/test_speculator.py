@@ -542,11 +542,25 @@ def test_a_stream_without_a_tokenizer_has_tokens_only():
     assert sum(len(piece.tokens) for piece in pieces) == 9
 
 
-@pytest.mark.parametrize("prompt", [[[1], [2]], ["a", "b"]])
-def test_a_stream_takes_one_prompt(prompt):
-    with pytest.raises(InputError, match="stream takes one prompt, not 2; call generate"):
-        table().stream(prompt)
-    with pytest.raises(InputError, match="stream takes one prompt, not 0; give a text or ids"):
+@pytest.mark.parametrize("texts", [1, 2])
+def test_a_stream_of_several_texts(texts):
+    """Every piece says whose it is; the texts are those of generate."""
+    spec, prompts = spoken(byte_level(), 320), ["It was", "The", "A"]
+    options = {"temperature": 1.0, "max_new_tokens": 9, "num_return_sequences": texts, "gamma": 2}
+    done = spec.generate(prompts, **options)
+    stream, pieces = spec.stream(prompts, **options), []
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            assert [each.tokens for each in end.value] == [each.tokens for each in done]
+            break
+    for row, completion in enumerate(done):
+        own = [piece for piece in pieces if piece.row == row]
+        assert "".join(piece.text for piece in own) == completion.text
+        assert sum((piece.tokens for piece in own), []) == completion.tokens
+    assert len({piece.row for piece in pieces[: 3 * texts]}) == 3 * texts  # all at once
+    with pytest.raises(InputError, match="stream takes one prompt or more, not 0; give a text"):
         table().stream([])
 
 
@@ -700,11 +714,6 @@ def test_a_row_without_a_token_left_fails_alone():
         table().generate(IDS[0], everything)
     with pytest.raises(ControlError, match="^row 0: suppress_tokens leaves no token"):
         list(table().stream(IDS[0], everything))
-
-
-def test_a_stream_gives_one_text():
-    with pytest.raises(RefusedError, match="not num_return_sequences=2; call generate"):
-        table().stream(IDS[0], temperature=1.0, num_return_sequences=2)
 
 
 def test_a_template_without_messages():

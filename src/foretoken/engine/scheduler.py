@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock, Thread, current_thread
+from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
+from weakref import ref
 
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
@@ -23,7 +24,7 @@ from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
 
-TURN = 0.01  # seconds until a thread looks whether others have advanced its rows
+TURN = 0.01  # seconds for which a thread gives way to those that wait, at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,14 @@ class Task:
         return self.gamma != Fixed(0)
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Turn:
+    """A step that is being taken; dead once its frame is, however that ended."""
+
+    thread: Thread
+    over: bool = False
+
+
 class Scheduler:
     """The queue before a batch of at most `most` rows."""
 
@@ -48,16 +57,17 @@ class Scheduler:
         self.running: list[Task] = []  # as the batch's rows
         self.broken: list[Row] = []  # that ran when a step was broken off last
         self.pace = Pace()
-        self._lock = Lock()
-        self._asking: list[None] = []  # one for each thread that wants the lock but takes no step
-        self._stepping: Thread | None = None
+        self._lock = RLock()  # a stream that is collected meanwhile aborts in the same thread
+        self._asking: set[Thread] = set()  # that wait for the lock
+        self._turn: ref[_Turn] | None = None
+        self._leaving: list[Row] = []  # aborted during the step that runs
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
         """Advance fresh rows until all are finished; yields whenever they may have moved. Rows of
         others are advanced with them. Raises what a step raises; what is left of the rows then
         leaves, as it does when the generator is closed."""
-        self.submit([Task(row, judge, gamma) for row in rows])
         try:
+            self.submit([Task(row, judge, gamma) for row in rows])
             going = True
             while going:  # also where others have finished them meanwhile
                 self.step(rows)
@@ -68,68 +78,83 @@ class Scheduler:
 
     def submit(self, tasks: list[Task]) -> None:
         """They wait behind those that do."""
-        with self._first():
+        self._refuse_inner()
+        with self._locked():
             self.waiting.extend(tasks)
 
     def step(self, rows: list[Row] | None = None) -> list[Row]:
-        """Take a step for all that run; those that moved. With `rows`, unless another thread has
-        advanced these meanwhile."""
+        """Take a step for all that run; those that moved. With `rows`, unless these are finished by
+        then."""
         self._refuse_inner()
-        if not self._turn(rows):
-            return []
-        self._stepping = current_thread()
-        try:
-            return self._step()
-        except BaseException:
-            self.broken = [task.row for task in self.running]
-            self._requeue()
-            raise
-        finally:
-            self._stepping = None
-            self._lock.release()
+        self._give_way()
+        with self._locked():
+            if rows is not None and all(row.finish_reason for row in rows):
+                return []
+            turn = _Turn(current_thread())
+            try:
+                self._turn = ref(turn)
+                return self._step()
+            except BaseException:
+                self.broken = [task.row for task in self.running]
+                self._requeue()
+                raise
+            finally:
+                turn.over = True
+                if self._leaving:
+                    self._drop(self._leaving)
+                    self._leaving = []
 
     def abort(self, rows: list[Row]) -> None:
         """Those of them that wait or run do so no longer."""
-        gone = {id(row) for row in rows}
-        with self._first():
-            self.waiting = deque(task for task in self.waiting if id(task.row) not in gone)
-            stay = [task for task in self.running if id(task.row) not in gone]
-            if len(stay) < len(self.running):
-                leaving = [task.row for task in self.running if id(task.row) in gone]
-                self.running = stay
-                self.batch.leave(leaving)
+        rows = [row for row in rows if row.finish_reason is None]
+        if not rows:
+            return
+        if self._stepping():
+            self._leaving += rows
+            return
+        with self._locked():
+            self._drop(rows)
 
     @contextmanager
     def idle(self) -> Generator[None]:
         """The models without rows; those that run go on afterwards."""
-        with self._first():
+        self._refuse_inner()
+        with self._locked():
             self._requeue()
             yield
 
-    def _turn(self, rows: list[Row] | None) -> bool:
-        """Get the lock; or, with rows that others advance first, False without it."""
-        if rows is not None and all(row.finish_reason for row in rows):
-            return False
-        before = _state(rows)
-        while self._asking or not self._lock.acquire(timeout=TURN):
-            if _state(rows) != before:
-                return False
-            if self._asking:
-                sleep(TURN)
-        return True
-
     @contextmanager
-    def _first(self) -> Generator[None]:
-        """The lock, ahead of those who want to take steps."""
-        self._refuse_inner()
-        self._asking.append(None)
+    def _locked(self) -> Generator[None]:
+        me = current_thread()
+        self._asking.add(me)
         try:
             with self._lock:
+                self._asking.discard(me)
                 yield
         finally:
-            self._asking.pop()
+            self._asking.discard(me)
+
+    def _give_way(self) -> None:
+        """Others that wait for the lock get it first: Python's locks are not fair."""
+        until = perf_counter() + TURN
+        while self._asking and perf_counter() < until:
+            sleep(TURN / 10)
+
+    def _drop(self, rows: list[Row]) -> None:
+        gone = {id(row) for row in rows}
+        self.waiting = deque(task for task in self.waiting if id(task.row) not in gone)
+        leaving = [task.row for task in self.running if id(task.row) in gone]
+        if leaving:
+            self.running = [task for task in self.running if id(task.row) not in gone]
+            try:
+                self.batch.leave(leaving)
+            except BaseException:
+                self._requeue()
+                raise
 
     def _step(self) -> list[Row]:
+        if [task.row for task in self.running] != self.batch.rows:  # broken off in between
+            self._requeue()
         self._admit()
         if not self.running:
             return []
@@ -191,17 +216,19 @@ class Scheduler:
 
     def _requeue(self) -> None:
         """All that run wait again, before all others."""
-        self.waiting.extendleft(reversed([t for t in self.running if not t.row.finish_reason]))
-        self._leave()
+        again = [task for task in self.running if not task.row.finish_reason]
+        # at once, for a Ctrl-C in between
+        self.waiting, self.running = deque([*again, *self.waiting]), []
+        self.batch.clear()
+
+    def _stepping(self) -> bool:
+        """Whether this very thread is within a step."""
+        turn = self._turn and self._turn()
+        return turn is not None and not turn.over and turn.thread is current_thread()
 
     def _refuse_inner(self) -> None:
-        if self._stepping is current_thread():
+        if self._stepping():
             raise RefusedError(
                 "a processor or criterion generates with the model that it is called for; give it "
                 "a model of its own"
             )
-
-
-def _state(rows: list[Row] | None) -> list[tuple[int, str | None]]:
-    """What changes when rows are advanced."""
-    return [(len(row.tokens), row.finish_reason) for row in rows or ()]
