@@ -28,6 +28,7 @@ class Request:
     source: list[int] | None = None  # what the encoder reads
     forced: dict[int, int] = field(default_factory=dict[int, int])  # place among new tokens -> id
     params: SamplingParams = SamplingParams()  # with the model's own where the caller left None
+    salt: str = ""  # only texts of the same one share what was read
 
 
 class Controls(Shaping, Protocol):
@@ -98,6 +99,7 @@ class Row:
     prefill_seconds: float = 0.0
     seconds: float = 0.0
     behind: int = 1
+    cached: int = 0  # tokens of the prompt that had been read for other rows
     began: float = 0.0  # when it first joined, by `perf_counter`
 
     @classmethod
@@ -202,6 +204,7 @@ class Stats:
     prefill_seconds: float
     runtime: str
     draft_runtime: str
+    cached_tokens: int = 0  # of the prompt, that had been read for other texts
     bias: float = 0.0  # total variation, a token's mean, of the law it was drawn from; 0: exact
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,5 +273,6 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         prefill_seconds=row.prefill_seconds,
         runtime=runtime,
         draft_runtime=draft_runtime,
+        cached_tokens=row.cached,
         bias=sum(sum(r.biases) for r in records) / max(1, len(row.new_tokens)),
     )

@@ -392,16 +392,18 @@ class Speculator:
             row.endings.append(transcript)
         return transcript
 
-    def engaged(self, rows: int) -> Scheduler:
+    def engaged(self, rows: int, *, prefix_cache: bool) -> Scheduler:
         """The scheduler for an engine of at most so many rows. InputError where there is one."""
         if self._engaged:
             raise InputError("this Speculator has an engine; close it first, or load another pair")
         self._engaged, self._scheduler.most = True, rows
+        self._scheduler.remember(prefix_cache)
         return self._scheduler
 
     def released(self) -> None:
         """The engine is closed."""
         self._engaged, self._scheduler.most = False, BATCH
+        self._scheduler.remember(False)
 
     def _pieces(
         self, rows: list[Row], judge: Judge, gamma: Gamma

@@ -99,10 +99,10 @@ def sampled(
     name: str, kind: str, rule: str, gamma: int, params: SamplingParams, runtime: str = "auto"
 ) -> Counter:
     """Texts of N rows, `BATCH` of them at a time."""
-    pair = load(network(name), DRAFTS[kind](network(name)), runtime=runtime)
     how = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("foretoken.speculator.BATCH", BATCH)
+        pair = load(network(name), DRAFTS[kind](network(name)), runtime=runtime)
         texts = pair.generate(
             [PROMPT] * N, max_new_tokens=LENGTH, gamma=gamma, rule=rule, seed=gamma, **how
         )

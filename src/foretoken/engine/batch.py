@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from time import perf_counter
 
 import torch
 
 from foretoken.claim import Claim
-from foretoken.drafters.base import Drafter, require_apart
+from foretoken.drafters.base import Drafter, held, require_apart
 from foretoken.drafters.forced import ForcedDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Remembers
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
 from foretoken.sampling.judge import Judge
@@ -70,11 +71,14 @@ class Batch:
         began = perf_counter()
         self._claim.expect(len(rows))
         with threads(self.target):
-            self._start(rows, self._claim.drafter or self.drafter, read)
+            for salt, group in groupby(rows, lambda row: row.request.salt):
+                self._salt(salt)
+                some = list(group)
+                self._start(some, self._claim.drafter or self.drafter, read)
+                self.rows = [*self.rows, *some]
         for row in rows:
             row.began = row.began or began
             row.prefill_seconds += perf_counter() - began
-        self.rows = [*self.rows, *rows]
 
     def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> list[Row]:
         """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
@@ -95,6 +99,11 @@ class Batch:
         finished = [row for row in self.rows if row.finish_reason]
         self.leave(finished)
         return finished
+
+    def unread(self, row: Row) -> int:
+        """How many tokens are to be read of a row that joins."""
+        self._salt(row.request.salt)
+        return len(row.tokens) - 1 - self._known(row.tokens[:-1])
 
     def leave(self, rows: list[Row]) -> None:
         """Rows leave, finished or not."""
@@ -123,16 +132,28 @@ class Batch:
             row.request.params.prompt_logprobs is not None and not row.prompt_logprobs
             for row in rows
         ]
-        heads = [text[:-1] if read and not t else [] for t, text in zip(told, texts, strict=True)]
+        known = [0 if t else self._known(text[:-1]) for t, text in zip(told, texts, strict=True)]
+        whole = [read and not t for t in told]
+        heads = [text[: -1 if w else k] for w, k, text in zip(whole, known, texts, strict=True)]
         self.target.start(heads, sources)
-        for row, text, head in zip(rows, texts, heads, strict=True):
-            row.behind = len(text) - len(head)
+        for row, text, head, k in zip(rows, texts, heads, known, strict=True):
+            row.behind, row.cached = len(text) - len(head), row.cached or k
         if any(told):
             self._report(rows, told)
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
         first = len(self.rows)
         drafter.start(list(range(first, first + len(rows))), texts, sources)
+
+    def _known(self, text: list[int]) -> int:
+        """How many of its first tokens the target has kept from other texts."""
+        return self.target.known(text) if isinstance(self.target, Remembers) else 0
+
+    def _salt(self, salt: str) -> None:
+        """Only texts of the same salt serve the rows that join next."""
+        for part in (*held(self.target), *held(self.drafter)):
+            if isinstance(part, Remembers):
+                part.salted(salt)
 
     def _read(self, reads: list[int]) -> None:
         """A pass in which no row is advanced."""

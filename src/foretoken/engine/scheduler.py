@@ -15,15 +15,16 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import ref
 
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
 from foretoken.engine.pace import Pace
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed, Gamma
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Remembers
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
 
+SOME = 4  # a quarter of the batch joins at once
 TURN = 0.01  # seconds for which a thread gives way to those that wait, at most
 
 
@@ -123,6 +124,13 @@ class Scheduler:
             self._requeue()
             yield
 
+    def remember(self, on: bool) -> None:
+        """Whether models keep what they read, where they can."""
+        with self.idle():
+            for part in (*held(self.batch.target), *held(self.batch.drafter)):
+                if isinstance(part, Remembers):
+                    part.remember(on)
+
     @contextmanager
     def _locked(self) -> Generator[None]:
         me = current_thread()
@@ -181,9 +189,13 @@ class Scheduler:
         return [asked[id(row)] for row in rows]
 
     def _admit(self) -> None:
-        """Let rows in while there is room, one judge for all that run."""
+        """Let rows in while there is room, one judge for all that run. Where more wait than there
+        is room for, several at a time: reading one costs a pass, as reading several does."""
         fresh: list[Task] = []
-        while self.waiting and len(self.running) + len(fresh) < self.most:
+        room = self.most - len(self.running)
+        if self.running and len(self.waiting) > room and room < self.most // SOME:
+            return
+        while self.waiting and len(fresh) < room:
             task = self.waiting[0]
             mates = [*self.running, *fresh]
             if mates and task.judge != mates[0].judge:
@@ -197,9 +209,10 @@ class Scheduler:
             if before and drafts and not self.batch.drafts:
                 self._leave()  # the drafter has to read them too
                 self._join(before, drafts)
-            most = self.pace.most if before else max(len(task.row.tokens) for task in fresh)
-            self._join([task for task in fresh if len(task.row.tokens) <= most], drafts)
-            self._join([task for task in fresh if len(task.row.tokens) > most], drafts, read=False)
+            left = [(task, self.batch.unread(task.row)) for task in fresh]
+            most = self.pace.most if before else max(count for _, count in left)
+            self._join([task for task, count in left if count <= most], drafts)
+            self._join([task for task, count in left if count > most], drafts, read=False)
         except BaseException:
             every = [*before, *fresh]
             self.waiting.extendleft(reversed([t for t in every if t not in self.running]))

@@ -101,6 +101,23 @@ class TreeModel(Model, Protocol):
         ...
 
 
+@runtime_checkable
+class Remembers(Model, Protocol):
+    """A model that can keep what it has read of texts, for others that begin alike."""
+
+    def remember(self, on: bool) -> None:
+        """Keep it from now on, or forget it all."""
+        ...
+
+    def salted(self, salt: str) -> None:
+        """The rows that join next share only with rows of the same salt."""
+        ...
+
+    def known(self, prompt: list[int]) -> int:
+        """How many of its first tokens need not be read."""
+        ...
+
+
 class OpenModel(Model, Protocol):
     """A model that also shows what its output layer reads."""
 

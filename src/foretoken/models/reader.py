@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Remembers
 from foretoken.models.rows import staying
 
 AHEAD = 128  # tokens that a row may be behind, and that are read in one go
@@ -47,14 +47,17 @@ class Reader:
                 self._known[b] = -1
         rows = range(first, len(self.texts))
         most = AHEAD if first else UNLIMITED
-        heads = [self.texts[b][:-1] for b in rows]
-        heads = [
-            x if self.room(b) and len(x) <= most else [] for b, x in zip(rows, heads, strict=True)
-        ]
+        heads = [self._head(self.texts[b][:-1], most) if self.room(b) else [] for b in rows]
         self.cached += map(len, heads)
         if sources is not None:  # an encoder reads something in every row
             sources = [s if self._known[b] >= 0 else [0] for b, s in enumerate(sources, first)]
         return heads, sources
+
+    def _head(self, text: list[int], most: int) -> list[int]:
+        """What to start a row with: all of it, or where more than `most` is to be read what the
+        model has kept of other texts."""
+        known = self.model.known(text) if isinstance(self.model, Remembers) else 0
+        return text if len(text) - known <= most else text[:known]
 
     def room(self, b: int, more: int = 0) -> int:
         """How many guesses fit in the context behind a row's text and so many `more` tokens; 0

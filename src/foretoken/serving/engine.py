@@ -58,6 +58,9 @@ class Engine:
     """Requests through one Speculator: at most `max_rows` at a time, first come, first served;
     beyond them `max_waiting` may wait. rule, lenience: as `generate` takes them, for all.
 
+    prefix_cache: keep what was read of texts, where the runtime can (OpenVINO's paged attention),
+    for others that begin alike. In float32 and below it may be rounded otherwise than read anew.
+
     A request's law is what it is alone, whatever its mates; its text too where arithmetic does not
     depend on the batch (docs/exact.md). `add` and `abort` may be called by any thread. Raises
     InputError for a Speculator that has an engine already.
@@ -69,6 +72,7 @@ class Engine:
         max_rows: int = 16,
         *,
         max_waiting: int = 1024,
+        prefix_cache: bool = True,
         rule: str | Rule = "block",
         lenience: float = 1.0,
     ) -> None:
@@ -79,7 +83,9 @@ class Engine:
                 raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
         self._judge = check(None, rule, lenience)
         self._spec, self._max_waiting = spec, int(max_waiting)
-        self._scheduler: Scheduler = spec.engaged(int(max_rows))
+        if not isinstance(prefix_cache, bool):
+            raise InputError(f"prefix_cache is {shown(prefix_cache)}; give True or False")
+        self._scheduler: Scheduler = spec.engaged(int(max_rows), prefix_cache=prefix_cache)
         self._entries: dict[int, _Entry] = {}
         self._ids = count()
         self._stats = EngineStats()
@@ -92,11 +98,13 @@ class Engine:
         *,
         gamma: int | None = None,
         seed: int | tuple[int, int] = 0,
+        cache_salt: str = "",
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> int:
-        """Take a request on: one prompt, with what `generate` takes; its id.
+        """Take a request on: one prompt, with what `generate` takes; its id. cache_salt: what is
+        read of it serves requests of the same salt only.
 
         InputError for what no text can follow from and for a full queue, RefusedError for several
         texts of one request.
@@ -119,6 +127,9 @@ class Engine:
                 "add it several times, with seeds of their own"
             )
         requests = self._spec.requests(prompts, [wishes], [seed])
+        if not isinstance(cache_salt, str):
+            raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
+        requests = [replace(request, salt=cache_salt) for request in requests]
         (row,) = self._spec.rows(requests)
         entry = _Entry(row, self._spec.transcript(row))
         policy = self._spec.policy(requests, gamma, BATCH)

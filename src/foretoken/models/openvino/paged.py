@@ -21,6 +21,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
 from foretoken.models.base import Blocks
+from foretoken.models.openvino.prefixes import Prefixes
 from foretoken.models.rows import CHUNK, check_lengths, check_room, staying
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
@@ -55,13 +56,30 @@ class Pool:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     holders: list[int] = field(default_factory=list)  # rows per page
+    prefixes: Prefixes | None = None  # None: nothing is kept of texts that have left
+    left: dict[int, int] = field(default_factory=dict)  # when a row left a page last
+    clock: int = 0
 
     def take(self) -> int:
         if not self.free:
             self.grow()
         page = self.free.pop()
+        if self.prefixes is not None:
+            self.prefixes.forget(page)
         self.holders[page] = 1
         return page
+
+    def share(self, pages: list[int]) -> None:
+        """Another row holds these pages, which may be free."""
+        taken = set(pages)
+        self.free = [page for page in self.free if page not in taken]
+        for page in pages:
+            self.holders[page] += 1
+
+    def leave(self, pages: list[int]) -> None:
+        """A row is about to leave these pages."""
+        self.clock += 1
+        self.left.update(dict.fromkeys(pages, self.clock))
 
     def own(self, pages: list[int], i: int) -> None:
         """Copy page i of a row, which is about to be written to, if other rows hold it too."""
@@ -79,7 +97,15 @@ class Pool:
         holders = [0] * self.size
         for page in chain.from_iterable(rows):
             holders[page] += 1
-        return holders, [page for page in reversed(range(self.size)) if not holders[page]]
+        free = [page for page in reversed(range(self.size)) if not holders[page]]
+        if self.prefixes is not None:  # what is known goes last: first what was left long ago
+            free.sort(key=self._worth, reverse=True)
+        return holders, free
+
+    def _worth(self, page: int) -> tuple[int, int]:
+        assert self.prefixes is not None
+        depth = self.prefixes.depth(page)
+        return (self.left.get(page, 0), -depth) if depth else (-1, 0)
 
     def grow(self) -> None:
         self.goal = max(FIRST, self.size + self.size // 2)
@@ -139,20 +165,57 @@ class PagedModel:
         self.added = 0  # tokens, since a pass of this size was needed
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
+        self.texts: list[list[int]] = []  # whose keys and values are there
+        self.salts: list[str] = []
+        self.salt = ""  # of the rows that join next
         self.need: list[int] = []  # positions of every row in the last score
 
     @property
     def hidden(self) -> Tensor:
         return ragged(self._output("hidden", sum(self.need)), self.need)
 
+    def remember(self, on: bool) -> None:
+        self.pool.prefixes = Prefixes() if on else None
+
+    def salted(self, salt: str) -> None:
+        self.salt = salt
+
+    def known(self, prompt: list[int]) -> int:
+        return len(self._found(prompt, self.salt)) * self.page
+
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
-        first = len(self.lengths)
-        self.lengths += [0] * len(prompts)
-        self.pages += [[] for _ in prompts]
+        first, rows = len(self.lengths), range(len(prompts))
+        # at once, for a Ctrl-C in between
+        self.texts, self.salts, self.pages, self.lengths = (
+            [*self.texts, *([] for _ in rows)],
+            [*self.salts, *(self.salt for _ in rows)],
+            [*self.pages, *([] for _ in rows)],
+            [*self.lengths, *(0 for _ in rows)],
+        )
         for b, prompt in enumerate(prompts, first):
-            for at in range(0, len(prompt), CHUNK):
+            known = self._recall(b, prompt)
+            for at in range(known, len(prompt), CHUNK):
                 self._run([(b, prompt[at : at + CHUNK])], [0])
+            self._note(b)
+
+    def _recall(self, b: int, prompt: list[int]) -> int:
+        """Let a fresh row share the pages of texts that began alike; the tokens in them."""
+        pages = self._found(prompt, self.salts[b])
+        self.pool.share(pages)
+        known = len(pages) * self.page
+        self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:known], known
+        return known
+
+    def _found(self, prompt: list[int], salt: str) -> list[int]:
+        prefixes = self.pool.prefixes
+        return [] if prefixes is None else prefixes.find(prompt, self.page, salt)
+
+    def _note(self, b: int) -> None:
+        """Others may share a row's whole pages from now on."""
+        if self.pool.prefixes is not None:
+            text = self.texts[b][: self.lengths[b]]
+            self.pool.prefixes.note(text, self.pages[b], self.page, self.salts[b])
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
@@ -172,21 +235,37 @@ class PagedModel:
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
         self.lengths = list(lengths)
+        for text, length in zip(self.texts, lengths, strict=True):
+            del text[length:]
 
     def permute(self, rows: list[int]) -> None:
         pages, lengths = [list(self.pages[b]) for b in rows], [self.lengths[b] for b in rows]
+        texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
         holders, free = self.pool.counted(pages)  # anew: pages left idle by a Ctrl-C become free
         # At once, for a Ctrl-C in between
-        self.pages, self.lengths, self.pool.holders, self.pool.free = pages, lengths, holders, free
+        self.texts, self.salts, self.pages, self.lengths, self.pool.holders, self.pool.free = (
+            texts,
+            salts,
+            pages,
+            lengths,
+            holders,
+            free,
+        )
 
     def leave(self, rows: list[int]) -> None:
+        for b in rows:
+            self._note(b)
+            self.pool.leave(self.pages[b])
         self.permute(staying(len(self.lengths), rows))
 
     def _run(self, parts: list[tuple[int, list[int]]], places: list[int]) -> Tensor:
         """Append blocks to rows; logits `[len(places), V]` at flat `places`, valid until the next
         run."""
+        past = [self.lengths[b] for b, _ in parts]
         self._lay_out(parts, places)
         self.request.infer(share_outputs=True)
+        for start, (b, tokens) in zip(past, parts, strict=True):
+            self.texts[b][start:] = tokens
         return self._output("logits", len(places))
 
     def _lay_out(self, parts: list[tuple[int, list[int]]], places: list[int]) -> None:

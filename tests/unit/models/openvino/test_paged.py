@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -206,3 +207,65 @@ def test_a_ctrl_c_while_the_pool_grows_makes_no_page_twice(
         pages = [page for row in fresh.pages for page in row]
         assert len(set(pages)) == 4 and sorted(pages + fresh.pool.free) == [*range(16)]
     assert nth > 20
+
+
+@pytest.fixture
+def remembering(model: PagedModel) -> Iterator[PagedModel]:
+    model.remember(True)
+    yield model
+    model.leave(list(range(len(model.lengths))))
+    model.remember(False)
+
+
+def test_what_was_read_serves_texts_that_begin_alike(
+    remembering: PagedModel, network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt beside one that runs, and a conversation that goes on, guesses taken back."""
+    model, stock = remembering, CausalModel(network)
+    run, read = model._run, list[int]()
+
+    def watched(parts: list[tuple[int, list[int]]], places: list[int]) -> torch.Tensor:
+        read.extend(len(tokens) for _, tokens in parts)
+        return run(parts, places)
+
+    monkeypatch.setattr(model, "_run", watched)
+    system = [(7 * i + 3) % 40 + 2 for i in range(70)]
+    model.start([system])
+    assert sum(read) == 70
+    read.clear()
+    assert model.known([*system, 5]) == 64 and model.known([9, *system]) == 0
+    model.start([[*system, 5, 6]])
+    assert sum(read) == 8
+    said = [(5 * i + 1) % 40 + 2 for i in range(40)]
+    model.score([[], said], [0, 40])
+    model.set_lengths([70, 100])  # 12 of them were wrong guesses
+    model.leave([1])
+    read.clear()
+    turn = [*system, 5, 6, *said[:28], 8, 9]
+    model.start([turn])
+    assert sum(read) == len(turn) - 96
+    stock.start([turn])
+    assert same(model.score([[], [11]], [0, 1])[1:], stock.score([[11]], [1]))
+
+
+def test_other_salts_share_nothing(remembering: PagedModel) -> None:
+    prompt = [i % 40 + 2 for i in range(78)]
+    remembering.salted("mine")
+    remembering.start([prompt])
+    remembering.salted("yours")
+    assert remembering.known(prompt) == 0
+    remembering.salted("mine")
+    assert remembering.known(prompt) == 64
+    remembering.salted("")
+
+
+def test_what_is_kept_never_makes_the_pool_grow(remembering: PagedModel) -> None:
+    """The page that was left first is written anew first; no page is lost."""
+    model, sizes = remembering, list[int]()
+    for i in range(40):
+        model.start([[i % 7 + 2, *[3] * 68], [i + 2] * 40])
+        model.score([[3] * 30, [4]], [1, 1])
+        model.leave([0, 1])
+        sizes.append(model.pool.size)
+        assert sorted(model.pool.free) == list(range(model.pool.size))
+    assert sizes[9] == sizes[-1]
