@@ -70,11 +70,13 @@ class HeadsDrafter:
 
     def commit(self, tokens: list[list[int]]) -> None:
         """The target's last pass read the token before and the guesses, so the state that the last
-        of n `tokens` came from is at place n - 1; without any the row is finished."""
+        of n `tokens` came from is at place n - 1; without any the row is finished, or still being
+        read."""
         hidden = self.target.hidden
-        at = sent(torch.tensor([len(kept) - 1 for kept in tokens]), hidden.device)
+        at = sent(torch.tensor([max(0, len(kept) - 1) for kept in tokens]), hidden.device)
         rows = torch.arange(len(tokens), device=hidden.device)
-        self.states = list(hidden[rows, at].unbind())
+        fresh = zip(hidden[rows, at].unbind(), tokens, self.states, strict=True)
+        self.states = [state if kept else old for state, kept, old in fresh]
         self.last = [kept[-1] if kept else x for kept, x in zip(tokens, self.last, strict=True)]
 
     def leave(self, rows: list[int]) -> None:

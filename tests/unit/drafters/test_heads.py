@@ -62,6 +62,14 @@ def test_nothing_before_the_first_step_and_then_as_many_as_asked_for_and_known()
 
 
 @torch.inference_mode()
+def test_a_row_that_is_still_being_read_has_no_state_yet():
+    mine = drafter(Target())
+    mine.commit([[7], [], [10]])
+    draft = mine.propose([2, 2, 2], draw(3))
+    assert draft.lengths.tolist() == [2, 0, 2]
+
+
+@torch.inference_mode()
 def test_laws_are_those_of_the_state_that_chose_the_last_token():
     target = Target()
     mine = drafter(target)
