@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken import SamplingParams, Speculator, engine, step
+from foretoken import SamplingParams, Speculator, step
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.ends import Ends
+from foretoken.engine import batch
 from foretoken.engine.batch import CHUNK
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
@@ -135,7 +136,7 @@ def test_none_are_computed_where_none_are_asked_for(monkeypatch):
         return [None for _ in tokens]
 
     monkeypatch.setattr(step, "logprobs", spy)
-    monkeypatch.setattr(engine, "logprobs", spy)
+    monkeypatch.setattr(batch, "logprobs", spy)
     pair = spec()
     plain = SamplingParams(0.8, max_new_tokens=9, repetition_penalty=1.2)
     found = pair.generate(PROMPTS, plain, gamma=2)

@@ -75,16 +75,17 @@ def test_logits_that_are_none_stop_the_call(what: str, temperature: float) -> No
 
 
 @pytest.mark.parametrize("whose", ["target", "draft"])
-def test_the_row_that_is_sick_is_named(whose: str) -> None:
+def test_the_row_that_is_sick_is_named_and_fails_alone(whose: str) -> None:
     """vLLM #41834: one NaN in the weights, met by one row of a batch."""
     sick, healthy = copy.deepcopy(target("Llama")), target("Llama")
     sick.get_input_embeddings().weight[60] = float("nan")
     pair = load(sick, "lookup") if whose == "target" else load(healthy, sick)
     prompts = [[5, 17], [5, 33, 11, 60], [8]]
-    with pytest.raises(
-        NumericsError, match=f"the {whose}'s logits hold NaN at position 4 of row 1"
-    ):
-        pair.generate(prompts, gamma=2, max_new_tokens=8)
+    well, ill, other = pair.generate(prompts, gamma=2, max_new_tokens=8)
+    assert f"the {whose}'s logits hold NaN at position 4 of row 1" in (ill.error or "")
+    assert ill.finish_reason == "error" and well.finish_reason == other.finish_reason == "length"
+    with pytest.raises(NumericsError, match=f"^row 0: the {whose}'s logits hold NaN"):
+        pair.generate(prompts[1], gamma=2, max_new_tokens=8)
     assert len(pair.generate([[5, 17]], gamma=2, max_new_tokens=1)[0].tokens) == 1
 
 

@@ -361,6 +361,9 @@ class AtTheStart:
     def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
         return self.chain.shape(logits, ahead[:0])
 
+    def forced(self, ahead: list[int]) -> list[int]:
+        return self.chain.forced(ahead)
+
     def commit(self, tokens: list[int]) -> None:
         self.chain.commit(tokens)
 

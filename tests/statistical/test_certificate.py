@@ -67,7 +67,7 @@ def test_honest_pairs_pass(drafter, rule):
     assert least < 1e-20  # the controls are not found by luck
 
 
-@pytest.mark.parametrize("kind", ["uniform", "cascade"])
+@pytest.mark.parametrize("kind", [pytest.param("uniform", marks=pytest.mark.prove), "cascade"])
 def test_a_weak_draft_in_coupled_mode_passes(kind):
     """What is guessed again after a rejection is guessed by the same noise: no new number."""
     wide = 40
@@ -324,6 +324,7 @@ def test_a_certificate_that_finds_no_planted_bug_is_void():
     assert found.verdict == "void" and found.faults == []
 
 
+@pytest.mark.prove
 def test_an_encoder_decoder_pair_passes():
     model = target("T5")
     spec = load(model, relative(model))

@@ -180,15 +180,15 @@ INSIDE = ("foretoken/step.py", "foretoken/drafters", "foretoken/models")
 @pytest.mark.parametrize(
     ("files", "stride", "queued"),
     [
-        (CLAIM, 1, False),
+        (CLAIM, 2, False),
         (INSIDE, 17, False),
-        (("foretoken/engine", "foretoken/claim.py"), 1, True),
+        (("foretoken/engine", "foretoken/claim.py"), 3, True),
         (INSIDE, 17, True),
     ],
     ids=[
-        "every line of a claim",
+        "lines of a claim",
         "lines of what it runs",
-        "every line of a queue",
+        "lines of a queue",
         "what that runs",
     ],
 )

@@ -65,8 +65,10 @@ def test_an_item_names_what_exists(row: list[str]) -> None:
 
 
 def test_what_does_not_exist_is_seen() -> None:
-    assert is_code("theory.beta") and is_code("lab.bench.race") and is_code("engine.Engine.run")
-    assert not is_code("theory.gamma_ray") and not is_code("engine.Engine.walk")
+    assert (
+        is_code("theory.beta") and is_code("lab.bench.race") and is_code("engine.batch.Batch.run")
+    )
+    assert not is_code("theory.gamma_ray") and not is_code("engine.batch.Batch.walk")
     assert not is_code("nowhere") and not is_code("benchmarks/nothing.py")
     assert is_test("unit/test_theory.py::test_table_1")
     assert not is_test("unit/test_theory.py::test_nothing") and not is_test("unit/test_theory.py")

@@ -35,6 +35,8 @@ class Batch:
         require_apart(target, drafter)
         self.target, self.drafter = target, drafter
         self.rows: list[Row] = []  # in the models' order
+        parts = [*held(target), *held(drafter)]
+        self.keeping = [part for part in parts if isinstance(part, Remembers)]
         self._claim: Claim | None = None  # while there are rows
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
@@ -147,13 +149,12 @@ class Batch:
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""
-        return self.target.known(text) if isinstance(self.target, Remembers) else 0
+        return next((part.known(text) for part in self.keeping if part is self.target), 0)
 
     def _salt(self, salt: str) -> None:
         """Only texts of the same salt serve the rows that join next."""
-        for part in (*held(self.target), *held(self.drafter)):
-            if isinstance(part, Remembers):
-                part.salted(salt)
+        for part in self.keeping:
+            part.salted(salt)
 
     def _read(self, reads: list[int]) -> None:
         """A pass in which no row is advanced."""

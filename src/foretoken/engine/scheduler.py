@@ -15,12 +15,12 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import ref
 
-from foretoken.drafters.base import Drafter, held
+from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.pace import Pace
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed, Gamma
-from foretoken.models.base import Model, Remembers
+from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
 
@@ -127,9 +127,8 @@ class Scheduler:
     def remember(self, on: bool) -> None:
         """Whether models keep what they read, where they can."""
         with self.idle():
-            for part in (*held(self.batch.target), *held(self.batch.drafter)):
-                if isinstance(part, Remembers):
-                    part.remember(on)
+            for part in self.batch.keeping:
+                part.remember(on)
 
     @contextmanager
     def _locked(self) -> Generator[None]:

@@ -23,6 +23,7 @@ class Reader:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._keeping = model if isinstance(model, Remembers) else None
         self.texts: list[list[int]] = []  # committed tokens
         self.cached: list[int] = []  # how many are in the model's cache
         self._known: list[int] = []  # how many are ids of the model, from the left; -1: no source
@@ -56,7 +57,7 @@ class Reader:
     def _head(self, text: list[int], most: int) -> list[int]:
         """What to start a row with: all of it, or where more than `most` is to be read what the
         model has kept of other texts."""
-        known = self.model.known(text) if isinstance(self.model, Remembers) else 0
+        known = 0 if self._keeping is None else self._keeping.known(text)
         return text if len(text) - known <= most else text[:known]
 
     def room(self, b: int, more: int = 0) -> int:

@@ -56,7 +56,7 @@ def test_a_ctrl_c_anywhere_leaves_the_model_as_it_was(name: str) -> None:
         nth = 1
         while interrupted(use, nth, (file,)):
             assert state(model) == before, f"line {nth} of {file}"
-            nth += 1
+            nth += 2
         assert nth > 30, f"{file} is not on the way"
     use()
 
