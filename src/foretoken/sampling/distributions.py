@@ -23,7 +23,7 @@ from foretoken.sampling.params import SamplingParams, Standard
 
 LONG = 8192  # ids of a law from which on it is worth a second look before it is added up
 BLOCK = 256  # ids of such a law that are added up at once
-LIKELY = 2048  # scores among which the edge of top-p is looked for first
+LIKELY = (1e-3, 1e-4, 1e-5, 1e-6)  # probabilities down to which the edge of top-p is looked for
 
 
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -231,15 +231,21 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
 
 
 def _likely_edge(scores: Tensor, top_p: float) -> tuple[float, int] | None:
-    """The same from the LIKELY largest alone, which takes a third of the time of a sort of all;
-    None where too much of the mass lies below them."""
-    V = len(scores)
-    if V < 4 * LIKELY:
+    """The same from the likely ids alone, few of which are sorted in a tenth of the time that all
+    take; None where too much of the mass lies below them."""
+    if len(scores) < LONG:
         return None
-    top = np.sort(np.partition(scores.numpy(), V - LIKELY)[V - LIKELY :])
-    p = np.exp(top - top[-1], dtype=np.float64) * float(scores.softmax(-1).numpy().max())
+    law, raw = scores.softmax(-1).numpy(), scores.numpy()
+    for least in LIKELY:
+        likely = law >= least
+        if law[likely].sum(dtype=np.float64) > top_p:
+            break
+    else:
+        return None
+    top = np.sort(raw[likely])
+    p = np.exp(top - top[-1], dtype=np.float64) * float(law.max())
     mass = 1 - p.sum() + p.cumsum()
-    count = min(int(np.searchsorted(mass, 1 - top_p, side="right")), LIKELY - 1)
+    count = min(int(np.searchsorted(mass, 1 - top_p, side="right")), len(top) - 1)
     edge = float(top[count])
     first = int(np.searchsorted(top, edge))
     return (edge, count - first) if first else None  # equals may lie below
