@@ -17,13 +17,14 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foretoken.errors import NumericsError
 from foretoken.sampling.params import SamplingParams, Standard
 
 LONG = 8192  # ids of a law from which on it is worth a second look before it is added up
 BLOCK = 256  # ids of such a law that are added up at once
-LIKELY = (1e-3, 1e-4, 1e-5, 1e-6)  # probabilities down to which the edge of top-p is looked for
+LIKELY = 2048  # scores among which the edge of top-p is looked for first
 
 
 def law(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -224,28 +225,23 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
         edge, tied = _edges(scores, top_p)
         least = float(edge), int(tied)
     edge, tied = least
-    drop = torch.from_numpy(scores.numpy() < edge)
+    below = float(np.nextafter(scores.numpy().dtype.type(edge), -np.inf))
+    kept = functional.threshold(scores, below, -math.inf)  # in one pass
     if tied:
-        drop[(scores == edge).nonzero()[:tied, 0]] = True
-    return _without(scores, drop)
+        kept[(scores == edge).nonzero()[:tied, 0]] = -math.inf
+    return kept
 
 
 def _likely_edge(scores: Tensor, top_p: float) -> tuple[float, int] | None:
-    """The same from the likely ids alone, few of which are sorted in a tenth of the time that all
-    take; None where too much of the mass lies below them."""
-    if len(scores) < LONG:
+    """The same from the LIKELY largest alone, which takes a third of the time of a sort of all;
+    None where too much of the mass lies below them."""
+    V = len(scores)
+    if V < 4 * LIKELY:
         return None
-    law, raw = scores.softmax(-1).numpy(), scores.numpy()
-    for least in LIKELY:
-        likely = law >= least
-        if law[likely].sum(dtype=np.float64) > top_p:
-            break
-    else:
-        return None
-    top = np.sort(raw[likely])
-    p = np.exp(top - top[-1], dtype=np.float64) * float(law.max())
+    top = np.sort(np.partition(scores.numpy(), V - LIKELY)[V - LIKELY :])
+    p = np.exp(top - top[-1], dtype=np.float64) * float(scores.softmax(-1).numpy().max())
     mass = 1 - p.sum() + p.cumsum()
-    count = min(int(np.searchsorted(mass, 1 - top_p, side="right")), len(top) - 1)
+    count = min(int(np.searchsorted(mass, 1 - top_p, side="right")), LIKELY - 1)
     edge = float(top[count])
     first = int(np.searchsorted(top, edge))
     return (edge, count - first) if first else None  # equals may lie below
