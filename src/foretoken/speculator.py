@@ -21,6 +21,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine.batch import Batch, threads
+from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import DeadEndError, InputError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
@@ -383,21 +384,20 @@ class Speculator:
         """Prompts one by one; messages as the ids that a chat template makes of them."""
         return self._intake.prompts(prompts, chat_template, chat_template_kwargs)
 
-    def transcript(self, row: Row) -> Transcript | None:
-        """What reads a fresh row's text for whoever shows it as it comes; None without a
-        tokenizer."""
+    def outbox(self, row: Row, number: int = 0) -> Outbox:
+        """For whoever shows a fresh row as it comes."""
         transcript = _read(row)
         if transcript is None and self.tokenizer is not None:
             transcript = self._intake.transcript(row.request)
             row.endings.append(transcript)
-        return transcript
+        return Outbox(row, transcript, number)
 
     def engaged(self, rows: int, *, prefix_cache: bool) -> Scheduler:
         """The scheduler for an engine of at most so many rows. InputError where there is one."""
         if self._engaged:
             raise InputError("this Speculator has an engine; close it first, or load another pair")
-        self._engaged, self._scheduler.most = True, rows
         self._scheduler.remember(prefix_cache)
+        self._engaged, self._scheduler.most = True, rows
         return self._scheduler
 
     def released(self) -> None:
@@ -408,15 +408,11 @@ class Speculator:
     def _pieces(
         self, rows: list[Row], judge: Judge, gamma: Gamma
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        transcripts, sent = [self.transcript(row) for row in rows], [0] * len(rows)
+        outboxes = [self.outbox(row, number) for number, row in enumerate(rows)]
         for _ in self._scheduler.run(rows, judge, gamma):
-            for b, (row, transcript) in enumerate(zip(rows, transcripts, strict=True)):
-                tokens = row.new_tokens[sent[b] :]
-                if tokens:
-                    asked = row.request.params.logprobs is not None
-                    known = row.logprobs[sent[b] :] if asked else None
-                    yield Piece(transcript and transcript.shown(), tokens, known, b)
-                sent[b] += len(tokens)
+            with self._scheduler.still():
+                pieces = [outbox.piece() for outbox in outboxes]
+            yield from (piece for piece in pieces if piece is not None)
         _require_one(rows)
         done = [self.completion(row) for row in rows]
         return done if len(done) > 1 else done[0]

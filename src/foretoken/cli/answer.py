@@ -214,16 +214,23 @@ def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
+        **result(completion),
+        "params": answer.task.given,
+        **dials,
+        "law": "the target's" if known else "not the target's",
+        "gammas": [step.gamma for step in completion.steps],
+    }
+
+
+def result(completion: Completion) -> dict[str, Any]:
+    """What became of a text, as JSON has it."""
+    return {
         "text": completion.text,
         "tokens": completion.tokens,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "error": completion.error,
         "seed": completion.seed,
-        "params": answer.task.given,
-        **dials,
-        "law": "the target's" if known else "not the target's",
-        "gammas": [step.gamma for step in completion.steps],
         **likelihoods.document(completion),
         "stats": completion.stats.to_dict(),
     }

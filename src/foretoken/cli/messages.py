@@ -63,18 +63,22 @@ class Messages:
             raise InputError(f"chat_template_kwargs is {shown(given)}; give a JSON object")
         return Template(text, variables)
 
-    def wrap(self, lines: list[Line], *, strict: bool = True) -> list[Line]:
-        """The lines, with `chat` as messages; InputError for options that no line has a use for,
-        where `strict`."""
-        lines = [self._wrap(line) for line in lines]
-        if strict and not any(line.messages for line in lines):
+    def wrap(self, lines: list[Line]) -> list[Line]:
+        """The lines, with `chat` as messages; InputError for options that no line has a use for."""
+        lines = [self.wrapped(line) for line in lines]
+        self.require_used(lines)
+        return lines
+
+    def require_used(self, lines: list[Line]) -> None:
+        """InputError for options that no line has a use for."""
+        if not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
                     flag = f"--{name.replace('_', '-')}"
                     raise InputError(f"{flag} is for messages, and there are none; add --chat")
-        return lines
 
-    def _wrap(self, line: Line) -> Line:
+    def wrapped(self, line: Line) -> Line:
+        """A line, with `chat` as messages."""
         messages = line.messages
         if not messages:
             if not self.chat:

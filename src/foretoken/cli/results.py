@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from foretoken.cli import likelihoods
+from foretoken.cli import answer
 from foretoken.errors import ForetokenError, InputError
 from foretoken.storage.files import naming, parse_json
 
@@ -102,7 +102,7 @@ def fill(
     with _bar() as bar:
         task = bar.add_task("", total=len(ids), completed=len(ids) - len(left), rate="")
         for name, completion in _completions(left, engine, add, tally):
-            results.write(name, {"id": ids[name], **_result(completion)})
+            results.write(name, {"id": ids[name], **answer.result(completion)})
             tally.add(completion)
             bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))
     print(f"{results.path}: {tally.rates(perf_counter() - began)}", file=sys.stderr)
@@ -126,19 +126,6 @@ def _completions(
         for event in engine.step():
             if event.completion is not None:
                 yield running.pop(event.id), event.completion
-
-
-def _result(completion: Completion) -> dict[str, Any]:
-    return {
-        "text": completion.text,
-        "tokens": completion.tokens,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "error": completion.error,
-        "seed": completion.seed,
-        **likelihoods.document(completion),
-        "stats": completion.stats.to_dict(),
-    }
 
 
 def _bar() -> Progress:

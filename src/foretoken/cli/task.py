@@ -47,18 +47,17 @@ def _task(number: int, line: Line, given: dict[str, Any]) -> Task:
         return Task(number, line, given, SamplingParams(**given))
 
 
-def numbered(
-    file: Path, messages: Messages, given: dict[str, Any]
-) -> tuple[dict[int, Task], list[int]]:
-    """Those of a file by their lines' numbers, and the numbers of bad lines, which are told."""
-    good, bad = dict[int, Task](), list[int]()
+def numbered(file: Path, messages: Messages, given: dict[str, Any]) -> tuple[dict[int, Task], int]:
+    """Those of a file by their lines' numbers, and how many lines are bad, which are told."""
+    good, bad = dict[int, Task](), 0
     for number, parsed in prompts.numbered(file, wishes=True):
         try:
-            (line,) = messages.wrap([parsed()], strict=False)
+            line = messages.wrapped(parsed())
             good[number] = _task(number, line, given | line.wishes)
         except ForetokenError as error:
-            bad.append(number)
+            bad += 1
             print(f"error: {error}", file=sys.stderr)
+    messages.require_used([task.line for task in good.values()])
     return good, bad
 
 

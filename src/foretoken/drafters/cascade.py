@@ -69,7 +69,8 @@ class CascadeDrafter:
             try:
                 p = step(rows, target, self.drafter, judge, asked).p
             except NumericsError as error:
-                raise NumericsError(f"in a cascade's middle model as the target: {error}") from None
+                said = f"in a cascade's middle model as the target: {error}"
+                raise NumericsError(said, error.row) from None
             if p is not None:
                 for b, row in enumerate(rows):
                     laws[b].append(p[b, : len(row.records[-1].kept)])

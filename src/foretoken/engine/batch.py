@@ -82,10 +82,10 @@ class Batch:
             row.began = row.began or began
             row.prefill_seconds += perf_counter() - began
 
-    def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> list[Row]:
+    def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> None:
         """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
-        that finish leave, and are returned. `reads`: as `step.step` takes them, but all rows may
-        keep something for later."""
+        that finish leave. `reads`: as `step.step` takes them, but all rows may keep something for
+        later."""
         assert self._claim is not None and self._claim.drafter is not None
         reads = [row.behind for row in self.rows] if reads is None else reads
         open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
@@ -98,9 +98,7 @@ class Batch:
                 self._read(reads)
         for row in self.rows:
             row.seconds = perf_counter() - row.began
-        finished = [row for row in self.rows if row.finish_reason]
-        self.leave(finished)
-        return finished
+        self.leave([row for row in self.rows if row.finish_reason])
 
     def unread(self, row: Row) -> int:
         """How many tokens are to be read of a row that joins."""
@@ -131,7 +129,8 @@ class Batch:
             else None
         )
         told = [
-            row.request.params.prompt_logprobs is not None and not row.prompt_logprobs
+            row.request.params.prompt_logprobs is not None
+            and len(row.prompt_logprobs) < len(row.request.prompt) - 1
             for row in rows
         ]
         known = [0 if t else self._known(text[:-1]) for t, text in zip(told, texts, strict=True)]
@@ -168,6 +167,8 @@ class Batch:
         """Read the prompts of rows that are told its logprobs, which a prefill does not give."""
         others: list[list[int]] = [[] for _ in self.rows]
         texts = [row.tokens[:-1] if t else [] for t, row in zip(told, rows, strict=True)]
+        for t, row in zip(told, rows, strict=True):
+            row.prompt_logprobs = [] if t else row.prompt_logprobs  # of a reading broken off
         for at in range(0, max(map(len, texts)), CHUNK):
             blocks = [text[at : at + CHUNK] for text in texts]
             logits = self.target.score([*others, *blocks], [len(x) for x in (*others, *blocks)])

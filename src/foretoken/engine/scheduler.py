@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice, takewhile
 from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import ref
@@ -56,7 +57,7 @@ class Scheduler:
         self.batch, self.most = Batch(target, drafter), most
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # as the batch's rows
-        self.broken: list[Row] = []  # that ran when a step was broken off last
+        self.suspects: list[Row] = []  # that joined or ran last: one of them, if that failed
         self.pace = Pace()
         self._lock = RLock()  # a stream that is collected meanwhile aborts in the same thread
         self._asking: set[Thread] = set()  # that wait for the lock
@@ -70,9 +71,10 @@ class Scheduler:
         try:
             self.submit([Task(row, judge, gamma) for row in rows])
             going = True
-            while going:  # also where others have finished them meanwhile
-                self.step(rows)
-                going = any(row.finish_reason is None for row in rows)
+            while going:
+                self._give_way()
+                with self._locked():  # others may have finished them meanwhile
+                    going = _unfinished(rows) and (self._take_step() or _unfinished(rows))
                 yield
         finally:
             self.abort(rows)
@@ -83,27 +85,26 @@ class Scheduler:
         with self._locked():
             self.waiting.extend(tasks)
 
-    def step(self, rows: list[Row] | None = None) -> list[Row]:
-        """Take a step for all that run; those that moved. With `rows`, unless these are finished by
-        then."""
-        self._refuse_inner()
+    def step(self) -> bool:
+        """Take a step for all that run; whether any did. Raises what broke it off: the rows are
+        then in the queue again."""
         self._give_way()
         with self._locked():
-            if rows is not None and all(row.finish_reason for row in rows):
-                return []
-            turn = _Turn(current_thread())
-            try:
-                self._turn = ref(turn)
-                return self._step()
-            except BaseException:
-                self.broken = [task.row for task in self.running]
-                self._requeue()
-                raise
-            finally:
-                turn.over = True
-                if self._leaving:
-                    self._drop(self._leaving)
-                    self._leaving = []
+            return self._take_step()
+
+    def fail(self, error: RefusedError) -> None:
+        """What `step` raised is the end of the rows that joined or ran then."""
+        with self._locked():
+            for row in self.suspects:
+                if row.finish_reason is None:
+                    row.fail(error)
+            self._drop(self.suspects)
+
+    @contextmanager
+    def still(self) -> Generator[None]:
+        """No step is taken meanwhile: rows can be looked at."""
+        with self._locked():
+            yield
 
     def abort(self, rows: list[Row]) -> None:
         """Those of them that wait or run do so no longer."""
@@ -159,13 +160,28 @@ class Scheduler:
                 self._requeue()
                 raise
 
-    def _step(self) -> list[Row]:
+    def _take_step(self) -> bool:
+        self._refuse_inner()
+        turn = _Turn(current_thread())
+        try:
+            self._turn = ref(turn)
+            return self._step()
+        except BaseException:
+            self._requeue()
+            raise
+        finally:
+            turn.over = True
+            if self._leaving:
+                self._drop(self._leaving)
+                self._leaving = []
+
+    def _step(self) -> bool:
         if [task.row for task in self.running] != self.batch.rows:  # broken off in between
             self._requeue()
         self._admit()
         if not self.running:
-            return []
-        moved = list(self.batch.rows)
+            return False
+        moved = self.suspects = list(self.batch.rows)
         reads = self.pace.reads(moved)
         began = perf_counter()
         try:
@@ -177,7 +193,7 @@ class Scheduler:
             self._requeue()
         self.pace.see(reads, perf_counter() - began)
         self.running = [task for task in self.running if not task.row.finish_reason]
-        return moved
+        return True
 
     def _gamma(self, rows: list[Row]) -> list[int]:
         asked: dict[int, int] = {}
@@ -190,41 +206,30 @@ class Scheduler:
     def _admit(self) -> None:
         """Let rows in while there is room, one judge for all that run. Where more wait than there
         is room for, several at a time: reading one costs a pass, as reading several does."""
-        fresh: list[Task] = []
         room = self.most - len(self.running)
         if self.running and len(self.waiting) > room and room < self.most // SOME:
             return
-        while self.waiting and len(fresh) < room:
-            task = self.waiting[0]
-            mates = [*self.running, *fresh]
-            if mates and task.judge != mates[0].judge:
-                break
-            fresh.append(self.waiting.popleft())
-        if not fresh:
-            return
-        before = self.running
+        first = next(chain(self.running, self.waiting), None)
+        ahead = takewhile(lambda task: first and task.judge == first.judge, self.waiting)
+        fresh = list(islice(ahead, room))
         drafts = any(task.drafts for task in fresh)
-        try:
-            if before and drafts and not self.batch.drafts:
-                self._leave()  # the drafter has to read them too
-                self._join(before, drafts)
-            left = [(task, self.batch.unread(task.row)) for task in fresh]
-            most = self.pace.most if before else max(count for _, count in left)
-            self._join([task for task, count in left if count <= most], drafts)
-            self._join([task for task, count in left if count > most], drafts, read=False)
-        except BaseException:
-            every = [*before, *fresh]
-            self.waiting.extendleft(reversed([t for t in every if t not in self.running]))
-            raise
+        if self.running and drafts and not self.batch.drafts:  # it has to read those that run too
+            before = self.running
+            self._requeue()
+            self._join(before, drafts)
+        left = [(task, self.batch.unread(task.row)) for task in fresh]
+        most = self.pace.most if self.running else max((count for _, count in left), default=0)
+        self._join([task for task, count in left if count <= most], drafts)
+        self._join([task for task, count in left if count > most], drafts, read=False)
 
     def _join(self, tasks: list[Task], drafts: bool, *, read: bool = True) -> None:
-        if tasks:
-            self.batch.join([task.row for task in tasks], drafts=drafts, read=read)
-            self.running = [*self.running, *tasks]
-
-    def _leave(self) -> None:
-        self.running = []
-        self.batch.clear()
+        """From the queue to the batch; broken off, they are in the queue still."""
+        if not tasks:
+            return
+        self.suspects = [task.row for task in tasks]
+        self.batch.join(self.suspects, drafts=drafts, read=read)
+        waiting = deque(task for task in self.waiting if task not in tasks)
+        self.waiting, self.running = waiting, [*self.running, *tasks]  # at once
 
     def _requeue(self) -> None:
         """All that run wait again, before all others."""
@@ -244,3 +249,7 @@ class Scheduler:
                 "a processor or criterion generates with the model that it is called for; give it "
                 "a model of its own"
             )
+
+
+def _unfinished(rows: list[Row]) -> bool:
+    return any(row.finish_reason is None for row in rows)

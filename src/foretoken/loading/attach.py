@@ -36,7 +36,8 @@ def attach(
     """
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
-    known = signature(load).parameters
+    parameters = signature(load).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, 1, 0.5)

@@ -180,7 +180,7 @@ def _of(name: str, value: Any) -> LogprobsOf:
 
 
 GRAMMARS = ("json_schema", "regex", "lark", "choice")
-_penalty = _number(lambda x: 1e-30 <= x <= 1e30, "a number above 0, 1 being off")
+_penalty = _number(lambda x: 1e-30 <= x <= 1e30, "a number above 0, 1 being off (1e-30 to 1e30)")
 _added = _number(math.isfinite, "a finite number, 0 being off")
 _cutoff = _number(lambda x: 0 <= x < 1, "a number in [0, 1), 0 being off")
 _share = _number(lambda x: 0 < x <= 1, "a number in (0, 1], 1 being off")

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Unpack
 
+from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError, shown, whole
 from foretoken.options import Prompts, check
-from foretoken.request import Completion, FinishReason, Row
+from foretoken.request import Completion, FinishReason, Piece
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
-from foretoken.speculator import BATCH, Speculator
-from foretoken.text.transcript import Transcript
+from foretoken.speculator import Speculator
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,12 @@ class Event:
 class EngineStats:
     """What an engine has done since it was made, and does."""
 
-    running: int = 0  # rows in the batch, those of `generate` and `stream` included
-    waiting: int = 0  # before it
+    running: int = 0  # requests that have begun
+    waiting: int = 0  # and those that have not
     finished: int = 0  # requests, those with an error included
     aborted: int = 0
     steps: int = 0
     tokens: int = 0  # new ones, of its requests
-
-
-@dataclass(slots=True)
-class _Entry:
-    row: Row
-    transcript: Transcript | None
-    sent: int = 0  # tokens
 
 
 class Engine:
@@ -86,7 +79,7 @@ class Engine:
         if not isinstance(prefix_cache, bool):
             raise InputError(f"prefix_cache is {shown(prefix_cache)}; give True or False")
         self._scheduler: Scheduler = spec.engaged(int(max_rows), prefix_cache=prefix_cache)
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Outbox] = {}
         self._ids = count()
         self._stats = EngineStats()
         self._closed = False
@@ -131,10 +124,9 @@ class Engine:
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
         requests = [replace(request, salt=cache_salt) for request in requests]
         (row,) = self._spec.rows(requests)
-        entry = _Entry(row, self._spec.transcript(row))
-        policy = self._spec.policy(requests, gamma, BATCH)
+        policy = self._spec.policy(requests, gamma, self._scheduler.most)
         id = next(self._ids)
-        self._entries[id] = entry
+        self._entries[id] = self._spec.outbox(row)
         self._scheduler.submit([Task(row, self._judge, policy)])
         return id
 
@@ -143,12 +135,12 @@ class Engine:
         or waits. A request that fails says so in its event, others go on."""
         self._require_open()
         try:
-            self._stats.steps += bool(self._scheduler.step())
+            self._stats.steps += self._scheduler.step()
         except RefusedError as error:  # of which row nobody knows
-            for row in self._scheduler.broken:
-                row.fail(error)
-            self._scheduler.abort(self._scheduler.broken)
-        return [event for id in list(self._entries) if (event := self._event(id)) is not None]
+            self._scheduler.fail(error)
+        with self._scheduler.still():
+            events = [self._event(*entry) for entry in list(self._entries.items())]
+        return [event for event in events if event is not None]
 
     def abort(self, id: int) -> None:
         """Drop a request, wherever it is. InputError for one that is unknown or finished."""
@@ -160,13 +152,13 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Rows in the batch, those of `spec.generate` and `spec.stream` included."""
-        return len(self._scheduler.running)
+        """Requests that have begun, and whose last event is still to come."""
+        return len(self._entries) - self.waiting
 
     @property
     def waiting(self) -> int:
-        """Rows before it."""
-        return len(self._scheduler.waiting)
+        """Requests that have not begun."""
+        return sum(not entry.row.began for entry in list(self._entries.values()))
 
     def stats(self) -> EngineStats:
         """A copy."""
@@ -190,22 +182,15 @@ class Engine:
         if self._closed:
             raise InputError("the engine is closed; make another one")
 
-    def _event(self, id: int) -> Event | None:
-        entry = self._entries.get(id)
-        if entry is None:  # aborted meanwhile
+    def _event(self, id: int, entry: Outbox) -> Event | None:
+        row, piece = entry.row, entry.piece()
+        if piece is None and row.finish_reason is None:
             return None
-        row = entry.row
-        tokens = row.new_tokens[entry.sent :]
-        if not tokens and row.finish_reason is None:
-            return None
-        asked = row.request.params.logprobs is not None
-        known = row.logprobs[entry.sent :] if asked else None
-        text = entry.transcript and entry.transcript.shown()
+        piece = piece or Piece(entry.transcript and entry.transcript.shown(), [])
         completion = None
         if row.finish_reason is not None:
             self._entries.pop(id, None)
             completion = self._spec.completion(row)
             self._stats.finished += 1
-        entry.sent += len(tokens)
-        self._stats.tokens += len(tokens)
-        return Event(id, text, tokens, known, row.finish_reason, completion)
+        self._stats.tokens += len(piece.tokens)
+        return Event(id, piece.text, piece.tokens, piece.logprobs, row.finish_reason, completion)

@@ -121,6 +121,8 @@ def test_what_is_refused(run, pair, tmp_path) -> None:
     asked = prompts(tmp_path, {"prompt": "a"})
     mistake(run("generate", "a", "--output", tmp_path / "x"), "--output is for a file of prompts")
     mistake(run("generate", *asked, "--json"), "--json and --output are both given")
+    unused = run("generate", *asked, *pair, "--system", "Be brief.")
+    mistake(unused, "--system is for messages, and there are none; add --chat")
     (tmp_path / "out.jsonl").write_text('{"line": 1}\n')
     message = "out.jsonl, line 1 is no result of this command; give another --output"
     mistake(run("generate", *asked, *pair), message)

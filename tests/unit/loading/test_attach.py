@@ -95,6 +95,8 @@ def test_what_is_no_model_and_what_is_no_option(model):
         foretoken.attach(model, "lookup", gamma=3)
     with pytest.raises(InputError, match="^dtyp is no option of attach; did you mean dtype?"):
         foretoken.attach(model, "lookup", dtyp="float64")
+    with pytest.raises(InputError, match="^target is no option of attach"):
+        foretoken.attach(model, "lookup", target="x")
     assert "generate" not in vars(model)
 
 

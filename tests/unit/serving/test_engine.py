@@ -98,6 +98,50 @@ def test_generate_and_stream_beside_an_engine() -> None:
     assert [token for event in events for token in event.tokens] == expected[0]
 
 
+def test_a_request_that_others_have_finished_still_has_its_events() -> None:
+    """Whoever drains the engine goes on as long as something runs."""
+    spec = speculator()
+    with Engine(spec) as engine:
+        engine.add([0], WISHES, gamma=2)
+        spec.generate([1], SamplingParams(1.0, max_new_tokens=40), gamma=0)
+        assert engine.running == 1 and not engine.waiting
+        (event,) = drained(engine)
+    assert event.completion is not None and len(event.tokens) == 12
+
+
+def test_models_in_use_elsewhere_are_told() -> None:
+    spec = speculator()
+    other = Speculator(spec.target, LMDrafter(TableModel(Q, V), V), ends=Ends())
+    pieces = other.stream([1], WISHES, gamma=2)
+    next(pieces)
+    with Engine(spec) as engine:
+        engine.add([0], WISHES, gamma=2)
+        (event,) = drained(engine)
+        assert event.completion is not None and "is still open" in (event.completion.error or "")
+        pieces.close()
+        engine.add([0], WISHES, gamma=2)
+        assert drained(engine)[-1].finish_reason == "length"
+
+
+def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
+    spec = speculator()
+    with Engine(spec) as engine:
+        fine = engine.add([1], WISHES, gamma=2)
+        engine.step()
+        start = spec.drafter.start
+
+        def refused(*_: object) -> None:
+            raise RefusedError("not this one")
+
+        spec.drafter.start = refused
+        bad = engine.add([2], WISHES, gamma=2)
+        events = engine.step()
+        spec.drafter.start = start
+        events += drained(engine)
+    done = {event.id: event.finish_reason for event in events if event.finish_reason}
+    assert done == {bad: "error", fine: "length"}
+
+
 def test_a_request_that_fails_says_so_and_others_go_on() -> None:
     def poisoned(text):
         return [float("nan")] * V if len(text) > 3 and text[0] == 9 else P(text)
