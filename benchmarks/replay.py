@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, Gamma
+from foretoken.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
 
@@ -38,7 +38,7 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
     seconds = 0.0
     while not row.finish_reason:
         place = len(row.new_tokens)
-        (asked,) = gamma.ask([row], 1)
+        (asked,) = gamma.ask([row])
         asked = min(asked, row.room - 1)
         judged = _judged(text, place, asked)
         accepted = sum(kept for kept, _ in judged)
@@ -68,7 +68,7 @@ class Oracle:
     def __init__(self, text: Text) -> None:
         self.text = text
 
-    def ask(self, rows: list[Row], B: int) -> list[int]:
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         return [self._kept(len(row.new_tokens)) for row in rows]
 
     def _kept(self, place: int) -> int:

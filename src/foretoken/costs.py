@@ -18,7 +18,9 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -29,6 +31,7 @@ FILE, FORMAT = "costs.json", 3
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
 PLAIN = SamplingParams()
+Numbers = int | float | NDArray[Any]
 Table = tuple[tuple[int, float], ...]  # ascending; linear between and beyond its points
 
 
@@ -45,19 +48,28 @@ class Costs:
     def seconds(self, gamma: int, rows: int = 1) -> float:
         """A step in which each of `rows` rows makes `gamma` guesses."""
         n = rows * (gamma + 1)
-        drafting = at(self.draft, gamma) * at(self.rows, rows)
-        return drafting + at(self.score, n) + at(self.verify, n)
+        return float(self.drafting(gamma, rows * gamma, rows) + self.passing(n, n))
+
+    def drafting(self, depth: Numbers, guesses: Numbers, rows: int) -> Numbers:
+        """A draft of so many guesses, `depth` of them for the row that has most of `rows`."""
+        share = (at(self.rows, rows) - 1) / max(1, rows - 1)  # of a pass, for every row but one
+        more = np.maximum(guesses / np.maximum(depth, 1) - 1, 0)
+        return at(self.draft, depth) * (1 + share * more)
+
+    def passing(self, positions: Numbers, judged: Numbers) -> Numbers:
+        """The target's pass, and what follows it for the positions that are judged."""
+        return at(self.score, positions) + at(self.verify, judged)
 
     @property
     def c(self) -> float:
         """T_q / T_p (Definition 3.7), T_q from the longest draft; 0 without a measured draft."""
         longest, seconds = self.draft[-1]
-        return seconds / longest / at(self.score, 1) if longest else 0.0
+        return float(seconds / longest / at(self.score, 1)) if longest else 0.0
 
     def v(self, n: int) -> float:
         """A pass over n tokens and what follows it, relative to plain decoding."""
         plain = at(self.score, 1) + at(self.verify, 1)
-        return (at(self.score, n) + at(self.verify, n)) / plain
+        return float((at(self.score, n) + at(self.verify, n)) / plain)
 
     def among(self, steps: list[StepRecord], rows: int) -> Costs:
         """These costs, extended by steps of `rows` equal rows."""
@@ -89,15 +101,11 @@ def of(steps: list[StepRecord], rows: int = 1) -> Costs:
     )
 
 
-def at(table: Table, x: int) -> float:
+def at(table: Table, x: Numbers) -> Numbers:
     """The table at x, continued beyond its end with its last slope, but never falling."""
-    if len(table) == 1 or x <= table[0][0]:
-        return table[0][1]
-    i = next((i for i in range(1, len(table) - 1) if x <= table[i][0]), len(table) - 1)
-    (a, low), (b, high) = table[i - 1], table[i]
-    if x <= b:
-        return low + (high - low) * (x - a) / (b - a)
-    return high + max(0.0, high - low) * (x - b) / (b - a)
+    sizes, values = zip(*table, strict=True)
+    slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
+    return np.interp(x, sizes, values) + max(0.0, slope) * np.maximum(x - sizes[-1], 0)
 
 
 KINDS = ("greedy", "sampled", "truncated")  # of sampling, which cost differently, the dearest last

@@ -1,21 +1,25 @@
 """How many guesses to make before each step (paper, sections 3.5 and 5: varying gamma).
 
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
-frozen costs against how likely guesses are to be kept, learned from the row's own past: for every
-row the argmax of (1 + s_1 + .. + s_g) / T(g), s_i the chance that i guesses are all kept and T(g)
-the seconds of a step. Only the number of rows that share the pass is taken from its mates, and
-by rows that ask for `deterministic` not even that.
+frozen costs against how likely guesses are to be kept, learned from each row's own past, for all
+rows of a pass together: the guesses, row by row, that gain most tokens in the seconds of the step.
+Rows that ask for `deterministic` know no mates.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.costs import Costs
 from foretoken.request import Row, StepRecord
 
 MAX_GAMMA = 16
+DEPTHS = np.arange(1, MAX_GAMMA + 1)
 MEMORY = 256  # steps that a lone guess looks back at
 FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
 LEAST = 0.04  # share of the prior's weight that never fades
@@ -23,12 +27,23 @@ DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a pass holds anyway, beside a position of each row that a policy is asked for."""
+
+    rows: int = 0  # others that are advanced
+    positions: int = 0  # theirs, those of their guesses and of prompts that are read
+    depth: int = 0  # guesses of the one that has most
+
+
+NOTHING = Beside()
+
+
 class Gamma(Protocol):
     """Asked before each step; the rows' records say what happened so far."""
 
-    def ask(self, rows: list[Row], B: int) -> list[int]:
-        """Guesses for every row, 0 or more, in a pass of B rows, of which these are some. The
-        engine trims them near a row's end."""
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        """Guesses for every row, 0 or more. The engine trims them near a row's end."""
         ...
 
 
@@ -38,42 +53,51 @@ class Fixed:
 
     gamma: int
 
-    def ask(self, rows: list[Row], B: int) -> list[int]:
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         return [self.gamma] * len(rows)
 
 
 @dataclass(slots=True)
 class Adaptive:
-    """The best number by frozen costs and the row's own past; 0 where no guess pays.
+    """The best numbers by frozen costs and the rows' own pasts; 0 where no guess pays.
 
     At 0 it still guesses now and then, for at most a hundredth of the time, to notice text that
-    becomes predictable again.
+    becomes predictable again. Rows of several calls may share one: their guesses are then weighed
+    together.
     """
 
     costs: Costs
-    alone: Costs | None = None  # of one row, for deterministic rows, which know no mates
-    _seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]], init=False)
+    alone: Costs | None = None  # of one row, for deterministic rows
     _pasts: list[tuple[Row, Past]] = field(default_factory=list[tuple[Row, "Past"]], init=False)
 
-    def ask(self, rows: list[Row], B: int) -> list[int]:
-        if B not in self._seconds:
-            self._seconds[B] = _table(self.costs, B)
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         known = {id(row): past for row, past in self._pasts}
         self._pasts = [(row, known.get(id(row)) or Past(self.costs.prior)) for row in rows]
-        return [self._best(row, past, self._costs_of(row, B)) for row, past in self._pasts]
+        for row, past in self._pasts:
+            for step in row.records[past.steps :]:
+                past.see(step)
+        asked = {
+            id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING)[0]
+            for row, past in self._pasts
+            if row.request.params.deterministic
+        }
+        free = [(row, past) for row, past in self._pasts if id(row) not in asked]
+        others = Beside(
+            beside.rows + len(asked),
+            beside.positions + len(asked) + sum(asked.values()),
+            max(beside.depth, *asked.values(), 0),
+        )
+        shared = self._asked(free, self.costs, others) if free else []
+        asked |= {id(row): g for (row, _), g in zip(free, shared, strict=True)}
+        return [asked[id(row)] for row in rows]
 
-    def _costs_of(self, row: Row, B: int) -> list[float]:
-        if not row.request.params.deterministic:
-            return self._seconds[B]
-        if 0 not in self._seconds:
-            self._seconds[0] = _table(self.alone or self.costs, 1)
-        return self._seconds[0]
-
-    def _best(self, row: Row, past: Past, seconds: list[float]) -> int:
-        for step in row.records[past.steps :]:
-            past.see(step)
-        most = row.room - 1
-        return best(past, most, seconds) or _try(row.records, most, seconds)
+    def _asked(self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside) -> list[int]:
+        """For these together; a guess of those that get none, where it is time for one."""
+        prices = prices_of(costs, len(rows), beside)
+        most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
+        gamma = allot([past for _, past in rows], most, prices)
+        asked = zip(gamma, most, rows, strict=True)
+        return [g or _try(row.records, n, prices.alike) for g, n, (row, _) in asked]
 
 
 class Past:
@@ -131,23 +155,51 @@ class Past:
         return (1 + self._guessed) / (1 + self._asked)
 
 
-def _table(costs: Costs, B: int) -> list[float]:
-    """Seconds of a step by gamma."""
-    return [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
+class Prices(NamedTuple):
+    """Seconds of a step of `rows` rows, for the guesses that some of them make."""
+
+    rows: int
+    drafting: NDArray[np.float64]  # [depth of the draft - 1, guesses in all], what it adds
+    passing: NDArray[np.float64]  # [guesses in all], the rest
+    alike: list[float]  # where all rows make as many, by their number
 
 
-def best(past: Past, most: int, seconds: list[float]) -> int:
-    """The gamma in 0..most that gains most; seconds[g]: a step with g guesses."""
-    survival, answers = past.survival, past.answers
-    gamma, rate, kept = 0, 1 / seconds[0], 0.0
-    for g in range(1, min(most, len(seconds) - 1) + 1):
-        kept += survival[g - 1]
-        # a draft that stays silent gains nothing and costs what plain decoding does
-        tokens = 1 + answers * kept
-        per_second = tokens / (seconds[0] + answers * (seconds[g] - seconds[0]))
-        if per_second > rate:
-            gamma, rate = g, per_second
-    return gamma
+@lru_cache(256)
+def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
+    """For the guesses of `rows` rows, in a pass that holds so much beside them."""
+    B, positions = rows + beside.rows, rows + beside.positions
+    guesses = np.arange(rows * MAX_GAMMA + 1)
+    depths = np.maximum(DEPTHS, beside.depth)[:, None]
+    before = costs.drafting(beside.depth, 0, B)
+    drafting = np.asarray(costs.drafting(depths, guesses, B) - before)
+    passing = np.asarray(before + costs.passing(positions + guesses, B + guesses))
+    return Prices(B, drafting, passing, [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)])
+
+
+def allot(pasts: list[Past], most: list[int], prices: Prices) -> list[int]:
+    """The guesses, at most `most[b]` of row b, with which a pass gains most tokens a second.
+
+    For every depth of the draft, guesses are taken by their chances: each costs a position, and the
+    first of a depth a pass of the draft.
+    """
+    # a draft that stays silent gains nothing and costs what plain decoding does
+    answers = np.array([past.answers for past in pasts])
+    kept = answers[:, None] * np.array([past.survival for past in pasts])  # [rows, MAX_GAMMA]
+    possible = np.array(most)[:, None] >= DEPTHS
+    chances, (row, place) = kept[possible], possible.nonzero()
+    order = (-chances).argsort(kind="stable")
+    if not len(order):
+        return [0] * len(pasts)
+    row, taken = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
+    tokens = prices.rows + (taken * chances[order]).cumsum(1)
+    guesses = (taken * answers[row]).cumsum(1).round().astype(np.intp)
+    drafting = prices.drafting[DEPTHS[:, None] - 1, guesses]
+    rates = tokens / (prices.passing[guesses] + answers.max() * drafting)
+    depth, last = divmod(int(rates.argmax()), rates.shape[1])
+    if rates[depth, last] <= prices.rows / prices.passing[0]:
+        return [0] * len(pasts)
+    chosen = row[: last + 1][taken[depth, : last + 1]]
+    return [int(g) for g in np.bincount(chosen, minlength=len(pasts))]
 
 
 def _try(records: list[StepRecord], most: int, seconds: list[float]) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 from foretoken.costs import Costs, of
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
+from foretoken.gamma import NOTHING, Beside
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -117,7 +118,7 @@ class _Rounds:
     def __init__(self, gammas: tuple[int, ...]) -> None:
         self.round = _round(gammas)
 
-    def ask(self, rows: list[Row], B: int) -> list[int]:
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         step = len(rows[0].records)
         return [self.round[step % len(self.round)]] * len(rows)
 

@@ -66,6 +66,7 @@ class Speculator:
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
+    _adaptive: dict[int, Adaptive] = field(default_factory=dict, init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
     _engaged: bool = field(default=False, init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
@@ -101,7 +102,7 @@ class Speculator:
         or the one given, is one prompt. params: one for all prompts, or
         one for each; or its fields as keywords (docs/controls.md). gamma: guesses per target call,
         0 for plain decoding, None to choose before every step, from costs measured once and the
-        row's own past. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
+        rows' pasts. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
         rule: with "coupled" a seed gives one text, whatever drafter and gamma; at temperature 0
         every rule keeps the guesses that equal the argmax, so a function of one's own is not called
         there. lenience: below 1 guesses pass more easily, up to 1 / lenience times the target's
@@ -306,9 +307,9 @@ class Speculator:
             if isinstance(self.drafter, NoDrafter):
                 return Fixed(0)
             params = costs.dearest([request.params for request in requests])
-            alone = any(request.params.deterministic for request in requests)
-            shared = self.step_costs(params, rows)
-            return Adaptive(shared, self.step_costs(params) if alone else None)
+            shared, alone = self.step_costs(params, rows), self.step_costs(params)
+            # one for all calls alike: rows that share a pass are weighed together
+            return self._adaptive.setdefault(id(shared), Adaptive(shared, alone))
         gamma = int(gamma)  # NumPy's overflow
         if context is not None and gamma + 1 > context:
             raise InputError(

@@ -10,7 +10,7 @@ from foretoken import costs
 from foretoken.costs import Costs, at, dearest, identity, keep, kind, recall
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.gamma import Past, best
+from foretoken.gamma import Past, allot, prices_of
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
@@ -129,7 +129,7 @@ def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
     assert measured.seconds(0) > 0 and measured.v(5) == 1 and measured.c == 0
     keep("a", measured)
     assert recall("a") == measured
-    assert best(Past(measured.prior), 4, [measured.seconds(g) for g in range(5)]) == 4
+    assert allot([Past(measured.prior)], [4], prices_of(measured, 1)) == [4]
 
 
 def test_kinds_of_sampling():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from statistics import fmean
 
 import pytest
 
 from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed, Past, best
+from foretoken.gamma import MAX_GAMMA, Adaptive, Beside, Fixed, Past, allot, prices_of
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -77,7 +78,7 @@ def seconds(policy, texts: list[Text], known: Costs) -> float:
 
 
 def test_fixed_is_fixed():
-    assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)], 2) == [3, 3]
+    assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)]) == [3, 3]
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 0.8, 0.9])
@@ -86,19 +87,19 @@ def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
     known = costs(c, slope)
     past = [judged(alpha, MAX_GAMMA)] * 100
     wanted = optimal_gamma(alpha, c, v=lambda n: 1 + slope * (n - 1), max_gamma=MAX_GAMMA)
-    assert Adaptive(known).ask([row(past)], 1) == [wanted]
+    assert Adaptive(known).ask([row(past)]) == [wanted]
 
 
 def test_the_extremes():
-    assert Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 50)], 1) == [MAX_GAMMA]
-    assert Adaptive(DEAR).ask([row([record(1, [0.0])] * 50)], 1) == [0]
+    assert Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 50)]) == [MAX_GAMMA]
+    assert Adaptive(DEAR).ask([row([record(1, [0.0])] * 50)]) == [0]
     free = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
-    assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)], 1) == [MAX_GAMMA]
+    assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)]) == [MAX_GAMMA]
 
 
 def test_never_more_than_there_is_room_for():
     for room in range(1, 8):
-        (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)], 1)
+        (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)])
         assert gamma == room - 1
 
 
@@ -120,7 +121,7 @@ def test_places_in_a_draft_are_told_apart():
 def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
     silent = [record(8, drafted=0)] * 60
     assert past(silent).answers < 0.1
-    assert Adaptive(SMALL).ask([row(silent)], 1)[0] > 0
+    assert Adaptive(SMALL).ask([row(silent)])[0] > 0
 
 
 def test_only_the_recent_past_counts():
@@ -128,7 +129,7 @@ def test_only_the_recent_past_counts():
     recent = [judged(0.7, 4)] * 256
     for before in (0.0, 1.0):
         old = [judged(before, 4)] * 300
-        assert Adaptive(SMALL).ask([row(old + recent)], 1) == Adaptive(SMALL).ask([row(recent)], 1)
+        assert Adaptive(SMALL).ask([row(old + recent)]) == Adaptive(SMALL).ask([row(recent)])
 
 
 def test_what_was_learned_is_the_rows_alone():
@@ -137,43 +138,79 @@ def test_what_was_learned_is_the_rows_alone():
     records = [judged(0.9, 6)] * 3 + [record(5, [0.2])] * 4 + [judged(0.6, 3)] * 3
     grown, went_on = row([]), Adaptive(SMALL)
     for step in records:
-        went_on.ask([grown], 1)
+        went_on.ask([grown])
         grown.records.append(step)
     lent = Adaptive(SMALL)
-    lent.ask([row(records[:5])], 1)
-    lent.ask([row([judged(0.1, 3)] * 9), row([])], 2)
-    asked = went_on.ask([grown], 1)
-    assert asked == Adaptive(SMALL).ask([row(records)], 1) == lent.ask([row(records)], 1)
+    lent.ask([row(records[:5])])
+    lent.ask([row([judged(0.1, 3)] * 9), row([])])
+    asked = went_on.ask([grown])
+    assert asked == Adaptive(SMALL).ask([row(records)]) == lent.ask([row(records)])
 
 
-def test_rows_do_not_look_at_each_other():
-    policy = Adaptive(SMALL)
+def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> float:
+    """Tokens a second of rows whose first i guesses are kept with these chances."""
+    rows, depth = len(gamma), max(gamma)
+    tokens = rows + sum(sum(row[:g]) for row, g in zip(kept, gamma, strict=True))
+    n = rows + sum(gamma)
+    return tokens / float(known.drafting(depth, sum(gamma), rows) + known.passing(n, n))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_allotment_gains_more(seed):
+    """Of all for three rows of up to four guesses, at random costs."""
+    dice = random.Random(seed)
+    steps = sorted(dice.uniform(1, 4) for _ in range(5))
+    score = tuple(zip((1, 3, 5, 9, 15), steps, strict=True))
+    draft = ((0, 0.0), (4, dice.uniform(0, 1)))
+    known = Costs(draft, score, ((1, 0.0), (15, 0.1)), ((1, 1.0), (4, dice.uniform(1, 3))))
+    pasts = [past([judged(dice.random(), 4)] * 30) for _ in range(3)]
+    chosen = allot(pasts, [4] * 3, prices_of(known, 3))
+    kept = [each.survival for each in pasts]
+    rates = {g: expected(kept, g, known) for g in product(range(5), repeat=3)}
+    assert rates[tuple(chosen)] == pytest.approx(max(rates.values()), rel=1e-12)
+
+
+def test_guesses_go_to_the_rows_that_keep_them():
+    dear = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (4, 1.3), (16, 4.0)), ((1, 0.0),))
     good, bad = row([judged(0.95, 8)] * 30), row([record(2, [0.05])] * 30)
-    assert policy.ask([good, bad], 2) == [policy.ask([r, r], 2)[0] for r in (good, bad)]
-    assert policy.ask([good, bad], 2) == policy.ask([bad, good], 2)[::-1]
+    many, few = Adaptive(dear).ask([good, bad])
+    assert many > 1 and few == 0
+    assert Adaptive(dear).ask([bad, good]) == [few, many]
+
+
+def test_a_pass_that_reads_prompts_has_room_for_fewer_guesses():
+    known = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
+    good = row([judged(0.95, 8)] * 30)
+    assert Adaptive(known).ask([good], Beside(positions=12)) == [3]
+    assert Adaptive(known).ask([good]) == [15]
+
+
+def test_rows_of_fixed_guesses_have_paid_for_the_drafts_passes():
+    known = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
+    keen = row([judged(0.9, 8)] * 30)
+    assert Adaptive(known).ask([keen], Beside(1, 5, 0)) == [0]
+    assert Adaptive(known).ask([keen], Beside(1, 5, 4)) == [4]
 
 
 def test_rows_that_share_a_pass_guess_less_where_tokens_cost():
     """16 rows of 5 tokens are a pass over 80."""
     known = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
     past = [judged(0.8, 6)] * 30
-    alone, *_ = Adaptive(known).ask([row(past)], 1)
-    among, *_ = Adaptive(known).ask([row(past)] * 16, 16)
+    alone, *_ = Adaptive(known).ask([row(past)])
+    among, *_ = Adaptive(known).ask([row(past)] * 16)
     assert among < alone
 
 
 def test_clocks_have_no_say():
     slow = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 99.0, 99.0, 99.0, 1)
     quick = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 0.0, 0.0, 0.0, 1)
-    seconds = [1.0, 1.2, 1.4]
-    assert best(past([slow] * 5), 20, seconds) == best(past([quick] * 5), 20, seconds)
+    asked = [allot([past([step] * 5)], [9], prices_of(SMALL, 1)) for step in (slow, quick)]
+    assert asked[0] == asked[1] != [0]
 
 
 def test_a_new_row_begins_where_the_pair_was_measured():
     known = costs(0.02, 0.02)
-    asked = [
-        Adaptive(replace(known, prior=(10.0, a))).ask([row([])], 1)[0] for a in (0.05, 0.5, 0.95)
-    ]
+    asked = [Adaptive(replace(known, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)]
     assert asked == sorted(asked) and asked[0] <= 1 and asked[-1] >= 12
 
 
@@ -231,8 +268,8 @@ def test_a_deterministic_row_knows_no_mates() -> None:
     alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
     params = SamplingParams(1.0, deterministic=True)
     rows = [Row.of(Request([1], 99, RowKey(0, b), params=params)) for b in range(3)]
-    (expected,) = Adaptive(alone).ask(rows[:1], 1)
+    (expected,) = Adaptive(alone).ask(rows[:1])
     assert expected > 0
-    assert Adaptive(shared, alone).ask(rows, 3) == [expected] * 3
+    assert Adaptive(shared, alone).ask(rows) == [expected] * 3
     free = [Row.of(Request([1], 99, RowKey(0, b))) for b in range(3)]
-    assert Adaptive(shared, alone).ask(free, 3) != [expected] * 3
+    assert Adaptive(shared, alone).ask(free) != [expected] * 3

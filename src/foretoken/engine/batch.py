@@ -51,7 +51,7 @@ class Batch:
             batch.join(rows, drafts=gamma != Fixed(0))
             yield
             while batch.rows:
-                batch.step(judge, gamma.ask(batch.rows, len(batch.rows)))
+                batch.step(judge, gamma.ask(batch.rows))
                 yield
         finally:
             batch.clear()

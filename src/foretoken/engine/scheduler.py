@@ -20,7 +20,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.pace import Pace
 from foretoken.errors import NumericsError, RefusedError
-from foretoken.gamma import Fixed, Gamma
+from foretoken.gamma import Beside, Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
@@ -185,7 +185,7 @@ class Scheduler:
         reads = self.pace.reads(moved)
         began = perf_counter()
         try:
-            self.batch.step(self.running[0].judge, self._gamma(moved), reads)
+            self.batch.step(self.running[0].judge, self._gamma(moved, reads), reads)
         except NumericsError as error:
             if error.row is None:
                 raise
@@ -195,13 +195,18 @@ class Scheduler:
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
-    def _gamma(self, rows: list[Row]) -> list[int]:
+    def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
+        """Guesses of every row. Fixed numbers come first: those that are chosen depend on them."""
+        advanced = {id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n}
+        tasks = [task for task in self.running if id(task.row) in advanced]
+        policies = {id(task.gamma): task.gamma for task in tasks}
         asked: dict[int, int] = {}
-        policies = {id(task.gamma): task.gamma for task in self.running}
-        for name, policy in policies.items():
-            own = [task.row for task in self.running if id(task.gamma) == name]
-            asked |= zip(map(id, own), policy.ask(own, len(rows)), strict=True)
-        return [asked[id(row)] for row in rows]
+        for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
+            own = [task.row for task in tasks if task.gamma is policy]
+            guesses = sum(asked.values()), max(asked.values(), default=0)
+            others = len(tasks) - len(own), sum(reads) - len(own) + guesses[0], guesses[1]
+            asked |= zip(map(id, own), policy.ask(own, Beside(*others)), strict=True)
+        return [asked.get(id(row), 0) for row in rows]
 
     def _admit(self) -> None:
         """Let rows in while there is room, one judge for all that run. Where more wait than there
