@@ -68,6 +68,10 @@ class Oracle:
     def __init__(self, text: Text) -> None:
         self.text = text
 
+    @property
+    def most(self) -> int:
+        return MAX_GAMMA
+
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         return [self._kept(len(row.new_tokens)) for row in rows]
 

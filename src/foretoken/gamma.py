@@ -42,6 +42,11 @@ NOTHING = Beside()
 class Gamma(Protocol):
     """Asked before each step; the rows' records say what happened so far."""
 
+    @property
+    def most(self) -> int:
+        """Guesses that a row is asked for at most."""
+        ...
+
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         """Guesses for every row, 0 or more. The engine trims them near a row's end."""
         ...
@@ -52,6 +57,10 @@ class Fixed:
     """Always the same number."""
 
     gamma: int
+
+    @property
+    def most(self) -> int:
+        return self.gamma
 
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         return [self.gamma] * len(rows)
@@ -69,6 +78,10 @@ class Adaptive:
     costs: Costs
     alone: Costs | None = None  # of one row, for deterministic rows
     _pasts: list[tuple[Row, Past]] = field(default_factory=list[tuple[Row, "Past"]], init=False)
+
+    @property
+    def most(self) -> int:
+        return MAX_GAMMA
 
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         known = {id(row): past for row, past in self._pasts}

@@ -118,6 +118,10 @@ class _Rounds:
     def __init__(self, gammas: tuple[int, ...]) -> None:
         self.round = _round(gammas)
 
+    @property
+    def most(self) -> int:
+        return max(self.round)
+
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         step = len(rows[0].records)
         return [self.round[step % len(self.round)]] * len(rows)

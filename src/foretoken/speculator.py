@@ -393,10 +393,12 @@ class Speculator:
             row.endings.append(transcript)
         return Outbox(row, transcript, number)
 
-    def engaged(self, rows: int, *, prefix_cache: bool) -> Scheduler:
-        """The scheduler for an engine of at most so many rows. InputError where there is one."""
+    def engaged(self, rows: int, memory: int | None, *, prefix_cache: bool) -> Scheduler:
+        """The scheduler for an engine of at most so many rows and bytes of keys and values.
+        InputError where there is one."""
         if self._engaged:
             raise InputError("this Speculator has an engine; close it first, or load another pair")
+        self._scheduler.limit(memory)
         self._scheduler.remember(prefix_cache)
         self._engaged, self._scheduler.most = True, rows
         return self._scheduler
@@ -404,6 +406,7 @@ class Speculator:
     def released(self) -> None:
         """The engine is closed."""
         self._engaged, self._scheduler.most = False, BATCH
+        self._scheduler.limit(None)
         self._scheduler.remember(False)
 
     def _pieces(

@@ -16,8 +16,9 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import ref
 
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
+from foretoken.engine.memory import AHEAD, Memory
 from foretoken.engine.pace import Pace
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Beside, Fixed, Gamma
@@ -36,6 +37,7 @@ class Task:
     row: Row
     judge: Judge
     gamma: Gamma
+    priority: int = 0  # those of a greater one go first
 
     @property
     def drafts(self) -> bool:
@@ -59,6 +61,8 @@ class Scheduler:
         self.running: list[Task] = []  # as the batch's rows
         self.suspects: list[Row] = []  # that joined or ran last: one of them, if that failed
         self.pace = Pace()
+        self.memory: Memory | None = None  # None: as much as the rows need
+        self.preempted = 0  # rows that had to wait again, as memory ran short
         self._lock = RLock()  # a stream that is collected meanwhile aborts in the same thread
         self._asking: set[Thread] = set()  # that wait for the lock
         self._turn: ref[_Turn] | None = None
@@ -80,10 +84,13 @@ class Scheduler:
             self.abort(rows)
 
     def submit(self, tasks: list[Task]) -> None:
-        """They wait behind those that do."""
+        """They wait behind those that do; InputError where memory is too small for one of them."""
         self._refuse_inner()
         with self._locked():
-            self.waiting.extend(tasks)
+            for task in tasks:
+                if self.memory is not None:
+                    self.memory.require(task.row)
+            self.waiting = _sorted([*self.waiting, *tasks])
 
     def step(self) -> bool:
         """Take a step for all that run; whether any did. Raises what broke it off: the rows are
@@ -130,6 +137,15 @@ class Scheduler:
         with self.idle():
             for part in self.batch.keeping:
                 part.remember(on)
+
+    def limit(self, memory: int | None) -> None:
+        """So many bytes are for keys and values; None: what the rows need. Raises as `Memory`."""
+        with self.idle():
+            parts = [*held(self.batch.target), *held(self.batch.drafter)]
+            limited = None if memory is None else Memory(parts, memory)
+            if limited is not None:
+                limited.reserve()
+            self.memory, self.preempted = limited, 0
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -181,6 +197,7 @@ class Scheduler:
         self._admit()
         if not self.running:
             return False
+        self._make_room()
         moved = self.suspects = list(self.batch.rows)
         reads = self.pace.reads(moved)
         began = perf_counter()
@@ -216,7 +233,7 @@ class Scheduler:
             return
         first = next(chain(self.running, self.waiting), None)
         ahead = takewhile(lambda task: first and task.judge == first.judge, self.waiting)
-        fresh = list(islice(ahead, room))
+        fresh = self._fitting(list(islice(ahead, room)))
         drafts = any(task.drafts for task in fresh)
         if self.running and drafts and not self.batch.drafts:  # it has to read those that run too
             before = self.running
@@ -226,6 +243,35 @@ class Scheduler:
         most = self.pace.most if self.running else max((count for _, count in left), default=0)
         self._join([task for task, count in left if count <= most], drafts)
         self._join([task for task, count in left if count > most], drafts, read=False)
+
+    def _fitting(self, fresh: list[Task]) -> list[Task]:
+        """The first of them, as many as memory is enough for."""
+        memory, before = self.memory, [task.row for task in self.running]
+        while memory and fresh and len(before) + len(fresh) > 1:  # one alone fits
+            rows = [*before, *(task.row for task in fresh)]
+            if memory.fits(rows, AHEAD + self._most([*self.running, *fresh])):
+                break
+            fresh = fresh[:-1]
+        return fresh
+
+    def _make_room(self) -> None:
+        """Rows wait again where memory is too small for another step of all: of the least
+        priority the youngest first."""
+        while self.memory and len(self.running) > 1:
+            rows = [task.row for task in self.running]
+            if self.memory.fits(rows, self._most(self.running)):
+                return
+            last = min(reversed(self.running), key=lambda task: task.priority)
+            left = [task for task in self.running if task is not last]
+            # at once, for a Ctrl-C in between
+            self.waiting, self.running = _sorted([last, *self.waiting]), left
+            self.batch.leave([last.row])
+            self.preempted += 1
+
+    @staticmethod
+    def _most(tasks: list[Task]) -> int:
+        """Tokens that a step adds to a row at most."""
+        return max((task.gamma.most for task in tasks), default=0) + 1
 
     def _join(self, tasks: list[Task], drafts: bool, *, read: bool = True) -> None:
         """From the queue to the batch; broken off, they are in the queue still."""
@@ -240,7 +286,7 @@ class Scheduler:
         """All that run wait again, before all others."""
         again = [task for task in self.running if not task.row.finish_reason]
         # at once, for a Ctrl-C in between
-        self.waiting, self.running = deque([*again, *self.waiting]), []
+        self.waiting, self.running = _sorted([*again, *self.waiting]), []
         self.batch.clear()
 
     def _stepping(self) -> bool:
@@ -254,6 +300,11 @@ class Scheduler:
                 "a processor or criterion generates with the model that it is called for; give it "
                 "a model of its own"
             )
+
+
+def _sorted(tasks: list[Task]) -> deque[Task]:
+    """By priority; in their order where that is the same."""
+    return deque(sorted(tasks, key=lambda task: -task.priority))
 
 
 def _unfinished(rows: list[Row]) -> bool:

@@ -118,6 +118,20 @@ class Remembers(Model, Protocol):
         ...
 
 
+@runtime_checkable
+class Sized(Model, Protocol):
+    """A model that says what its rows take."""
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        """Bytes of keys and values, at most, of rows of so many tokens and their sources of so
+        many, which the encoder of an encoder-decoder has read."""
+        ...
+
+    def reserve(self, total: int) -> None:
+        """So many bytes are for its rows."""
+        ...
+
+
 class OpenModel(Model, Protocol):
     """A model that also shows what its output layer reads."""
 

@@ -15,7 +15,7 @@ from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError, shown, whole
 from foretoken.options import Prompts, check
-from foretoken.request import Completion, FinishReason, Piece
+from foretoken.request import Completion, FinishReason, Piece, Request
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
@@ -43,6 +43,7 @@ class EngineStats:
     waiting: int = 0  # and those that have not
     finished: int = 0  # requests, those with an error included
     aborted: int = 0
+    preempted: int = 0  # times that a row had to wait again, as memory ran short
     steps: int = 0
     tokens: int = 0  # new ones, of its requests
 
@@ -50,6 +51,10 @@ class EngineStats:
 class Engine:
     """Requests through one Speculator: at most `max_rows` at a time, first come, first served;
     beyond them `max_waiting` may wait. rule, lenience: as `generate` takes them, for all.
+
+    max_length: tokens of a text at most, its prompt included; by itself what the model can hold.
+    kv_memory: bytes for keys and values of target and draft together; rows that it is too small for
+    wait, and the youngest waits again where texts outgrow it. By itself what max_rows need.
 
     prefix_cache: keep what was read of texts, where the runtime can (OpenVINO's paged attention),
     for others that begin alike. In float32 and below it may be rounded otherwise than read anew.
@@ -64,6 +69,8 @@ class Engine:
         spec: Speculator,
         max_rows: int = 16,
         *,
+        max_length: int | None = None,
+        kv_memory: int | None = None,
         max_waiting: int = 1024,
         prefix_cache: bool = True,
         rule: str | Rule = "block",
@@ -71,14 +78,19 @@ class Engine:
     ) -> None:
         if not isinstance(spec, Speculator):
             raise InputError(f"spec is {shown(spec)}; give a Speculator, as foretoken.load makes")
-        for name, value in (("max_rows", max_rows), ("max_waiting", max_waiting)):
+        numbers = {"max_rows": max_rows, "max_waiting": max_waiting}
+        optional = {"max_length": max_length, "kv_memory": kv_memory}
+        numbers |= {name: value for name, value in optional.items() if value is not None}
+        for name, value in numbers.items():
             if not whole(value) or value < 1:
                 raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
         self._judge = check(None, rule, lenience)
-        self._spec, self._max_waiting = spec, int(max_waiting)
+        self._spec, self._max_waiting, self._max_length = spec, int(max_waiting), max_length
         if not isinstance(prefix_cache, bool):
             raise InputError(f"prefix_cache is {shown(prefix_cache)}; give True or False")
-        self._scheduler: Scheduler = spec.engaged(int(max_rows), prefix_cache=prefix_cache)
+        self._scheduler: Scheduler = spec.engaged(
+            int(max_rows), kv_memory, prefix_cache=prefix_cache
+        )
         self._entries: dict[int, Outbox] = {}
         self._ids = count()
         self._stats = EngineStats()
@@ -92,15 +104,17 @@ class Engine:
         gamma: int | None = None,
         seed: int | tuple[int, int] = 0,
         cache_salt: str = "",
+        priority: int = 0,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> int:
         """Take a request on: one prompt, with what `generate` takes; its id. cache_salt: what is
-        read of it serves requests of the same salt only.
+        read of it serves requests of the same salt only. priority: requests of a greater one are
+        taken on first, and others leave before them where memory runs short.
 
-        InputError for what no text can follow from and for a full queue, RefusedError for several
-        texts of one request.
+        InputError for what no text can follow from, for what can never fit and for a full queue,
+        RefusedError for several texts of one request.
         """
         self._require_open()
         if len(self._entries) >= self._scheduler.most + self._max_waiting:
@@ -122,13 +136,27 @@ class Engine:
         requests = self._spec.requests(prompts, [wishes], [seed])
         if not isinstance(cache_salt, str):
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
-        requests = [replace(request, salt=cache_salt) for request in requests]
+        if not whole(priority):
+            raise InputError(f"priority is {shown(priority)}; give a whole number")
+        limit = self._limit(requests[0])
+        requests = [replace(request, salt=cache_salt, limit=limit) for request in requests]
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
+        outbox = self._spec.outbox(row)
+        self._scheduler.submit([Task(row, self._judge, policy, int(priority))])
         id = next(self._ids)
-        self._entries[id] = self._spec.outbox(row)
-        self._scheduler.submit([Task(row, self._judge, policy)])
+        self._entries[id] = outbox
         return id
+
+    def _limit(self, request: Request) -> int:
+        """New tokens of a request, within max_length."""
+        prompt, most = len(request.prompt), self._max_length
+        if most is not None and prompt >= most:
+            raise InputError(
+                f"the prompt has {prompt} tokens, max_length={most} leaves room for no new one; "
+                "shorten it, or give the engine a greater max_length"
+            )
+        return request.limit if most is None else min(request.limit, most - prompt)
 
     def step(self) -> list[Event]:
         """Advance all that run by a step; what it added, request by request. [] where nothing runs
@@ -162,7 +190,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A copy."""
-        return replace(self._stats, running=self.running, waiting=self.waiting)
+        preempted = self._scheduler.preempted
+        return replace(self._stats, running=self.running, waiting=self.waiting, preempted=preempted)
 
     def close(self) -> None:
         """Drop all requests; the Speculator may have another engine then."""

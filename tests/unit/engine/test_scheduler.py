@@ -17,11 +17,12 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import pace
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.errors import NumericsError, RefusedError
+from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -109,6 +110,90 @@ def test_rows_that_come_and_go_are_what_they_are_alone(
         assert row.new_tokens == whole[: len(row.new_tokens)]
         if row.finish_reason is not None:
             assert row.new_tokens == whole
+
+
+class Sized(TableModel):
+    """A token is a byte."""
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        return sum(lengths)
+
+    def reserve(self, total: int) -> None:
+        pass
+
+
+@given(arrivals=ARRIVALS, spare=st.integers(0, 30))
+def test_rows_that_make_room_for_others_are_what_they_are_alone(
+    arrivals: list[tuple[list[int], int, int, float, int, int]], spare: int
+) -> None:
+    """In memory for the longest of them and a few tokens; never is more in the caches."""
+    target, small = Sized(P, V), Sized(Q, V)
+    made = Scheduler(target, LMDrafter(small, V), 3)
+    total = 2 * max(len(prompt) + limit for prompt, limit, *_ in arrivals) + spare
+    made.limit(total)
+    rows = [
+        Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
+        for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
+    ]
+    held: list[int] = []
+    for model in (target, small):
+        watched(model, lambda: held.append(sum(map(len, target._texts + small._texts))))
+    made.submit(
+        [
+            Task(row, BLOCK, Fixed(gamma), priority)
+            for row, (_, _, gamma, _, priority, _) in zip(rows, arrivals, strict=True)
+        ]
+    )
+    for _ in range(400):
+        if not made.step():
+            break
+    assert max(held) <= total
+    for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
+        assert row.finish_reason == "length" and row.new_tokens == alone(row, gamma, "unlimited")
+    with pytest.raises(InputError, match="take"):
+        made.submit([Task(Row.of(Request([0], total, RowKey(0, 0))), BLOCK, Fixed(0))])
+    assert not made.waiting
+
+
+def watched(model: Any, look: Any) -> None:
+    """`look` after every pass."""
+    score = model.score
+
+    def scored(*args: Any) -> Any:
+        logits = score(*args)
+        look()
+        return logits
+
+    model.score = scored
+
+
+def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
+    made = Scheduler(Sized(P, V), NoDrafter(), 3)
+    made.limit(24)
+    rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
+    made.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
+    ran: list[list[int]] = []
+    while made.step():
+        running = [task.row for task in made.running]
+        ran.append([i for i, row in enumerate(rows) if row in running])
+    assert ran[0] == [0, 1, 2] and [0, 1] in ran  # 24 bytes: 8 tokens for each of three
+    assert made.preempted >= 1 and all(row.finish_reason == "length" for row in rows)
+    ends = [max(i for i, running in enumerate(ran) if n in running) for n in range(4)]
+    assert ends == sorted(ends)
+
+
+def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
+    made = Scheduler(Sized(P, V), NoDrafter(), 2)
+    made.limit(20)
+    rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
+    priorities = (0, 0, 5, 0)
+    made.submit([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])
+    ended: list[int] = []
+    while made.step():
+        ended += [i for i, row in enumerate(rows) if row.finish_reason and i not in ended]
+    assert ended == [2, 0, 1, 3] and made.preempted
 
 
 def test_first_come_first_served() -> None:

@@ -238,3 +238,57 @@ def test_a_long_prompt_beside_rows_that_run_is_what_it_is_alone() -> None:
         id = engine.add(prompt, WISHES, gamma=2, seed=3)
         done = {event.id: event.completion for event in drained(engine) if event.completion}
     assert done[id].tokens == expected.tokens
+
+
+def test_max_length_counts_the_prompt() -> None:
+    spec = speculator()
+    with Engine(spec, max_length=8) as engine:
+        engine.add([1, 2, 3], WISHES)
+        (last,) = (event for event in drained(engine) if event.completion)
+        assert last.completion and len(last.completion.tokens) == 5
+        with pytest.raises(InputError, match="has 8 tokens, max_length=8 leaves room for no new"):
+            engine.add([1] * 8, WISHES)
+        assert not engine.waiting
+
+
+class Sized(TableModel):
+    """A token is a byte."""
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        return sum(lengths)
+
+    def reserve(self, total: int) -> None:
+        pass
+
+
+def test_memory_is_stated_up_front() -> None:
+    spec = Speculator(Sized(P, V), LMDrafter(Sized(Q, V), V), None, Ends())
+    expected = [c.tokens for c in spec.generate([[1, i] for i in range(5)], WISHES, gamma=2)]
+    with Engine(spec, kv_memory=64) as engine:
+        ids = [engine.add([1, i], WISHES, gamma=2, seed=(0, i)) for i in range(5)]
+        with pytest.raises(InputError, match="prompt of 30 tokens and up to 12 new ones take 84"):
+            engine.add([1] * 30, WISHES)
+        texts = {e.id: e.completion.tokens for e in drained(engine) if e.completion}
+        assert [texts[id] for id in ids] == expected
+        assert engine.stats().finished == 5
+    spec.generate([1] * 30, WISHES, gamma=0)  # the budget was the engine's
+    with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
+        Engine(speculator(), kv_memory=10**9)
+    with Engine(spec, kv_memory=64), pytest.raises(InputError, match="has an engine"):
+        Engine(spec)
+
+
+def test_a_request_of_a_greater_priority_overtakes() -> None:
+    with Engine(speculator(), max_rows=1) as engine:
+        ids = [engine.add([1], WISHES, priority=n) for n in (0, 0, 3, 1)]
+        ended = [event.id for event in drained(engine) if event.completion]
+        assert ended == [ids[i] for i in (2, 3, 0, 1)]
+        with pytest.raises(InputError, match="priority is 0.5; give a whole number"):
+            engine.add([1], WISHES, priority=0.5)
+
+
+@pytest.mark.parametrize("name", ["max_rows", "max_waiting", "max_length", "kv_memory"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "8"])
+def test_numbers_are_checked(name: str, value: object) -> None:
+    with pytest.raises(InputError, match=f"{name} is .*; give a whole number from 1"):
+        Engine(speculator(), **{name: value})

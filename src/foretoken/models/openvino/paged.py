@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
 PAGE = 2  # dimension of the cache [pages, heads, tokens of a page, width]
 FIRST = 16  # pages to begin with; the pool then grows by half
 MOST = 16  # tokens added to a pass
+LINE = 64  # bytes of a cache line
+BITS = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64}  # by bytes
 SLACK = 1.2e7  # parameters a layer whose products for one token cost as much as a new layout
 
 
@@ -107,6 +110,18 @@ class Pool:
         depth = self.prefixes.depth(page)
         return (self.left.get(page, 0), -depth) if depth else (-1, 0)
 
+    @property
+    def page_bytes(self) -> int:
+        """A page's in all layers."""
+        ports = map(self.request.get_compiled_model().input, self.names)
+        shapes = [(port.get_element_type().size, port.get_partial_shape()) for port in ports]
+        return sum(size * prod(d.get_length() for d in list(s)[1:]) for size, s in shapes)
+
+    def reserve(self, pages: int) -> None:
+        """So many pages at least, at once; untouched they take no memory."""
+        self.goal = max(self.size, pages)
+        self.fit()
+
     def grow(self) -> None:
         self.goal = max(FIRST, self.size + self.size // 2)
         self.fit()
@@ -130,11 +145,9 @@ class Pool:
     def _widen(self, name: str) -> None:
         port = self.request.get_compiled_model().input(name)
         shape = [self.goal, *(d.get_length() for d in list(port.get_partial_shape())[1:])]
-        bigger = ov.Tensor(port.get_element_type(), ov.Shape(shape))
-        array = bigger.data
+        array, bigger = blank(shape, port.get_element_type())
         if self.size:
             array[: self.size] = self.arrays[name]
-        array[self.size :] = 0
         self.request.set_tensor(name, bigger)
         self.arrays[name] = array
 
@@ -173,6 +186,14 @@ class PagedModel:
     @property
     def hidden(self) -> Tensor:
         return ragged(self._output("hidden", sum(self.need)), self.need)
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        # the row that comes last in a pass takes its padding
+        pages = sum(-(-(length + MOST) // self.page) for length in lengths)
+        return pages * self.pool.page_bytes
+
+    def reserve(self, total: int) -> None:
+        self.pool.reserve(total // self.pool.page_bytes)
 
     def remember(self, on: bool) -> None:
         self.pool.prefixes = Prefixes() if on else None
@@ -335,6 +356,16 @@ class PagedModel:
             self.bound.pop(name, None)  # broken off here, either buffer may be bound
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
+
+
+def blank(shape: list[int], kind: ov.Type) -> tuple[NDArray[Any], ov.Tensor]:
+    """Zeros, which take memory where they are written to, and a tensor over them. numpy has no
+    bf16: it sees the bits as float16."""
+    count = prod(shape) * kind.size
+    room = np.zeros(count + LINE, np.uint8)
+    first = -room.ctypes.data % LINE
+    array = room[first : first + count].view(BITS[kind.size]).reshape(shape)
+    return array, ov.Tensor(array, ov.Shape(shape), kind)
 
 
 def ragged(flat: Tensor, need: list[int]) -> Tensor:

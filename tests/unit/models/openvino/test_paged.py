@@ -10,13 +10,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
+from foretoken.gamma import Fixed
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.export_paged import export_paged
 from foretoken.models.openvino.paged import CHUNK, PagedModel
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.selfcheck import small_copy, stir
+from foretoken.request import Request, Row
+from foretoken.sampling.judge import choose
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import block
 from interrupts import interrupted
 from pairs import BrokenOff
 
@@ -269,3 +276,22 @@ def test_what_is_kept_never_makes_the_pool_grow(remembering: PagedModel) -> None
         sizes.append(model.pool.size)
         assert sorted(model.pool.free) == list(range(model.pool.size))
     assert sizes[9] == sizes[-1]
+
+
+def test_what_is_reserved_is_enough(network: PreTrainedModel) -> None:
+    """Rows that are let in by `memory` alone never make the pool grow."""
+    made = conversion.PAGED.run(network)
+    assert isinstance(made, PagedModel)
+    with pytest.raises(InputError, match="kv_memory is 100 bytes, one token takes"):
+        Scheduler(made, LookupDrafter(), 4).limit(100)
+    scheduler = Scheduler(made, LookupDrafter(), 4)
+    scheduler.limit(9 * made.memory([1], []))
+    assert made.pool.size == 9
+    rows = [Row.of(Request([i + 1] * (20 + i), 60, RowKey(0, i))) for i in range(6)]
+    scheduler.submit([Task(row, choose(block), Fixed(i % 5)) for i, row in enumerate(rows)])
+    most = 0
+    while scheduler.step():
+        most = max(most, len(made.lengths))
+        assert made.pool.size == 9
+    assert all(row.finish_reason == "length" for row in rows)
+    assert most > 1 and len(made.pool.free) == 9

@@ -1,0 +1,56 @@
+"""A budget for keys and values, of a target and its drafter together."""
+
+from __future__ import annotations
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.base import Sized
+from foretoken.request import Row
+
+AHEAD = 64  # tokens that rows may gain before the one that joins last has to leave again
+
+
+class Memory:
+    """At most `total` bytes for the rows of these parts, counted as if they shared nothing.
+    InputError for a total below one token's, RefusedError for parts that do not say what their
+    rows take."""
+
+    def __init__(self, parts: list[object], total: int) -> None:
+        for part in parts:
+            if hasattr(part, "score") and not isinstance(part, Sized):
+                raise RefusedError(
+                    f"kv_memory is given, but {type(part).__name__} does not say what its rows "
+                    "take; leave kv_memory out"
+                )
+        self.parts, self.total = [part for part in parts if isinstance(part, Sized)], total
+        least = self._bytes([1], [1])
+        if total < least:
+            raise InputError(f"kv_memory is {total} bytes, one token takes {least}; give more")
+
+    def reserve(self) -> None:
+        """Take all of it now; it is touched as rows need it."""
+        shares = [part.memory([1], [1]) for part in self.parts]
+        for part, share in zip(self.parts, shares, strict=True):
+            part.reserve(self.total * share // sum(shares))
+
+    def fits(self, rows: list[Row], gain: int) -> bool:
+        """Whether there is room for these rows with so many tokens more, or to their ends."""
+        lengths = [min(len(row.tokens) + gain, _end(row)) for row in rows]
+        return self._bytes(lengths, [len(row.request.source or []) for row in rows]) <= self.total
+
+    def require(self, row: Row) -> None:
+        """InputError for a row that can never fit."""
+        if not self.fits([row], _end(row)):
+            prompt, limit = len(row.request.prompt), row.request.limit
+            takes = self._bytes([_end(row)], [len(row.request.source or [])])
+            raise InputError(
+                f"a prompt of {prompt} tokens and up to {limit} new ones take {takes} bytes, "
+                f"kv_memory is {self.total}; shorten one of them, or give more memory"
+            )
+
+    def _bytes(self, lengths: list[int], sources: list[int]) -> int:
+        return sum(part.memory(lengths, sources) for part in self.parts)
+
+
+def _end(row: Row) -> int:
+    """Tokens of the longest text that the row can become."""
+    return len(row.request.prompt) + row.request.limit

@@ -1,0 +1,75 @@
+"""A budget for keys and values: what fits, what never does, and how it is shared out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.engine.memory import Memory
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.base import Sized
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.sampling.keys import RowKey
+from oracle import random_model
+
+V = 4
+
+
+class SizedTable(TableModel):
+    """Tokens of its own are `size` bytes, those of sources one."""
+
+    def __init__(self, size: int = 2, **options: Any) -> None:
+        super().__init__(random_model(1, V), V, **options)
+        self.size, self.reserved = size, 0
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        return self.size * sum(lengths) + self.encoder_decoder * sum(sources)
+
+    def reserve(self, total: int) -> None:
+        self.reserved = total
+
+
+def row(prompt: int, limit: int, source: list[int] | None = None) -> Row:
+    return Row.of(Request([1] * prompt, limit, RowKey(0, 0), source=source))
+
+
+def test_rows_fit_up_to_the_last_byte() -> None:
+    memory = Memory([SizedTable(2)], 20)
+    one, other = row(3, 9), row(5, 1)
+    assert memory.fits([one, other], 1)  # 4 + 6
+    assert not memory.fits([one, other], 2)  # 5 + 6
+    assert memory.fits([one], 7) and not memory.fits([one], 8)
+    assert memory.fits([other], 100)  # it ends before
+
+
+def test_sources_and_drafts_count() -> None:
+    target, draft = SizedTable(2, encoder_decoder=True), SizedTable(1)
+    memory = Memory([target, draft], 18)
+    assert memory.fits([row(1, 3, source=[0] * 6)], 3)  # 2 * 4 + 6, and 4
+    assert not memory.fits([row(1, 3, source=[0] * 7)], 3)
+
+
+def test_what_can_never_fit_is_said_with_the_numbers() -> None:
+    memory = Memory([SizedTable(2), SizedTable(1), LookupDrafter()], 30)
+    memory.require(row(4, 6))
+    with pytest.raises(InputError, match="prompt of 4 tokens and up to 7 new ones take 33 bytes, "):
+        memory.require(row(4, 7))
+    with pytest.raises(InputError, match="kv_memory is 2 bytes, one token takes 3"):
+        Memory([SizedTable(2), SizedTable(1)], 2)
+
+
+def test_models_that_do_not_say_what_they_take_are_refused() -> None:
+    assert isinstance(SizedTable(), Sized)
+    plain = TableModel(random_model(1, V), V)
+    with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
+        Memory([SizedTable(), LMDrafter(plain, V), plain], 99)
+
+
+def test_each_part_is_given_its_share() -> None:
+    target, draft = SizedTable(3), SizedTable(1)
+    Memory([target, draft], 100).reserve()
+    assert (target.reserved, draft.reserved) == (75, 25)
