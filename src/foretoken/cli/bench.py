@@ -72,8 +72,8 @@ def bench(
     helped = _numbers("assisted", assisted) if assisted else batches
     options = Options(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
-    _require(options, gammas, vs or [], out)
     _require_batches(batches, helped, vs or [])
+    _require(options, gammas, vs or [], out)
     loading.require(target)
     quiet()
     with ExitStack() as stack:
