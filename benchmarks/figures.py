@@ -1,7 +1,7 @@
 """Every table of docs/performance.md that `foretoken bench` makes: builds the pairs, runs the
 benches one after the other, writes their JSON and plots to benchmarks/results/NAME.
 
-The machine must be idle. About an hour; a bench that has a result is skipped.
+The machine must be idle. About an hour and a half; a bench that has a result is skipped.
 
     python benchmarks/peers/make.py                      # the peers, once
     python benchmarks/figures.py --folder DIR            # DIR: for the pairs, 5 GB
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ALPHAS = ("0.02", "0.2", "0.5", "0.8", "0.86", "0.95")
 PROMPTS = ([17, 230, 3051, 9, 1200, 31, 77, 801], [5, 600, 70, 3800, 91, 1002, 113, 12])
+BATCH = 16
+DICE = random.Random(0)
+MANY = tuple(DICE.sample(range(2, 32_000), DICE.randint(4, 16)) for _ in range(BATCH))
 TEXTS = (
     "The old house stood at the end of the lane, and",
     "She opened the letter with trembling hands, for",
@@ -44,7 +48,9 @@ ALL = ("transformers", "openvino-genai", "llama.cpp")
 
 
 class Bench(NamedTuple):
-    """Options of `foretoken bench`. No pair: the one that ships, on texts."""
+    """Options of `foretoken bench`. No pair: the one that ships, on texts. `batch`: as its
+    `--batch`, on as many prompts as there are; transformers guesses at `assisted` of them only, as
+    it does that for one text after another."""
 
     pair: str
     draft: str
@@ -53,7 +59,13 @@ class Bench(NamedTuple):
     gammas: str
     peers: tuple[str, ...]
     prompts: int
+    tokens: int = 96
+    rounds: int = 5
+    batch: str = ""
+    assisted: str = ""
 
+
+BATCHED = {"prompts": BATCH, "tokens": 32, "rounds": 3, "batch": "1,2,4,8,16", "assisted": "8"}
 
 RUNS = {
     "default-greedy": Bench("", "", GREEDY, "float32", "2,3,4,5", (), 16),
@@ -71,6 +83,9 @@ RUNS = {
     "alpha-50": Bench("llama", "a50", SAMPLED, "float32", "2,3,5", (), 2),
     "alpha-80": Bench("llama", "a80", SAMPLED, "float32", "3,5,7", (), 2),
     "alpha-95": Bench("llama", "a95", SAMPLED, "float32", "5,11,16", (), 2),
+    "batch-f32-greedy": Bench("llama", "a80", GREEDY, "float32", "3", ALL[:2], **BATCHED),
+    "batch-f32-sampled": Bench("llama", "a80", SAMPLED, "float32", "3", ALL[:1], **BATCHED),
+    "batch-bf16-greedy": Bench("llama", "a80", GREEDY, "bfloat16", "3", ALL[:2], **BATCHED),
 }
 
 
@@ -89,11 +104,13 @@ def bench(name: str, folder: Path, out: Path) -> None:
     run = RUNS[name]
     folder.mkdir(parents=True, exist_ok=True)
     prompts = folder / f"{run.pair or 'texts'}-{run.prompts}.jsonl"
-    given = (PROMPTS if run.pair else TEXTS)[: run.prompts]
+    given = ((MANY if run.batch else PROMPTS) if run.pair else TEXTS)[: run.prompts]
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in given))
     command = [sys.executable, "-m", "foretoken", "bench", "--prompts", prompts, "--out", out]
     command += [*run.law.split(), "--dtype", run.dtype, "--gamma", run.gammas]
-    command += ["--repeats", "5", "--max-new-tokens", "96"]
+    command += ["--repeats", str(run.rounds), "--max-new-tokens", str(run.tokens)]
+    if run.batch:
+        command += ["--batch", run.batch, "--assisted", run.assisted]
     if run.pair:
         place = built(run.pair, folder)
         command += ["--target", place / "target", "--draft", place / f"draft-{run.draft}"]

@@ -13,10 +13,20 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 HEAD = "| | ms a token (quartiles) | first token, ms | tokens a call | speed-up | of the formula |"
 
+RATES = (
+    "| at once | | tokens/s (quartiles) | over plain | rows a call | padding | foretoken over it |"
+)
+
 
 def main() -> None:
     for name in sys.argv[1:]:
         bench = json.loads((RESULTS / name / "bench.json").read_text())
+        if "batches" in bench:
+            print(f"**{name}**, {bench['date']}\n\n{RATES}\n|---|---|---|---|---|---|---|")
+            for at in bench["batches"]:
+                print("\n".join(rates(at["batch"], figure) for figure in at["figures"]))
+            print()
+            continue
         print(f"**{name}**, {bench['date']}\n\n{HEAD}\n|---|---|---|---|---|---|")
         for figure in bench["figures"]:
             print(line(figure))
@@ -38,6 +48,21 @@ def line(figure: dict[str, Any]) -> str:
         f"{calls:.2f}" if calls else "",
         f"{figure['speedup']:.2f}x",
         f"{formula:.2f}" if formula else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def rates(texts: int, figure: dict[str, Any]) -> str:
+    """A line of a table of texts at once."""
+    rate, shares = figure["tokens_per_second"], (figure["occupancy"], figure["padding"])
+    who = "" if figure["name"] == "foretoken" else f"{figure['name']}, "
+    cells = [
+        str(texts),
+        f"{who}{figure['variant']}",
+        f"{rate['median']:.1f} ({rate['q1']:.1f}-{rate['q3']:.1f})",
+        f"{figure['speedup']:.2f}x",
+        *("" if share is None else f"{share:.0%}" for share in shares),
+        ", ".join(f"{own} {ratio:.2f}x" for own, ratio in figure["ahead"].items()),
     ]
     return f"| {' | '.join(cells)} |"
 

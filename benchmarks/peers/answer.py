@@ -1,10 +1,11 @@
 """A peer's half of the conversation with `foretoken bench`: JSON lines in, JSON lines out.
 
-First line in: what to load ({target, draft, dtype, draft_dtype, threads, python}); answered by what
-was loaded, {version, precision} and maybe a {note}. Every further line: {prompt, max_new_tokens,
-gamma, temperature, top_k, top_p, seed}, answered by {tokens, first_tokens, first_seconds, seconds}.
-What cannot be done is answered by {error}. What libraries print goes to standard error. Needs
-nothing but Python: every peer's venv can import it.
+First line in: what to load ({target, draft, dtype, draft_dtype, batched, threads, python});
+answered by what was loaded, {version, precision} and maybe a {note}. Every further line: {prompts,
+seeds, max_new_tokens, gamma, temperature, top_k, top_p}, one prompt unless `batched`; answered by
+{texts}, for each {tokens, first_tokens, first_seconds, seconds}: seconds until it was there;
+first_tokens is 0 where that is not known. What cannot be done is answered by {error}. What
+libraries print goes to standard error. Needs nothing but Python: every peer's venv can import it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 Request = dict[str, Any]
+Texts = list[dict[str, Any]]
 
 
 class Refused(Exception):
@@ -35,24 +37,24 @@ class Clock:
         if not self.first_tokens:
             self.first_seconds, self.first_tokens = perf_counter() - self.began, tokens
 
-    def answer(self, tokens: list[int]) -> dict[str, Any]:
-        """The reply, once all of the new `tokens` are there."""
+    def text(self, tokens: list[int]) -> dict[str, Any]:
+        """One of the reply's texts, once all of its new `tokens` are there."""
         seconds = perf_counter() - self.began
         first = {"first_tokens": self.first_tokens, "first_seconds": self.first_seconds}
         return {"tokens": tokens, **first, "seconds": seconds}
 
 
-def serve(load: Callable[[Request], tuple[dict[str, Any], Callable[[Request], Any]]]) -> None:
+def serve(load: Callable[[Request], tuple[dict[str, Any], Callable[[Request], Texts]]]) -> None:
     """Answer until standard input ends. `load` returns a description and what generates."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
-    work: Callable[[Request], Any] | None = None
+    work: Callable[[Request], Texts] | None = None
     for line in sys.stdin:
         try:
             if work is None:
                 reply, work = load(json.loads(line))
             else:
-                reply = work(json.loads(line))
+                reply = {"texts": work(json.loads(line))}
         except Refused as error:
             reply = {"error": str(error)}
         except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 import gguf_model
 import llama_cpp as llama
 import numpy as np
-from answer import Clock, Refused, Request, serve
+from answer import Clock, Refused, Request, Texts, serve
 from converted import converted
 from gguf import GGMLQuantizationType
 
@@ -91,11 +91,12 @@ class Peer:
         self.target = Model(asked["target"], asked["dtype"], threads)
         self.draft = asked["draft"] and Model(asked["draft"], asked["draft_dtype"], threads)
 
-    def generate(self, asked: Request) -> dict[str, Any]:
+    def generate(self, asked: Request) -> Texts:
         """Greedy decoding with gamma guesses a step; 0 is plain."""
         if asked["temperature"]:
             raise Refused("llama.cpp is run greedily only; leave --temperature at 0")
-        text, gamma, clock = list(asked["prompt"]), asked["gamma"], Clock()
+        (prompt,), gamma, clock = asked["prompts"], asked["gamma"], Clock()
+        text = list(prompt)
         full = len(text) + asked["max_new_tokens"]
         self.target.start(full)
         if gamma:
@@ -108,7 +109,7 @@ class Peer:
             n = next((i for i, x in enumerate(guesses) if x != best[i]), len(guesses))
             text += [*guesses[:n], best[n]]
             self.target.cut(len(text) - 1)
-        return clock.answer(text[len(asked["prompt"]) :])
+        return [clock.text(text[len(prompt) :])]
 
     def _guess(self, text: list[int], gamma: int) -> list[int]:
         if not gamma:

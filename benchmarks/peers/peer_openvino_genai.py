@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from answer import Clock, Refused, Request, serve
+from answer import Clock, Refused, Request, Texts, serve
 from converted import converted
 from openvino import opset13 as ops
 from openvino_tokenizers import build_rwkv_tokenizer
@@ -39,18 +39,20 @@ class Streamer(genai.StreamerBase):
 
 
 class Peer:
-    """A pipeline for plain decoding, and one with a draft once it is asked for."""
+    """A pipeline for plain decoding, and one with a draft where there is one; for several texts at
+    once they are those of continuous batching."""
 
     def __init__(self, asked: Request) -> None:
-        self.target, self.hints = _export(asked, asked["target"], asked["dtype"])
-        self.plain = genai.LLMPipeline(self.target, "CPU", **self.hints)
-        self.assisted = None
+        target, hints = _export(asked, asked["target"], asked["dtype"])
+        self.batched = asked["batched"]
+        pipeline = _batching if self.batched else genai.LLMPipeline
+        self.plain, self.assisted = pipeline(target, "CPU", **hints), None
         if asked["draft"]:
-            draft, hints = _export(asked, asked["draft"], asked["draft_dtype"])
-            draft = genai.draft_model(draft, "CPU", **hints)
-            self.assisted = genai.LLMPipeline(self.target, "CPU", draft_model=draft, **self.hints)
+            draft, own = _export(asked, asked["draft"], asked["draft_dtype"])
+            draft = genai.draft_model(draft, "CPU", **own)
+            self.assisted = pipeline(target, "CPU", draft_model=draft, **hints)
 
-    def generate(self, asked: Request) -> dict[str, Any]:
+    def generate(self, asked: Request) -> Texts:
         if asked["temperature"]:
             raise Refused("openvino-genai is run greedily only; leave --temperature at 0")
         how = genai.GenerationConfig(
@@ -60,10 +62,18 @@ class Peer:
         if asked["gamma"]:
             how.num_assistant_tokens = asked["gamma"]
         pipeline = self.assisted if asked["gamma"] else self.plain
-        prompt = ov.Tensor(np.array([asked["prompt"]], dtype=np.int64))
+        prompts = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in asked["prompts"]]
         clock = Clock()
-        found = pipeline.generate(prompt, how, Streamer(clock))
-        return clock.answer([int(token) for token in found.tokens[0]])
+        if self.batched:  # its streamers hear one text only
+            found = pipeline.generate(prompts, [how] * len(prompts))
+            texts = [one.m_generation_ids[0] for one in found]
+        else:
+            texts = pipeline.generate(*prompts, how, Streamer(clock)).tokens
+        return [clock.text([int(token) for token in text]) for text in texts]
+
+
+def _batching(folder: Path, device: str, **hints: Any) -> genai.ContinuousBatchingPipeline:
+    return genai.ContinuousBatchingPipeline(folder, genai.SchedulerConfig(), device, hints)
 
 
 def _export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:

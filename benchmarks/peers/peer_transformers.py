@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from answer import Clock, Refused, Request, serve
+from answer import Clock, Refused, Request, Texts, serve
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,12 +23,12 @@ class Streamer:
     """Told of new tokens by `generate`; its first call is the prompt, or the decoder's start."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.calls = clock, 0
+        self.clock, self.rows = clock, 0
 
     def put(self, value: torch.Tensor) -> None:
-        if self.calls:
-            self.clock.tick(value.numel())
-        self.calls += 1
+        if self.rows:
+            self.clock.tick(value.numel() // self.rows)
+        self.rows = self.rows or len(value)
 
     def end(self) -> None:
         pass
@@ -41,26 +41,39 @@ class Peer:
         self.target = _model(asked["target"], asked["dtype"])
         self.draft = asked["draft"] and _model(asked["draft"], asked["draft_dtype"])
 
-    def generate(self, asked: Request) -> dict[str, Any]:
-        prompt = torch.tensor([asked["prompt"]])
-        helped: dict[str, Any] = {}
-        if asked["gamma"]:
-            settings = self.draft.generation_config
-            settings.num_assistant_tokens = asked["gamma"]
-            settings.num_assistant_tokens_schedule = "constant"
-            settings.assistant_confidence_threshold = 0.0
-            helped["assistant_model"] = self.draft
-        torch.manual_seed(asked["seed"])
-        clock = Clock()
+    def generate(self, asked: Request) -> Texts:
+        """A batch at once; assisted generation takes no batch, so its texts come one after
+        another."""
+        clock, prompts, seeds = Clock(), asked["prompts"], asked["seeds"]
+        if not asked["gamma"]:
+            return self._generate(asked, prompts, seeds[0], clock)
+        settings = self.draft.generation_config
+        settings.num_assistant_tokens = asked["gamma"]
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+        return [
+            text
+            for prompt, seed in zip(prompts, seeds, strict=True)
+            for text in self._generate(asked, [prompt], seed, clock, assistant_model=self.draft)
+        ]
+
+    def _generate(
+        self, asked: Request, prompts: list[list[int]], seed: int, clock: Clock, **helped: Any
+    ) -> Texts:
+        settings = _settings(asked, self.target.generation_config)
+        width = max(map(len, prompts))  # padded on the left, as `generate` wants it
+        missing = [width - len(prompt) for prompt in prompts]
+        padded = zip(prompts, missing, strict=True)
+        torch.manual_seed(seed)
         out = self.target.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            generation_config=_settings(asked, self.target.generation_config),
+            torch.tensor([[settings.pad_token_id] * n + prompt for prompt, n in padded]),
+            attention_mask=torch.tensor([[0] * n + [1] * (width - n) for n in missing]),
+            generation_config=settings,
             streamer=Streamer(clock),
             **helped,
         )
-        start = 1 if self.target.config.is_encoder_decoder else prompt.shape[1]
-        return clock.answer(out[0, start:].tolist())
+        start = 1 if self.target.config.is_encoder_decoder else width
+        return [clock.text(tokens) for tokens in out[:, start:].tolist()]
 
 
 def _settings(asked: Request, own: GenerationConfig) -> GenerationConfig:

@@ -67,6 +67,7 @@ class StepRecord:
     verify_seconds: float
     rows: int  # how many rows shared the step
     biases: tuple[float, ...] = ()  # total variation from the target's law there; () where exact
+    padding: int = 0  # positions that the whole batch's target pass computed for no row
 
     @property
     def drafted(self) -> int:

@@ -56,6 +56,7 @@ class _Scored(NamedTuple):
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
     raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
     failed: dict[int, _DeadEnd]  # by row
+    padding: int  # positions that were computed for no row
 
 
 class _Verified(NamedTuple):
@@ -122,7 +123,7 @@ def step(
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
         for b, row in enumerate(guessed.rows):
-            row.records.append(_record(guessed, b, verified[b], kept[b], seconds))
+            row.records.append(_record(guessed, b, verified[b], kept[b], seconds, scored.padding))
     return verdict
 
 
@@ -191,7 +192,7 @@ def _score(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed)
     logits, failed = _shaped(logits, guessed.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     lengths = sent(torch.tensor(counts), logits.device)
-    return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed)
+    return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
 
 
 def _run(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed, x: Tensor) -> Tensor:
@@ -320,7 +321,12 @@ def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[
 
 
 def _record(
-    guessed: _Guessed, b: int, verified: _Verified, kept: list[int], seconds: list[float]
+    guessed: _Guessed,
+    b: int,
+    verified: _Verified,
+    kept: list[int],
+    seconds: list[float],
+    padding: int,
 ) -> StepRecord:
     judged = min(verified.n + 1, len(verified.x), len(kept))
     return StepRecord(
@@ -335,6 +341,7 @@ def _record(
         verify_seconds=seconds[2],
         rows=len(guessed.rows),
         biases=tuple(verified.bias[:judged]),
+        padding=padding,
     )
 
 

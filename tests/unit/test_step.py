@@ -254,3 +254,14 @@ def test_a_dead_end_at_once_leaves_a_row_as_it_was():
     (failed,), _, drafter = one_step(pack([[1, 2]]), [2], [row])
     assert failed.tokens == [0] and failed.error is not None and failed.logprobs == []
     assert failed.records[0].kept == () and drafter.committed == [[]]
+
+
+def test_a_record_has_the_padding_of_its_pass():
+    class Padded(TableModel):
+        padding = 5
+
+    rows = [Row.of(Request([0], 100, RowKey(0, b))) for b in range(2)]
+    target = Padded(counting, V)
+    target.start([[], []])
+    step(rows, target, Says(pack([[1], []])), choose(speculative), [1, 0])
+    assert [row.records[-1].padding for row in rows] == [5, 5]

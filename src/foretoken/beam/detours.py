@@ -40,6 +40,7 @@ class Detours:
     leads nowhere."""
 
     takes_tensors = False
+    padding = 0
 
     def __init__(self, model: TreeModel) -> None:
         self.shared = Shared(model)

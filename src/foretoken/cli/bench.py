@@ -4,55 +4,28 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import date
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from foretoken.cli import option, scoreboard
+from foretoken.cli import option, report
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
 from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
+from foretoken.cli.report import Options
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.figures import Figures
     from foretoken.lab.bench.peer import Peer
     from foretoken.lab.bench.race import Contestant, Round, Task
-    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What every contestant is given, and how often."""
-
-    max_new_tokens: int
-    repeats: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    rule: str
-    loading: option.PairLoading
-
-    @property
-    def params(self) -> SamplingParams:
-        from foretoken.sampling.params import SamplingParams  # late: NumPy
-
-        return SamplingParams(self.temperature, self.top_k, self.top_p)
-
-    def document(self, prompts: int) -> dict[str, Any]:
-        """As the document's `asked`."""
-        options = asdict(self)
-        return options | options.pop("loading") | {"prompts": prompts}
 
 
 @command
@@ -73,6 +46,16 @@ def bench(
     rule: Annotated[
         str, Option(help="block, speculative or coupled; to compare: match, rejection.")
     ] = "block",
+    batch: Annotated[
+        str | None,
+        Option(help="Texts at once, as in 1,2,4,8,16: tokens a second at each of these numbers."),
+    ] = None,
+    assisted: Annotated[
+        str | None,
+        Option(
+            help="Of --batch: where transformers guesses too, text after text; left out: at all."
+        ),
+    ] = None,
     vs: Annotated[
         list[str] | None,
         Option(help="transformers, openvino-genai, llama.cpp; give it again for another."),
@@ -84,35 +67,48 @@ def bench(
     as_json: option.Json = False,
 ) -> None:
     """Time plain decoding, several gammas, automatic gamma and peers, turn by turn."""
-    gammas = _gammas(gamma)
+    gammas = sorted({0, *_numbers("gamma", gamma)})
+    batches = _numbers("batch", batch) if batch else []
+    helped = _numbers("assisted", assisted) if assisted else batches
     options = Options(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
+    _require_batches(batches, helped, vs or [])
     _require(options, gammas, vs or [], out)
     loading.require(target)
     quiet()
     with ExitStack() as stack:
         spec, tasks = _load(options, target, draft, lines)
-        peers, unable = _peers(stack, spec, vs or [], loading, draft)
-        contestants = _contestants(spec, peers, gammas, draft, rule)
-        rounds = _race(contestants, tasks, repeats, unable)
-        peers = [peer for peer in peers if peer.name not in unable]
-        document, table = _document(spec, peers, rounds, options, len(lines), unable)
+        peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
+        setting = report.Setting(spec, peers, options, len(lines), unable)
+        contestants = _contestants(spec, peers, gammas, draft, rule, batched=bool(batches))
+        if batches:
+            found = _race_batches(contestants, tasks, repeats, unable, batches, helped)
+        else:
+            found = {1: _race(contestants, tasks, repeats, unable)}
+        if not any(found.values()):
+            Console(stderr=True).print("interrupted before the first round was done")
+            raise typer.Exit(130)
+        result = (
+            report.batches(setting, batches, found)
+            if batches
+            else report.one_by_one(setting, found[1])
+        )
     if out:
-        _save(out, document, table)
+        result.save(out)
     if as_json:
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps(result.document, allow_nan=False))
     else:
-        scoreboard.show(document, table, page())
-    if document["interrupted"]:
+        result.show(page())
+    if result.document["interrupted"]:
         raise typer.Exit(130)
 
 
-def _gammas(text: str) -> list[int]:
-    """Those in `--gamma`, and 0."""
+def _numbers(name: str, text: str) -> list[int]:
+    """Those in an option, in order."""
     try:
-        return sorted({0, *(int(part) for part in text.split(","))})
+        return sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise InputError(f"gamma is {text!r:.60}; give numbers separated by commas") from None
+        raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
 def _require(options: Options, gammas: list[int], vs: list[str], out: Path | None) -> None:
@@ -141,6 +137,21 @@ def _require(options: Options, gammas: list[int], vs: list[str], out: Path | Non
             command(name)
     if out:
         out.mkdir(parents=True, exist_ok=True)
+
+
+def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> None:
+    """InputError for numbers of texts that cannot be compared, and for peers that take one."""
+    if not set(helped) <= set(batches):
+        raise InputError(f"--assisted is {helped}; give some of --batch, which is {batches}")
+    if not batches:
+        return
+    from foretoken.lab.bench.peer import ALONE  # late: torch takes seconds to import
+    from foretoken.speculator import BATCH
+
+    if not 1 <= batches[0] <= batches[-1] <= BATCH:
+        raise InputError(f"batch is {batches}; give numbers from 1 to {BATCH}")
+    for name in ALONE.intersection(vs):
+        raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
 
 
 def _load(
@@ -177,6 +188,8 @@ def _peers(
     vs: list[str],
     loading: option.PairLoading,
     draft: str | None,
+    *,
+    batched: bool,
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process; and why others cannot load it."""
     from foretoken.drafters.lm import LMDrafter
@@ -193,26 +206,65 @@ def _peers(
     unable: dict[str, str] = {}
     for name in vs:
         try:
-            peers.append(stack.enter_context(Peer(name, *pair, *dtypes)))
+            peers.append(stack.enter_context(Peer(name, *pair, *dtypes, batched=batched)))
         except Unable as error:
             unable[name] = str(error)
     return peers, unable
 
 
 def _contestants(
-    spec: Speculator, peers: list[Peer], gammas: list[int], draft: str | None, rule: str
+    spec: Speculator,
+    peers: list[Peer],
+    gammas: list[int],
+    draft: str | None,
+    rule: str,
+    *,
+    batched: bool,
 ) -> list[Contestant]:
     from foretoken.lab.bench.peer import Guest
     from foretoken.lab.bench.race import Own
+    from foretoken.lab.bench.throughput import GuestBatch, OwnBatch
 
+    own, guest = (OwnBatch, GuestBatch) if batched else (Own, Guest)
     if draft == "none":
-        return [Own(spec, 0, rule), *(Guest(peer, 0) for peer in peers)]
-    own = [Own(spec, gamma, rule) for gamma in (*gammas, None)]
-    return [*own, *(Guest(peer, gamma) for peer in peers for gamma in gammas)]
+        return [own(spec, 0, rule), *(guest(peer, 0) for peer in peers)]
+    ours = [own(spec, gamma, rule) for gamma in (*gammas, None)]
+    return [*ours, *(guest(peer, gamma) for peer in peers for gamma in gammas)]
+
+
+def _race_batches(
+    contestants: list[Contestant],
+    tasks: list[Task],
+    repeats: int,
+    unable: dict[str, str],
+    batches: list[int],
+    helped: list[int],
+) -> dict[int, list[Round]]:
+    """The rounds of a race for each number of texts, until one is interrupted. transformers guesses
+    in those of `helped` only."""
+    from foretoken.lab.bench.throughput import of_batch
+
+    found: dict[int, list[Round]] = {}
+    for texts in batches:
+        some = [
+            one
+            for one in contestants
+            if one.key[0] not in unable
+            and (texts in helped or one.key[0] != "transformers" or not one.key[1])
+        ]
+        rounds = _race(some, of_batch(tasks, texts), repeats, unable, f"batch {texts}, ")
+        found |= {texts: rounds} if rounds else {}
+        if len(rounds) < repeats:
+            break
+    return found
 
 
 def _race(
-    contestants: list[Contestant], tasks: list[Task], repeats: int, unable: dict[str, str]
+    contestants: list[Contestant],
+    tasks: list[Task],
+    repeats: int,
+    unable: dict[str, str],
+    where: str = "",
 ) -> list[Round]:
     """All rounds, or those before an interruption; progress on standard error.
 
@@ -226,76 +278,18 @@ def _race(
 
     rounds: list[Round] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("warming up", total=(repeats + 1) * len(contestants))
+        bar = progress.add_task(f"{where}warming up", total=(repeats + 1) * len(contestants))
 
         def report(key: Key) -> None:
             done = int(progress.tasks[bar].completed) // len(contestants)
             phase = f"round {done} of {repeats}" if done else "warming up"
-            progress.update(bar, advance=1, description=f"{phase}: {key[0]}, {label(key[1])}")
+            told = f"{where}{phase}: {key[0]}, {label(key[1])}"
+            progress.update(bar, advance=1, description=told)
 
         def fail(key: Key, reason: str) -> None:
-            unable[key[0]] = f"{label(key[1])}: {reason}"
+            unable[key[0]] = f"{where}{label(key[1])}: {reason}"
 
         with suppress(KeyboardInterrupt):
             for done in race(contestants, of_round, repeats, report, fail):
                 rounds.append(done)
-    if not rounds:
-        Console(stderr=True).print("interrupted before the first round was done")
-        raise typer.Exit(130)
     return [{key: runs for key, runs in done.items() if key[0] not in unable} for done in rounds]
-
-
-def _document(
-    spec: Speculator,
-    peers: list[Peer],
-    rounds: list[Round],
-    options: Options,
-    prompts: int,
-    unable: dict[str, str],
-) -> tuple[dict[str, Any], list[Figures]]:
-    """The JSON document, and its figures."""
-    from foretoken.lab.bench import figures as bench
-    from foretoken.lab.machine import describe
-    from foretoken.speculator import runtime
-
-    table = [bench.figures(rounds, key, greedy=options.temperature == 0) for key in rounds[0]]
-    rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in table]
-    for entry, row in zip(rows, table, strict=True):
-        entry["measured_over_predicted"] = row.measured_over_predicted
-    fixed = bench.best(rounds, bench.OWN)
-    automatic = bench.AUTOMATIC in rounds[0]
-    document = {
-        "date": date.today().isoformat(),
-        "machine": asdict(describe(spec.target.device)),
-        "target": spec.target_name,
-        "draft": spec.draft_name,
-        "runtime": spec.target.runtime,
-        "draft_runtime": runtime(spec.drafter),
-        "asked": options.document(prompts),
-        "rounds": len(rounds),
-        "interrupted": len(rounds) < options.repeats,
-        "precision": {bench.OWN: _precision(spec, options.loading.dtype)}
-        | {peer.name: peer.about["precision"] for peer in peers},
-        "versions": {peer.name: peer.about["version"] for peer in peers},
-        "notes": {peer.name: peer.about["note"] for peer in peers if "note" in peer.about},
-        "unable": unable,
-        "figures": rows,
-        "best_gamma": fixed[1],
-        "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,
-        "duels": [asdict(bench.duel(rounds, peer.name)) for peer in peers],
-    }
-    return document, table
-
-
-def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
-    """The target's dtypes, part by part: the cache has that of the computation."""
-    computed = spec.target.computed
-    cache = "float32" if computed == "int8" else computed  # int8: rounded in products alone
-    return {"weights": dtype, "cache": cache, "activations": computed}
-
-
-def _save(out: Path, document: dict[str, Any], table: list[Figures]) -> None:
-    from foretoken.lab.bench.plot import draw
-
-    (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    draw(table, out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")

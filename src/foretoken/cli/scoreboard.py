@@ -13,6 +13,7 @@ from foretoken.cli.page import labelled, milliseconds, prose
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Agreement, Figures
+    from foretoken.lab.bench.throughput import Throughput
 
 SPEED = [
     ("first ms", "until the first tokens"),
@@ -28,26 +29,22 @@ TIME = [
     ("formula", "speed-up by Theorem 3.8 from these; of it: measured over formula"),
     ("draft ..", "shares of the time; verify: laws, rule and rollback"),
 ]
+THROUGHPUT = [
+    ("tokens/s", "of all texts, prompts included: the median over rounds, and its quartiles"),
+    ("speed-up", "over foretoken's plain decoding of the same round"),
+    ("a call", "tokens a row gains in a target call"),
+    ("rows", "that such a call advances, as a share of the texts"),
+    ("padding", "positions computed for no row, as a share of all in these calls"),
+    ("prompts", "share of the time before the first of these calls"),
+    ("same", "tokens until one differs from plain greedy text; at: the place"),
+]
 
 
 def show(document: dict[str, Any], table: list[Figures], console: Console) -> None:
     """The tables, and what their columns mean."""
-    asked, unable = document["asked"], document["unable"]
-    prose(
-        console,
-        f"{document['target']} on {document['runtime']}, {document['draft']} on "
-        f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
-        f"tokens each, temperature {asked['temperature']:g}, rounds: {document['rounds']}",
-    )
-    for name, dtypes in document["precision"].items():
-        precision = ", ".join(f"{part} {dtype}" for part, dtype in dtypes.items())
-        version = document["versions"].get(name, document["machine"]["versions"].get(name))
-        prose(console, f"{name} {version}{_note(document, name)}: {precision}")
-    console.print()
-    console.print(_speed(table, unable))
-    for name, why in unable.items():
-        prose(console, f"{name} cannot run this pair: {why}")
-    console.print()
+    _head(document, console)
+    console.print(_speed(table, document["unable"]))
+    _unable(document, console)
     labelled(console, SPEED, 10)
     console.print()
     console.print(_time(table))
@@ -60,6 +57,74 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
         prose(console, f"automatic gamma: {over:.2f} of the speed of the best fixed one, {best}")
     for duel in document["duels"]:
         _duel(console, duel, duel["name"] + _note(document, duel["name"]))
+
+
+def show_batches(
+    document: dict[str, Any], table: dict[int, list[Throughput]], console: Console
+) -> None:
+    """A table for each number of texts at once, and what their columns mean."""
+    _head(document, console)
+    for texts, rows in table.items():
+        console.print(_throughput(f"{texts} at once", rows))
+        for row in rows:
+            if row.ahead:
+                _ahead(console, row)
+        console.print()
+    _unable(document, console)
+    labelled(console, THROUGHPUT, 10)
+
+
+def _head(document: dict[str, Any], console: Console) -> None:
+    """Who ran, and on what."""
+    asked = document["asked"]
+    rounds = document.get("rounds", asked["repeats"])
+    prose(
+        console,
+        f"{document['target']} on {document['runtime']}, {document['draft']} on "
+        f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
+        f"tokens each, temperature {asked['temperature']:g}, rounds: {rounds}",
+    )
+    for name, dtypes in document["precision"].items():
+        precision = ", ".join(f"{part} {dtype}" for part, dtype in dtypes.items())
+        version = document["versions"].get(name, document["machine"]["versions"].get(name))
+        prose(console, f"{name} {version}{_note(document, name)}: {precision}")
+    console.print()
+
+
+def _unable(document: dict[str, Any], console: Console) -> None:
+    for name, why in document["unable"].items():
+        prose(console, f"{name} cannot run this pair: {why}")
+    console.print()
+
+
+def _ahead(console: Console, row: Throughput) -> None:
+    from foretoken.lab.bench.figures import label
+
+    ratios = ", ".join(f"{own} {ratio:.2f}x" for own, ratio in row.ahead.items())
+    prose(console, f"against {row.name}, {label(row.gamma)}: {ratios}")
+
+
+def _throughput(title: str, rows: list[Throughput]) -> Table:
+    """A row for each contestant."""
+    from foretoken.lab.bench.figures import label
+
+    heads = ("tokens/s", "quartiles", "speed-up", "a call", "rows", "padding", "prompts")
+    view, name = _table(title, *heads, "same", "at"), ""
+    for row in rows:
+        if row.name != name:
+            name = row.name
+            view.add_row(name, style="bold")
+        rates = row.tokens_per_second
+        view.add_row(
+            label(row.gamma),
+            _rate(rates.median),
+            f"{_rate(rates.q1)}-{_rate(rates.q3)}",
+            f"{row.speedup:.2f}x",
+            _number(row.tokens_per_call),
+            *map(_percent, (row.occupancy, row.padding, row.reading)),
+            *_same(row.agreement),
+        )
+    return view
 
 
 def _duel(console: Console, duel: dict[str, Any], rival: str) -> None:
@@ -121,7 +186,7 @@ def _time(table: list[Figures]) -> Table:
 def _table(*heads: str) -> Table:
     view = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for head in heads:
-        view.add_column(head, justify="right" if head else "left", no_wrap=True)
+        view.add_column(head, justify="right" if view.columns else "left", no_wrap=True)
     return view
 
 
@@ -139,3 +204,11 @@ def _same(agreement: Agreement | None) -> tuple[str, str]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"

@@ -120,6 +120,10 @@ class _Middle:
         self.model, self.cached, self.rows = reader.model, reader.cached, rows
         self.vocab_size, self.device = self.model.vocab_size, self.model.device
 
+    @property
+    def padding(self) -> int:
+        return self.model.padding
+
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)  # as takes_tensors says
         feed: list[list[int]] = [[] for _ in blocks]

@@ -29,6 +29,11 @@ class Scorer(Protocol):
     device: torch.device
     takes_tensors: bool  # blocks may be a tensor, whose tokens the host does not know
 
+    @property
+    def padding(self) -> int:
+        """Positions that the last pass computed beside the blocks."""
+        ...
+
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         """Append block b to row b, for all rows, in one run; a block may be empty.
 

@@ -21,6 +21,7 @@ class TableModel:
     runtime = "table"
     computed = "float64"
     takes_tensors = False
+    padding = 0
     source_context: int | None = None
     device = torch.device("cpu")
 

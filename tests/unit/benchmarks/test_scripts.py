@@ -56,3 +56,20 @@ def test_a_line_of_a_table():
     assert benchmark("tables").line(figure) == line
     peer = {"name": "a peer", "tokens_per_call": None}
     assert benchmark("tables").line(figure | peer).startswith("| a peer, gamma 3 |")
+
+
+def test_a_line_of_texts_at_once():
+    figure = {
+        "name": "a peer",
+        "variant": "plain",
+        "tokens_per_second": {"median": 60.0, "q1": 55.5, "q3": 61.0},
+        "speedup": 0.75,
+        "occupancy": None,
+        "padding": None,
+        "ahead": {"plain": 1.333, "automatic": 1.5},
+    }
+    line = "| 8 | a peer, plain | 60.0 (55.5-61.0) | 0.75x |  |  | plain 1.33x, automatic 1.50x |"
+    rates = benchmark("tables").rates
+    assert rates(8, figure) == line
+    own = {"name": "foretoken", "occupancy": 0.94, "padding": 0.0, "ahead": {}}
+    assert rates(8, figure | own).endswith("| 0.75x | 94% | 0% |  |")

@@ -13,6 +13,7 @@ import pytest
 from console import Run
 from foretoken.lab.bench import peer, race
 from foretoken.lab.bench.race import Own
+from foretoken.lab.bench.throughput import OwnBatch
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
@@ -60,6 +61,35 @@ def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: P
         assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
 
 
+BATCHES = (*QUICK, "--batch", "1,3")
+
+
+def test_a_document_of_batches(call: Run, pair: tuple[object, ...], tmp_path: Path):
+    """Three texts of two prompts at once; transformers, as it is, takes them together."""
+    args = (*pair, *BATCHES, "--assisted", 3, "--vs", "transformers", "--json", "--out", tmp_path)
+    code, out, _ = call(*args)
+    found = json.loads(out)
+    assert code == 0 and found["asked"]["batch"] == [1, 3] and not found["interrupted"]
+    assert [at["batch"] for at in found["batches"]] == [1, 3]
+    ours = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
+    theirs = [("transformers", "plain"), ("transformers", "gamma 2")]
+    for at, names in zip(found["batches"], ([*ours, theirs[0]], [*ours, *theirs]), strict=True):
+        assert at["rounds"] == 2
+        assert [(row["name"], row["variant"]) for row in at["figures"]] == names
+        for row in at["figures"]:
+            assert row["agreement"] == {"share": 1.0, "first_difference": None}
+            assert row["tokens_per_second"]["n"] == 2 and row["tokens_per_second"]["median"] > 0
+            own = row["name"] == "foretoken"
+            assert list(row["ahead"]) == ([] if own else ["plain", "gamma 2", "automatic"])
+            assert (row["occupancy"] is not None) == (row["padding"] is not None) == own
+        plain = at["figures"][0]
+        assert plain["speedup"] == 1.0 and 0 <= plain["padding"] < 1
+        assert plain["occupancy"] == pytest.approx(1.0)  # all have the same length
+        assert sum(plain["shares"].values()) == pytest.approx(1.0)
+    assert json.loads((tmp_path / "bench.json").read_text()) == found
+    assert (tmp_path / "throughput.svg").read_text().lstrip().startswith("<?xml")
+
+
 def test_tables(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--temperature", 1)
     assert code == 0
@@ -79,8 +109,8 @@ for i, line in enumerate(sys.stdin):
     elif sys.argv[1] == "in a round" and asked["gamma"]:
         reply = {"error": "no room for guesses"}
     else:
-        tokens = [1] * asked["max_new_tokens"]
-        reply = {"tokens": tokens, "first_tokens": 1, "first_seconds": 0.1, "seconds": 0.5}
+        text = {"tokens": [1] * asked["max_new_tokens"], "first_tokens": 1}
+        reply = {"texts": [text | {"first_seconds": 0.1, "seconds": 0.5}] * len(asked["prompts"])}
     print(json.dumps(reply), flush=True)
 """
 
@@ -121,6 +151,19 @@ def test_a_peer_that_cannot_run_the_pair_stands_in_the_table(call: Run, pair: tu
     assert code == 0 and out.count("cannot run") == 4
     for name, why in UNABLE.items():
         assert f"{name} cannot run this pair: {why}\n" in out
+
+
+@pytest.mark.usefixtures("peers")
+def test_a_peer_that_cannot_guess_for_several_is_named_with_their_number(
+    call: Run, pair: tuple[object, ...]
+):
+    code, out, _ = call(*pair, *BATCHES, *VS[2:], "--json")
+    found = json.loads(out)
+    assert code == 0 and found["unable"] == {
+        "openvino-genai": "batch 1, gamma 2: no room for guesses"
+    }
+    for at in found["batches"]:
+        assert {row["name"] for row in at["figures"]} == {"foretoken", "transformers"}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +212,24 @@ def test_ctrl_c_leaves_whole_rounds(
     assert code == 130 and found["interrupted"] and found["rounds"] == 1
 
 
+def test_ctrl_c_leaves_the_batches_that_were_done(
+    call: Run, pair: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Three contestants and three rounds with the one that warms up are nine turns of a batch."""
+    left, turn = iter(range(1, 14)), OwnBatch.turn
+
+    def impatient(self: OwnBatch, tasks: list[race.Task]) -> list[race.Run]:
+        if next(left) == 12:
+            raise KeyboardInterrupt
+        return turn(self, tasks)
+
+    monkeypatch.setattr(OwnBatch, "turn", impatient)
+    code, out, _ = call(*pair, *BATCHES, "--out", tmp_path)
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert code == 130 and found["interrupted"] and "1 at once" in out
+    assert [(at["batch"], at["rounds"]) for at in found["batches"]] == [(1, 2)]
+
+
 def test_ctrl_c_while_it_warms_up(
     call: Run, pair: tuple[object, ...], interrupted: Callable[[int], None]
 ):
@@ -187,6 +248,11 @@ def test_ctrl_c_while_it_warms_up(
         (("--repeats", 0), "repeats is 0; give 1 or more"),
         (("--vs", "vllm"), "--vs is 'vllm'; give one of"),
         (("--vs", "transformers", "--vs", "transformers"), "names a peer twice"),
+        (("--batch", "1,x"), "batch is '1,x'; give numbers separated by commas"),
+        (("--batch", "0,1"), "batch is [0, 1]; give numbers from 1 to 16"),
+        (("--batch", "8,17"), "batch is [8, 17]; give numbers from 1 to 16"),
+        (("--batch", "2", "--assisted", "8"), "--assisted is [8]; give some of --batch"),
+        (("--batch", "2", "--vs", "llama.cpp"), "llama.cpp runs one text at a time; leave it"),
         ((*QUICK, "--vs", "transformers", "--draft", "lookup"), "a model's folder, not 'lookup'"),
     ],
 )
@@ -199,13 +265,18 @@ def test_mistakes_are_one_line(
 
 
 @pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("args", [(*QUICK, *VS), (*BATCHES, *VS[2:])])
 @pytest.mark.usefixtures("peers")
 def test_what_is_printed_fits_the_terminal(
-    call: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, width: int
+    call: Run,
+    pair: tuple[object, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[object, ...],
+    width: int,
 ):
     monkeypatch.setenv("COLUMNS", str(width))
-    code, out, _ = call(*pair, *QUICK, *VS)
-    assert code == 0 and "a call    tokens a target call" in out  # a legend
+    code, out, _ = call(*pair, *args)
+    assert code == 0 and "a call    tokens a" in out  # a legend
     paths = {str(pair[1]), str(pair[3])}
     for line in out.splitlines():
         assert len(line) <= width or paths & {word.strip(",:") for word in line.split()}

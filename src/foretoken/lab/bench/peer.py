@@ -24,6 +24,7 @@ SCRIPTS = {
     "openvino-genai": "peer_openvino_genai.py",
     "llama.cpp": "peer_llama_cpp.py",
 }
+ALONE = {"llama.cpp"}  # our loop there holds one text
 OWN_VENV = {"transformers"}  # run in the project's own venv
 
 
@@ -31,9 +32,17 @@ class Peer:
     """A running peer, a context manager. `about`: its version, precisions, and a note if any."""
 
     def __init__(
-        self, name: str, target: str, draft: str | None, dtype: str, draft_dtype: str | None
+        self,
+        name: str,
+        target: str,
+        draft: str | None,
+        dtype: str,
+        draft_dtype: str | None,
+        *,
+        batched: bool = False,
     ) -> None:
-        """Start it and load the pair; draft None: for plain decoding only.
+        """Start it and load the pair; draft None: for plain decoding only. `batched`: for several
+        texts at once.
 
         Raises InputError where the peer is not installed, Unable where it cannot run the pair.
         """
@@ -53,6 +62,7 @@ class Peer:
                 draft=draft and str(Path(draft).resolve()),
                 dtype=dtype,
                 draft_dtype=draft_dtype or dtype,
+                batched=batched,
                 threads=cores(),
                 python=sys.executable,
             )
@@ -60,20 +70,23 @@ class Peer:
             self.close()
             raise
 
-    def run(self, task: Task, gamma: int) -> Run:
-        """One task with gamma guesses a step; 0: plain. Raises Unable where it cannot."""
-        reply = self._ask(
-            prompt=task.prompt,
-            max_new_tokens=task.tokens,
+    def run(self, tasks: list[Task], gamma: int) -> list[Run]:
+        """Tasks alike but for prompts and seeds, with gamma guesses a step; 0: plain. They are done
+        at once, where this peer can. Raises Unable where it cannot."""
+        first = tasks[0]
+        replies = self._ask(
+            prompts=[task.prompt for task in tasks],
+            max_new_tokens=first.tokens,
             gamma=gamma,
-            temperature=task.params.temperature,
-            top_k=task.params.top_k,
-            top_p=task.params.top_p,
-            seed=task.seed,
-        )
-        if len(reply["tokens"]) != task.tokens:
-            raise Unable(f"it made {len(reply['tokens'])} tokens, not {task.tokens}")
-        return Run(**reply)
+            temperature=first.params.temperature,
+            top_k=first.params.top_k,
+            top_p=first.params.top_p,
+            seeds=[task.seed for task in tasks],
+        )["texts"]
+        for reply in replies:
+            if len(reply["tokens"]) != first.tokens:
+                raise Unable(f"it made {len(reply['tokens'])} tokens, not {first.tokens}")
+        return [Run(**reply) for reply in replies]
 
     def close(self) -> None:
         """End the process."""
@@ -112,7 +125,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A peer with one gamma, as a contestant."""
+    """A peer with one gamma, as a contestant: a text at a time."""
 
     peer: Peer
     gamma: int
@@ -121,8 +134,8 @@ class Guest:
     def key(self) -> Key:
         return (self.peer.name, self.gamma)
 
-    def run(self, task: Task) -> Run:
-        return self.peer.run(task, self.gamma)
+    def turn(self, tasks: list[Task]) -> list[Run]:
+        return [run for task in tasks for run in self.peer.run([task], self.gamma)]
 
 
 def command(name: str) -> list[str]:

@@ -1,36 +1,48 @@
-"""A benchmark as pictures (SVG): time per token against gamma, and where the time goes.
+"""A benchmark as pictures (SVG): time per token against gamma, and where the time goes; tokens a
+second against the number of texts at once.
 
 Needs matplotlib (the extra `plot`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from foretoken.lab.bench.figures import Figures, label
-from foretoken.lab.bench.race import OWN
+from foretoken.lab.bench.race import OWN, Key
+from foretoken.lab.bench.throughput import Throughput
+from foretoken.lab.estimate import Spread
 
 PARTS = {"draft": "#4c9f70", "target": "#33658a", "verify": "#f6ae2d", "rest": "#bbbbbb"}
 
 
 def draw(table: list[Figures], folder: Path, title: str) -> list[Path]:
     """Write both pictures; returns their paths."""
-    paths: list[Path] = []
-    for name, fill in (("time-per-token", _times), ("shares", _shares)):
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.add_subplot()
-        fill(axes, table)
-        axes.set_title(title, fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        paths.append(folder / f"{name}.svg")
-        figure.savefig(paths[-1], format="svg", metadata={"Date": None})
-    return paths
+    kinds = (("time-per-token", _times), ("shares", _shares))
+    return [_picture(folder / f"{name}.svg", title, partial(fill, table)) for name, fill in kinds]
 
 
-def _times(axes: Axes, table: list[Figures]) -> None:
+def draw_batches(table: dict[int, list[Throughput]], folder: Path, title: str) -> Path:
+    """Write the picture; returns its path."""
+    return _picture(folder / "throughput.svg", title, partial(_rates, table))
+
+
+def _picture(path: Path, title: str, fill: Callable[[Axes], None]) -> Path:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    fill(axes)
+    axes.set_title(title, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    return path
+
+
+def _times(table: list[Figures], axes: Axes) -> None:
     """Medians with their quartiles; automatic gamma as a line across."""
     for i, name in enumerate(dict.fromkeys(one.name for one in table)):
         rows = [one for one in table if one.name == name and one.gamma is not None]
@@ -52,7 +64,7 @@ def _times(axes: Axes, table: list[Figures]) -> None:
     axes.legend(frameon=False)
 
 
-def _shares(axes: Axes, table: list[Figures]) -> None:
+def _shares(table: list[Figures], axes: Axes) -> None:
     """A stacked bar for each gamma of this package: its height is the time per token."""
     rows = [one for one in table if one.shares]
     bottom = [0.0] * len(rows)
@@ -62,4 +74,26 @@ def _shares(axes: Axes, table: list[Figures]) -> None:
         axes.bar(names, heights, bottom=bottom, color=colour, label=part)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
     axes.set_ylabel("ms per token")
+    axes.legend(frameon=False)
+
+
+def _rates(table: dict[int, list[Throughput]], axes: Axes) -> None:
+    """A line for each contestant, medians with their quartiles."""
+    lines: dict[Key, dict[int, Spread]] = {}
+    for texts, rows in table.items():
+        for row in rows:
+            lines.setdefault((row.name, row.gamma), {})[texts] = row.tokens_per_second
+    names = list(dict.fromkeys(name for name, _ in lines))
+    for i, ((name, gamma), rates) in enumerate(lines.items()):
+        low = [rate.median - rate.q1 for rate in rates.values()]
+        high = [rate.q3 - rate.median for rate in rates.values()]
+        style = {"marker": "o", "capsize": 3, "color": f"C{i}"}
+        style["linestyle"] = ("-", "--", ":", "-.")[names.index(name) % 4]
+        middle = [rate.median for rate in rates.values()]
+        told = f"{name}, {label(gamma)}"
+        axes.errorbar(list(rates), middle, yerr=[low, high], label=told, **style)
+    axes.set_xticks(list(table))
+    axes.set_xlabel("texts at once")
+    axes.set_ylabel("tokens a second")
+    axes.set_ylim(bottom=0)
     axes.legend(frameon=False)

@@ -14,7 +14,7 @@ from typing import Protocol
 from foretoken.errors import RefusedError
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
-from foretoken.request import StepRecord
+from foretoken.request import Completion, StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 
@@ -44,7 +44,7 @@ class Run:
     """One task done. `steps` is empty for a peer, which keeps no records."""
 
     tokens: list[int]
-    first_tokens: int  # those of the first step, which come together
+    first_tokens: int  # those of the first step, which come together; 0: not known
     first_seconds: float  # from the start until these
     seconds: float
     steps: tuple[StepRecord, ...] = ()
@@ -59,17 +59,18 @@ class Unable(RefusedError):
 
 
 class Contestant(Protocol):
-    """Continues prompts; `run` raises Unable where it cannot, and the others go on without it."""
+    """Continues prompts, a run for each; `turn` raises Unable where it cannot, and the others go on
+    without it."""
 
     @property
     def key(self) -> Key: ...
 
-    def run(self, task: Task) -> Run: ...
+    def turn(self, tasks: list[Task]) -> list[Run]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """This package with one gamma."""
+    """This package with one gamma, a text at a time."""
 
     spec: Speculator
     gamma: Gamma
@@ -79,21 +80,29 @@ class Own:
     def key(self) -> Key:
         return (OWN, self.gamma)
 
+    def turn(self, tasks: list[Task]) -> list[Run]:
+        """One after another. Raises KeyboardInterrupt where one was interrupted."""
+        return [self.run(task) for task in tasks]
+
     def run(self, task: Task) -> Run:
-        """Raises KeyboardInterrupt where it was interrupted."""
         prompt: Prompt = list(task.prompt)
         how = {"gamma": self.gamma, "rule": self.rule, "seed": task.seed}
         (done,) = uninterrupted(self.spec.generate(prompt, task.wishes, **how))
-        stats, first = done.stats, done.steps[0]
-        first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
-        return Run(
-            tokens=done.tokens,
-            first_tokens=len(first.kept),
-            first_seconds=stats.prefill_seconds + first_step,
-            seconds=stats.seconds,
-            steps=tuple(done.steps),
-            loop_seconds=stats.seconds - stats.prefill_seconds,
-        )
+        return ran(done)
+
+
+def ran(done: Completion) -> Run:
+    """A text of this package's as a run, by its own times."""
+    stats, first = done.stats, done.steps[0]
+    first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
+    return Run(
+        tokens=done.tokens,
+        first_tokens=len(first.kept),
+        first_seconds=stats.prefill_seconds + first_step,
+        seconds=stats.seconds,
+        steps=tuple(done.steps),
+        loop_seconds=stats.seconds - stats.prefill_seconds,
+    )
 
 
 def race(
@@ -116,7 +125,7 @@ def race(
                 continue
             sleep(REST_SECONDS)
             try:
-                turns[contestant.key] = [contestant.run(task) for task in tasks(i)]
+                turns[contestant.key] = contestant.turn(tasks(i))
             except Unable as error:
                 out.add(contestant.key[0])
                 on_exit(contestant.key, str(error))

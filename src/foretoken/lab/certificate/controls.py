@@ -72,6 +72,10 @@ class OffByOne:
         self.permute, self.leave = model.permute, model.leave
 
     @property
+    def padding(self) -> int:
+        return self.model.padding
+
+    @property
     def hidden(self) -> Tensor:
         """States of the target, where it shows them."""
         return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]

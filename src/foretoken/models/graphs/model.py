@@ -59,6 +59,7 @@ class GraphModel:
         self.room = self.cache.room  # for which they were made
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths on the device; None: not sent yet
+        self.padding = 0
         self._hidden: Tensor | None = None
 
     @property
@@ -80,6 +81,7 @@ class GraphModel:
             return no_logits(self.model, B)
         ids = padded(blocks, self.device)[:, :most]
         width = wide(most)
+        self.padding = power(B) * width - sum(counts)
         end = bucket(max(self.cache.lengths) + width)
         self.cache.hold(B, end)
         logits, hidden = self._pass(power(B), width, end)(ids, self._lengths())

@@ -58,6 +58,7 @@ class ExplicitModel:
         self.decoder = Feed(decoder)
         self.shapes = shapes(decoder, facts["layers"])
         self.rows: Rows | None = None
+        self.padding = 0
 
     @property
     def hidden(self) -> Tensor:
@@ -120,6 +121,7 @@ class ExplicitModel:
     def _run(self, rows: Rows, blocks: list[list[int]], need: list[int]) -> Tensor:
         ids, feed = padded(blocks, self.device).numpy(), self.decoder
         most = max(need)
+        self.padding = ids.size - sum(map(len, blocks))
         feed.put("ids", ids)
         feed.put("lengths", np.array(rows.lengths))
         feed.put("keep", places(blocks, need, ids.shape[1]))

@@ -176,6 +176,7 @@ class PagedModel:
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
         self.slack = min(MOST, int(SLACK * len(facts["windows"]) / facts["parameters"]))
         self.added = 0  # tokens, since a pass of this size was needed
+        self.padding = 0
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -296,7 +297,8 @@ class PagedModel:
         for start, (b, tokens) in zip(past, parts, strict=True):
             self.lengths[b] = start + len(tokens)
         ids = [list(tokens) for _, tokens in parts]
-        ids[-1] += [0] * self._padding(sum(map(len, ids)), past[-1] + len(ids[-1]))
+        self.padding = self._missing(sum(map(len, ids)), past[-1] + len(ids[-1]))
+        ids[-1] += [0] * self.padding
         sizes = [len(tokens) for tokens in ids]
         ends = [start + size for start, size in zip(past, sizes, strict=True)]
         pages = [
@@ -318,7 +320,7 @@ class PagedModel:
         made = torch.from_numpy(self.request.get_tensor(name).data)
         return made.flatten(0, -2)[:count]
 
-    def _padding(self, tokens: int, end: int) -> int:
+    def _missing(self, tokens: int, end: int) -> int:
         """Tokens to add behind the last row, where the next ones will be written: a pass of the
         same size as the one before is faster, since OpenVINO prepares every layer anew for another.
 

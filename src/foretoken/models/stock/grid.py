@@ -63,6 +63,7 @@ class ExactModel:
         self.context, self.source_context = self.empty.context, self.empty.source_context
         self.source_vocab_size = self.empty.source_vocab_size
         self.rows: list[Alone] = []
+        self.padding = 0
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         if self.encoder_decoder and prompts:
@@ -80,6 +81,7 @@ class ExactModel:
         check_room([len(row.text) for row in self.rows], [len(b) for b in blocks], self.context)
         shape = len(blocks), max(need, default=0), self.vocab_size
         logits = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
+        self.padding = 0
         for b, (row, block, n) in enumerate(zip(self.rows, blocks, need, strict=True)):
             logits[b, :n] = self._extend(row, block, n)
         return logits
@@ -104,6 +106,7 @@ class ExactModel:
         """Logits `[need, V]` of the last tokens of `block`, which joins the row."""
         begin = len(row.text) // WIDTH * WIDTH
         row.text += block
+        self.padding -= len(block)
         first = len(row.text) - need
         parts = [row.model.score([[]], [0])[0]]
         for at in range(begin, len(row.text) if block else begin, WIDTH):
@@ -111,6 +114,7 @@ class ExactModel:
             ids = row.text[at : at + width]
             needed = min(at + width, len(row.text)) > first  # else the output layer does not run
             row.model.set_lengths([at])
+            self.padding += width
             logits = row.model.score([ids + [0] * (width - len(ids))], [width * needed])[0]
             parts.append(logits[max(0, first - at) : len(ids)])
         return torch.cat(parts)

@@ -38,6 +38,7 @@ class StockModel(ABC):
         self.vocab_size = output_rows(model)
         self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
+        self.padding = 0
         self._hidden: Tensor | None = None
 
     @abstractmethod
@@ -103,6 +104,7 @@ class StockModel(ABC):
         if not any(counts):
             return no_logits(self.model, len(counts))
         ids = padded(blocks, self.device)
+        self.padding = ids.numel() - sum(counts)
         ragged.prepare(ids.shape[1], tree)
         needed = Needed(counts, need, self.device)
         with self.running(ragged, needed) as model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,33 @@ from foretoken.lab.bench.race import Run, Task, Unable
 from foretoken.sampling.distributions import SamplingParams
 
 TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)
+OTHER = replace(TASK, prompt=[8], seed=4)
 SCRIPT = """
 import json, sys
 for i, line in enumerate(sys.stdin):
     asked = json.loads(line)
     if i == 0:
-        print(json.dumps({"version": "1", "precision": {"weights": asked["draft_dtype"]}}))
+        precision = {"weights": asked["draft_dtype"]}
+        print(json.dumps({"version": "1", "precision": precision, "note": asked["batched"]}))
     elif asked["gamma"] == 9:
         print(json.dumps({"error": "nine is too many"}))
     elif asked["gamma"] == 7:
-        print(json.dumps({"tokens": [7]}))
+        print(json.dumps({"texts": [{"tokens": [7]}]}))
     elif asked["gamma"] == 6:
         print("a library says hello")
     elif asked["gamma"] == 8:
         sys.exit("the last word")
     else:
-        tokens = [asked["gamma"]] * asked["max_new_tokens"]
-        print(json.dumps(
-            {"tokens": tokens, "first_tokens": 1, "first_seconds": 0.1, "seconds": 0.5}
-        ))
+        texts = [
+            {
+                "tokens": [prompt[0]] * asked["max_new_tokens"],
+                "first_tokens": len(asked["prompts"]),
+                "first_seconds": 0.1,
+                "seconds": 0.5 + seed,
+            }
+            for prompt, seed in zip(asked["prompts"], asked["seeds"], strict=True)
+        ]
+        print(json.dumps({"texts": texts}))
     sys.stdout.flush()
 """
 
@@ -47,32 +56,38 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_peer_is_asked_in_json_lines(stranger: Peer):
-    assert stranger.about == {"version": "1", "precision": {"weights": "bfloat16"}}
+    about = {"version": "1", "precision": {"weights": "bfloat16"}, "note": False}
+    assert stranger.about == about
     guest = Guest(stranger, 4)
     assert guest.key == ("stranger", 4)
-    assert guest.run(TASK) == Run([4] * 12, 1, 0.1, 0.5)
+    assert guest.turn([TASK, OTHER]) == [Run([1] * 12, 1, 0.1, 3.5), Run([8] * 12, 1, 0.1, 4.5)]
+
+
+def test_several_tasks_at_once(stranger: Peer):
+    runs = stranger.run([TASK, OTHER], 4)
+    assert runs == [Run([1] * 12, 2, 0.1, 3.5), Run([8] * 12, 2, 0.1, 4.5)]
 
 
 def test_a_peer_that_refuses(stranger: Peer):
     with pytest.raises(Unable, match=r"^nine is too many$"):
-        stranger.run(TASK, 9)
-    assert stranger.run(TASK, 1).tokens == [1] * 12  # it is still there
+        stranger.run([TASK], 9)
+    assert stranger.run([TASK], 1)[0].tokens == [1] * 12  # it is still there
 
 
 def test_a_peer_that_stops_early(stranger: Peer):
     with pytest.raises(Unable, match="made 1 tokens, not 12"):
-        stranger.run(TASK, 7)
+        stranger.run([TASK], 7)
 
 
 def test_a_peer_that_says_something_else(stranger: Peer):
     with pytest.raises(Unable, match="its answer is no JSON: a library says hello"):
-        stranger.run(TASK, 6)
+        stranger.run([TASK], 6)
 
 
 def test_a_peer_that_dies(stranger: Peer):
     for _ in range(2):
         with pytest.raises(Unable, match=r"^it ended: the last word$"):
-            stranger.run(TASK, 8)
+            stranger.run([TASK], 8)
 
 
 def test_what_is_no_peer():

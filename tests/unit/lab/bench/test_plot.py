@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from foretoken.lab.bench.figures import Figures, Shares
-from foretoken.lab.bench.plot import draw
+from foretoken.lab.bench.plot import draw, draw_batches
+from foretoken.lab.bench.throughput import Throughput
 from foretoken.lab.estimate import Spread
 
 
@@ -22,3 +23,19 @@ def test_both_pictures(tmp_path):
         assert label in times
     for label in ("the title", "draft", "target", "verify", "rest", "gamma 4"):
         assert label in parts
+
+
+def test_a_line_for_each_contestant(tmp_path):
+    rate = Spread(10.0, 9.0, 11.0, 3)
+    contestants = [("foretoken", 0), ("foretoken", None), ("a peer", 4)]
+    table = {
+        texts: [
+            Throughput(*key, rate, 1.0, {}, None, None, None, None, None, None)
+            for key in contestants
+        ]
+        for texts in (1, 8)
+    }
+    path = draw_batches(table, tmp_path, "the title")
+    assert path.name == "throughput.svg"
+    for told in ("the title", "a peer, gamma 4", "foretoken, automatic", "texts at once"):
+        assert told in path.read_text()

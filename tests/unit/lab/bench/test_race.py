@@ -30,7 +30,7 @@ def pair() -> Speculator:
 
 def test_our_own_turn():
     spec = pair()
-    found = Own(spec, 3).run(TASK)
+    (found,) = Own(spec, 3).turn([TASK])
     (done,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
     assert found.tokens == done.tokens and found.first_tokens == len(done.steps[0].kept)
     assert 0 < found.first_seconds < found.seconds and found.loop_seconds < found.seconds
@@ -45,9 +45,9 @@ class Echo:
     def __init__(self, key: Key, asked: list[tuple[Key, int]]) -> None:
         self.key, self.asked = key, asked
 
-    def run(self, task: Task) -> Run:
-        self.asked.append((self.key, task.seed))
-        return run(2.0)
+    def turn(self, tasks: list[Task]) -> list[Run]:
+        self.asked += [(self.key, task.seed) for task in tasks]
+        return [run(2.0) for _ in tasks]
 
 
 def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest.MonkeyPatch):
@@ -73,10 +73,10 @@ class Quitter(Echo):
         super().__init__(key, [])
         self.turns = turns
 
-    def run(self, task: Task) -> Run:
+    def turn(self, tasks: list[Task]) -> list[Run]:
         if len(self.asked) == self.turns:
             raise Unable("it ended: killed")
-        return super().run(task)
+        return super().turn(tasks)
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -99,7 +99,7 @@ def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch
 
 def test_our_own_failure_ends_the_race():
     class Broken(Echo):
-        def run(self, task: Task) -> Run:
+        def turn(self, tasks: list[Task]) -> list[Run]:
             raise NumericsError("target logits are NaN")
 
     with pytest.raises(NumericsError):

@@ -149,6 +149,15 @@ def test_few_passes_serve_all() -> None:
     assert {width for _, width, _ in pair.target.passes} <= {1, 2, 3, 5}
 
 
+def test_what_a_shape_holds_beside_the_blocks_is_padding() -> None:
+    model = GraphModel(pairs.target("Llama"))
+    model.start([[5], [6], [7]])
+    model.score([[5, 6, 7, 8], [6], [7]], [1, 1, 1])
+    assert model.padding == 4 * 5 - 6
+    model.score([[8], [8], [8]], [1, 1, 1])
+    assert model.padding == 4 - 3
+
+
 def test_growth_makes_all_anew() -> None:
     """Recorded passes write to where the cache was."""
     model = GraphModel(pairs.target("Llama"))

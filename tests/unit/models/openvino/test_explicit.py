@@ -130,6 +130,12 @@ def test_a_block_that_nobody_needs_counts_as_one_that_somebody_does(t5: Explicit
     assert torch.allclose(t5.score([[6], [6]], [1, 1]), other.score([[6], [6]], [1, 1]))
 
 
+def test_blocks_are_padded_to_the_longest(t5: ExplicitModel) -> None:
+    t5.start([[1], [2, 5]], [[4], [8, 8]])
+    t5.score([[3, 7, 9], [6]], [1, 1])
+    assert t5.padding == 2
+
+
 def test_a_pass_reads_the_cache_where_it_stands(t5: ExplicitModel) -> None:
     """Nothing is handed over again unless it grew."""
     t5.start([[1]], [[4]])

@@ -54,6 +54,17 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, atol=2e-5, rtol=1e-4)
 
 
+def test_a_pass_is_padded_to_the_size_of_the_last(model: PagedModel) -> None:
+    model.start([[5, 6], [7]])
+    model.score([[1, 2, 3], [4]], [1, 1])
+    model.score([[1], [4]], [1, 1])
+    assert model.padding == 2 and model.added == 2
+    model.set_lengths([4, 2])
+    for _ in range(9):
+        model.score([[1], []], [1, 0])
+    assert model.padding == 0  # what is needed again and again is the new size
+
+
 def test_ragged_blocks_score_as_on_torch(model: PagedModel, network: PreTrainedModel) -> None:
     stock = CausalModel(network)
     prompts = [[5, 6, 7], [], list(range(2, 42))]

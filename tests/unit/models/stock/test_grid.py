@@ -111,6 +111,13 @@ def test_the_last_pass_ends_with_the_context() -> None:
     assert model.score([[]], [0]).shape == (1, 0, model.vocab_size)
 
 
+def test_all_but_the_blocks_is_padding() -> None:
+    model = ExactModel(llama())
+    model.start([[1, 2], [3]])
+    model.score([[4], [5] * WIDTH], [1, 1])
+    assert model.padding == (WIDTH - 1) + (2 * WIDTH - WIDTH)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_experts_are_refused_unseen(dtype: torch.dtype) -> None:
     """One look at a pass may well find none of the rows that differ; in float64 none runs."""

@@ -142,6 +142,15 @@ def test_lengths_only_go_back() -> None:
         runner.score([[1]], [1])
 
 
+def test_blocks_are_padded_to_the_longest() -> None:
+    runner = CausalModel(network("Llama"))
+    runner.start([[1, 2], [3], [4]])
+    runner.score([[5], [6, 7, 8], []], [1, 1, 0])
+    assert runner.padding == 9 - 4
+    runner.score([[5], [6], [7]], [1, 1, 1])
+    assert runner.padding == 0
+
+
 def test_sources_are_needed() -> None:
     runner = Seq2SeqModel(network("BART"))
     assert (runner.context, runner.source_context) == (128, 128)
