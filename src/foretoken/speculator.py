@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -120,21 +121,26 @@ class Speculator:
         if not requests:
             return []
         rows = self.rows(requests)
-        done = self.complete(rows, judge, gamma)
+        done = list(self.completions(rows, judge, gamma))
         _require_one(rows)
         return done
 
-    def complete(self, rows: list[Row], judge: Judge, gamma: int | None) -> list[Completion]:
-        """What `generate` makes of its rows, also where all of them fail."""
+    def completions(
+        self, rows: list[Row], judge: Judge, gamma: int | None
+    ) -> Generator[Completion]:
+        """What `generate` makes of its rows, also where all of them fail: in their order, each as
+        soon as it and those before it are done."""
         requests = [row.request for row in rows]
         self._tell_suggested(requests)
         policy = self.policy(requests, gamma, len(requests))
+        left = deque(rows)
         try:
             for _ in self._scheduler.run(rows, judge, policy):
-                pass
+                while left and left[0].finish_reason is not None:
+                    yield self.completion(left.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        return [self.completion(row) for row in rows]
+        yield from map(self.completion, left)
 
     def stream(
         self,

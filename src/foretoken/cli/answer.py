@@ -3,7 +3,8 @@ text from the target's law, or all of it as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +52,13 @@ class Answer:
         return done.finish_reason == "length" and len(done.tokens) < most
 
 
-def answers(tasks: list[Task], requests: list[Request], done: list[Completion]) -> list[Answer]:
+def answers(
+    tasks: list[Task], requests: list[Request], done: Iterable[Completion]
+) -> Iterator[Answer]:
     """The completions with what was asked for; where they were interrupted, the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
-    made = zip(copies, requests, done, strict=False)
-    return [Answer(*which, request, completion) for which, request, completion in made]
+    for completion, which, request in zip(done, copies, requests, strict=False):
+        yield Answer(*which, request, completion)
 
 
 def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = False) -> None:
@@ -192,19 +195,24 @@ def _is_targets(answer: Answer, lenience: float) -> bool:
     return lenience == 1 or not (stats.bias if greedy else stats.drafted)
 
 
-def document(
-    spec: Speculator, answers: list[Answer], comparison: Any, dials: dict[str, Any]
-) -> dict[str, Any]:
-    """What `--json` prints."""
-    document: dict[str, Any] = {
-        "target": spec.target_name,
-        "draft": spec.draft_name,
-        "runtime": spec.target.runtime,
-        "completions": [_completion(answer, dials) for answer in answers],
-    }
+def begin(spec: Speculator, answers: Iterable[Answer], dials: dict[str, Any]) -> Iterator[Answer]:
+    """The answers, each printed as it passes: the document of `--json`, with a line for every text,
+    which `end` ends."""
+    names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
+    print(json.dumps(names)[:-1], end=', "completions": [')
+    for i, answer in enumerate(answers):
+        line = json.dumps(_completion(answer, dials), allow_nan=False)
+        print("," * (i > 0) + "\n" + line, end="", flush=True)
+        yield answer
+
+
+def end(comparison: Any) -> None:
+    """The rest of what `begin` began."""
+    print("\n]", end="")
     if comparison:
-        document["comparison"] = {**asdict(comparison), "speedup": comparison.speedup}
-    return document
+        document = {**asdict(comparison), "speedup": comparison.speedup}
+        print(f', "comparison": {json.dumps(document, allow_nan=False)}', end="")
+    print("}")
 
 
 def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,20 +92,23 @@ def generate(
     keys = task.keys(tasks, seed)
     requests = spec.requests(texts, [each.params for each in tasks], keys)  # a bad one fails now
     if streamed := len(requests) == 1 and not (as_json or show_tokens):
-        done = [_stream(spec, texts[0], tasks[0], keys, dials)]
+        done = iter([_stream(spec, texts[0], tasks[0], keys, dials)])
     else:
-        done = list(_all(spec, requests, dials))
+        done = _all(spec, requests, dials)
     answers = answer.answers(tasks, requests, done)
+    if as_json:
+        answers = answer.begin(spec, answers, dials)
+    answers = list(answers)
     if not as_json:
         answer.show(spec, answers, steps=show_tokens, told=streamed)
-    reasons = {completion.finish_reason for completion in done}
+    reasons = {each.completion.finish_reason for each in answers}
     comparison = None
     if compare and not reasons & {"interrupted", "error"}:
         from foretoken.lab.bench.compare import compare as against_plain
 
         comparison = against_plain(spec, texts[0], seed=seed, **tasks[0].given, **dials)
     if as_json:
-        print(json.dumps(answer.document(spec, answers, comparison, dials), allow_nan=False))
+        answer.end(comparison)
     elif comparison:
         answer.speedup(comparison)
     for remark in answer.remarks(answers, lenience, as_json=as_json):
@@ -143,18 +145,17 @@ def _stream(
 
 
 def _all(spec: Speculator, requests: list[Request], dials: dict[str, Any]) -> Iterator[Completion]:
-    """All completions, in order, a batch at a time; of several, progress on standard error."""
+    """All completions, in order, each as soon as it is done; where they are interrupted, those that
+    have begun. Of several, progress on standard error."""
     from foretoken.options import check
     from foretoken.speculator import BATCH
 
-    judge = check(**dials)
     rows = spec.rows(requests)  # all of them first: a grammar that does not compile fails now
-    starts = range(0, len(rows), BATCH)
-    for i in bar(starts, "generating") if len(starts) > 1 else starts:
-        done = spec.complete(rows[i : i + BATCH], judge, dials["gamma"])
-        yield from done
-        if any(completion.finish_reason == "interrupted" for completion in done):
-            return
+    done = spec.completions(rows, check(**dials), dials["gamma"])
+    several = bar(done, "generating", len(rows)) if len(rows) > BATCH else done
+    for row, completion in zip(rows, several, strict=True):
+        if row.began or row.finish_reason is not None:
+            yield completion
 
 
 def _alone(prompt: str | None, file: Path | None, *others: bool) -> Path:

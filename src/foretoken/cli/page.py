@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from textwrap import wrap
 from typing import TypeVar
 
@@ -26,9 +26,9 @@ def page() -> Console:
     return console
 
 
-def bar(items: Sequence[T], text: str) -> Iterable[T]:
-    """The items, with a bar on standard error."""
-    return track(items, text, console=Console(stderr=True))
+def bar(items: Iterable[T], text: str, count: int | None = None) -> Iterable[T]:
+    """The items, with a bar on standard error; count: how many, where they do not say."""
+    return track(items, text, count, console=Console(stderr=True))
 
 
 def prose(console: Console, paragraph: str, bold: str = "") -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import Answer, answers, cut, departure, document, remarks, show
+from foretoken.cli.answer import Answer, answers, begin, cut, departure, end, remarks, show
 from foretoken.cli.prompts import Line
 from foretoken.cli.task import tasks
 from foretoken.sampling.logprobs import Logprobs
@@ -12,7 +13,7 @@ from foretoken.sampling.logprobs import Logprobs
 
 def completion(count: int = 4, reason: str = "length", **known):
     stats = {"bias": known.pop("bias", 0.0), "drafted": known.pop("drafted", 0)}
-    stats = SimpleNamespace(**stats, to_dict=lambda: stats)
+    stats = SimpleNamespace(**stats, to_dict=lambda known=stats: known)
     known = {"error": None, "logprobs": None, "prompt_logprobs": None, "stop_reason": None} | known
     known |= {"text": None, "seed": (0, 0), "steps": []}
     return SimpleNamespace(tokens=[7] * count, finish_reason=reason, stats=stats, **known)
@@ -22,7 +23,7 @@ def made(done, lines=None, **given) -> list[Answer]:
     """Each of a prompt of its own, unless `lines` are given."""
     lines = lines or [Line(chr(ord("a") + i)) for i in range(len(done))]
     requests = [SimpleNamespace(prompt=[1], source=None)] * len(done)
-    return answers(tasks(lines, given), requests, done)
+    return list(answers(tasks(lines, given), requests, done))
 
 
 def test_texts_that_the_context_ended():
@@ -91,7 +92,7 @@ def test_texts_that_failed_are_remarks_in_any_form():
     assert list(remarks(made(done[:1], max_new_tokens=1), 1.0, as_json=False)) == []
 
 
-def test_a_document_has_what_was_given_and_what_was_asked_for():
+def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
     spec = SimpleNamespace(
         target_name="t", draft_name="d", target=SimpleNamespace(runtime="table"), tokenizer=None
     )
@@ -99,7 +100,15 @@ def test_a_document_has_what_was_given_and_what_was_asked_for():
     lines = [Line("a", wishes={"logprobs": 2}), Line("b")]
     done = [completion(1, logprobs=known), completion(1, "stop", stop_reason="x")]
     dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    found = document(spec, made(done, lines, temperature=0.5), None, dials)["completions"]
+    passing = begin(spec, made(done, lines, temperature=0.5), dials)
+    assert next(passing).task.number == 0
+    early = capsys.readouterr().out
+    assert early.count("\n") == 1 and json.loads(early + "]}")["completions"][0]["tokens"] == [7]
+    list(passing)
+    end(None)
+    document = early + capsys.readouterr().out
+    assert document.count("\n") == 4  # a line for each text
+    found = json.loads(document)["completions"]
     assert found[0]["params"] == {"temperature": 0.5, "logprobs": 2} and found[0]["prompt"] == 0
     assert found[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
     assert found[1]["stop_reason"] == "x" and found[1]["gamma"] == 2
