@@ -242,7 +242,9 @@ def test_mistakes_in_a_line_too(run, tmp_path, row, says):
 
 
 def test_what_only_the_model_knows_is_told_before_it_runs(run, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(foretoken.Speculator, "completions", lambda *args: pytest.fail("it has run"))
+    monkeypatch.setattr(
+        foretoken.Speculator, "completions", lambda *args: pytest.fail("it has run")
+    )
     mistake(
         run("generate", "a", *pair, "--logit-bias", '{"320": 1}'), "logit_bias names the id 320"
     )

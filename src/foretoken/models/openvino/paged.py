@@ -8,6 +8,7 @@ graph came from.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from math import prod
@@ -215,11 +216,20 @@ class PagedModel:
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
-        for b, prompt in enumerate(prompts, first):
-            known = self._recall(b, prompt)
-            for at in range(known, len(prompt), CHUNK):
-                self._run([(b, prompt[at : at + CHUNK])], [0])
-            self._note(b)
+        for part in self._apart(dict(enumerate(prompts, first))):
+            for blocks in passes([(b, prompt[self._recall(b, prompt) :]) for b, prompt in part]):
+                self._run(blocks, [0])
+            for b, _ in part:
+                self._note(b)
+
+    def _apart(self, prompts: dict[int, list[int]]) -> Iterator[list[tuple[int, list[int]]]]:
+        """Prompts of rows to read together; first those that the others may share pages of."""
+        begins = {b: tuple(prompt[: self.page]) for b, prompt in prompts.items()}
+        firsts = {begin: b for b, begin in reversed(begins.items()) if len(begin) == self.page}
+        shares = self.pool.prefixes is not None
+        later = {b for b, begin in begins.items() if shares and firsts.get(begin, b) != b}
+        yield [(b, prompt) for b, prompt in prompts.items() if b not in later]
+        yield [(b, prompts[b]) for b in sorted(later)]
 
     def _recall(self, b: int, prompt: list[int]) -> int:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
@@ -358,6 +368,22 @@ class PagedModel:
             self.bound.pop(name, None)  # broken off here, either buffer may be bound
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
+
+
+def passes(texts: Iterable[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
+    """The texts of rows in passes of at most `CHUNK` tokens: several rows in one, and a long one in
+    several."""
+    parts: list[tuple[int, list[int]]] = []
+    room = CHUNK
+    for b, text in texts:
+        while text:
+            parts.append((b, text[:room]))
+            text, room = text[room:], room - len(parts[-1][1])
+            if not room:
+                yield parts
+                parts, room = [], CHUNK
+    if parts:
+        yield parts
 
 
 def blank(shape: list[int], kind: ov.Type) -> tuple[NDArray[Any], ov.Tensor]:

@@ -17,7 +17,7 @@ from foretoken.gamma import Fixed
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.export_paged import export_paged
-from foretoken.models.openvino.paged import CHUNK, PagedModel
+from foretoken.models.openvino.paged import CHUNK, PagedModel, passes
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.selfcheck import small_copy, stir
 from foretoken.request import Request, Row
@@ -122,6 +122,14 @@ def test_a_long_prompt_goes_in_by_parts(network: PreTrainedModel) -> None:
         runner.start([text])
         scores.append(runner.score([[5, 6]], [2]))
     assert same(*scores)
+
+
+def test_prompts_that_join_together_share_passes() -> None:
+    texts = [(0, [1] * 3), (1, []), (2, [2] * (CHUNK + 5)), (3, [3] * 4)]
+    first, second = passes(texts)
+    assert first == [(0, [1] * 3), (2, [2] * (CHUNK - 3))]
+    assert second == [(2, [2] * 8), (3, [3] * 4)]
+    assert list(passes([(0, []), (1, [])])) == []
 
 
 def test_what_does_not_fit_is_said(model: PagedModel) -> None:
@@ -264,6 +272,25 @@ def test_what_was_read_serves_texts_that_begin_alike(
     assert sum(read) == len(turn) - 96
     stock.start([turn])
     assert same(model.score([[], [11]], [0, 1])[1:], stock.score([[11]], [1]))
+
+
+def test_texts_that_join_together_share_what_they_begin_with(
+    remembering: PagedModel, network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, sizes, run = CausalModel(network), list[list[int]](), remembering._run
+
+    def watched(parts: list[tuple[int, list[int]]], places: list[int]) -> torch.Tensor:
+        sizes.append([len(tokens) for _, tokens in parts])
+        return run(parts, places)
+
+    monkeypatch.setattr(remembering, "_run", watched)
+    system = [(11 * i + 3) % 40 + 2 for i in range(70)]
+    prompts = [[*system, 5], [9, 8], [*system, 6], [*system, 7, 8]]
+    for model in (remembering, stock):
+        model.start(prompts)
+    assert sizes == [[71, 2], [7, 8]]
+    blocks = [[4], [5], [6], [7]]
+    assert same(remembering.score(blocks, [1] * 4), stock.score(blocks, [1] * 4))
 
 
 def test_other_salts_share_nothing(remembering: PagedModel) -> None:
