@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from threading import Condition, Thread
 from typing import Any
 
@@ -17,10 +18,11 @@ Inbox = asyncio.Queue[Event | Exception]
 
 
 class AsyncEngine:
-    """An `Engine` that steps by itself while its `async with` lasts; options as an Engine's."""
+    """An `Engine` that steps by itself while its `async with` lasts; options as an Engine's, and
+    checked when that begins."""
 
     def __init__(self, spec: Speculator, **options: Any) -> None:
-        self._engine = Engine(spec, **options)
+        self._make = partial(Engine, spec, **options)
         self._inboxes: dict[int, Inbox] = {}
         self._awake = Condition()  # held while inboxes change
         self._closing = False
@@ -28,6 +30,9 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> AsyncEngine:
+        if self._loop is not None:
+            raise InputError("the engine has been entered before; make another one")
+        self._engine = self._make()
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         return self
@@ -40,8 +45,8 @@ class AsyncEngine:
     ) -> AsyncGenerator[Event]:
         """The events of one request, which takes what `Engine.add` does; the last has its
         completion. Leaving the loop, or cancelling its task, frees the row within a step."""
-        if self._loop is None or self._closing:
-            raise InputError("the engine does not run; use it within `async with`")
+        self._require_running()
+        assert self._loop is not None
         inbox = Inbox()
         adding = self._loop.run_in_executor(None, self._add, inbox, prompt, params, options)
         try:
@@ -58,7 +63,12 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """What the engine has done."""
+        self._require_running()
         return self._engine.stats()
+
+    def _require_running(self) -> None:
+        if self._loop is None or self._closing:
+            raise InputError("the engine does not run; use it within `async with`")
 
     def _add(
         self, inbox: Inbox, prompt: Prompts, params: SamplingParams | None, options: Any

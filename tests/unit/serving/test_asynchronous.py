@@ -136,3 +136,22 @@ def test_a_step_that_fails_ends_its_streams_and_the_engine_goes_on() -> None:
             assert events[-1].finish_reason == "length"
 
     run(work)
+
+
+def test_one_that_is_never_entered_has_nothing() -> None:
+    spec = speculator()
+    unused = AsyncEngine(spec, max_rows=2)
+    with pytest.raises(InputError, match="use it within `async with`"):
+        unused.stats()
+
+    async def work() -> None:
+        async with AsyncEngine(spec) as engine:
+            assert engine.stats().running == 0
+            with pytest.raises(InputError, match="has an engine; close it first"):
+                async with unused:
+                    pass
+        with pytest.raises(InputError, match="entered before"):
+            async with engine:
+                pass
+
+    run(work)
