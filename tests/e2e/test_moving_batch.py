@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -284,7 +285,8 @@ def test_proof_ten_thousand_requests_take_no_memory(runtime: str) -> None:
     with Engine(spec) as engine:
         seen = [resident() for over in served(engine, 10_000) if over % 1000 == 0]
     require_empty(spec)
-    grown = (seen[-1] - seen[1]) / 8 / 2**20  # MB a thousand, after two thousand to warm up
+    # MB a thousand, after a thousand to warm up; medians, as the allocator keeps what it likes
+    grown = (median(seen[-3:]) - median(seen[1:4])) / 6 / 2**20
     print(f"{runtime}: {[round(size / 2**20, 1) for size in seen]} MB, {grown:.2f} MB a thousand")
     assert grown < 1.0
 
