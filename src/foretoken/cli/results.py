@@ -7,9 +7,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -32,7 +33,7 @@ class Results:
 
     path: Path
     done: set[Name] = field(default_factory=set[Name])
-    _out: BinaryIO | None = None
+    _out: FileIO | None = None
 
     def __enter__(self) -> Results:
         with naming(self.path):
@@ -40,7 +41,8 @@ class Results:
         whole = content[: content.rfind(b"\n") + 1]
         self.done = {self._name(n, line) for n, line in enumerate(whole.splitlines(), 1)}
         with naming(self.path):
-            self._out = open(self.path, "ab")
+            # without a buffer, which would be written again where the disk is full
+            self._out = open(self.path, "ab", buffering=0)
             self._out.truncate(len(whole))
         return self
 
@@ -52,11 +54,11 @@ class Results:
         """Append a result; one that the disk has no room for leaves what is there whole."""
         assert self._out is not None
         line = json.dumps({"line": name[0], "copy": name[1], **result}, allow_nan=False)
-        size = self._out.seek(0, 2)
+        left, size = line.encode() + b"\n", self._out.seek(0, 2)
         try:
             with naming(self.path):
-                self._out.write(line.encode() + b"\n")
-                self._out.flush()
+                while left:  # a disk that is nearly full takes a part
+                    left = left[self._out.write(left) :]
         except OSError:
             self._out.truncate(size)
             raise

@@ -5,8 +5,10 @@ They are judged like all others: other tokens may spell the same text. Knows no 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from foretoken.drafters.base import Draft, Drafter, pack
-from foretoken.drafters.mixture import joined
+from foretoken.drafters.mixture import joined, joined_tops
 from foretoken.sampling.draw import Draw
 
 
@@ -32,7 +34,8 @@ class ForcedDrafter:
         drafts = [pack(forced), self.drafter.propose(free, draw)]
         drafted = zip(drafts[1].tokens.tolist(), drafts[1].lengths.tolist(), strict=True)
         guesses = [x or ids[:n] for x, (ids, n) in zip(forced, drafted, strict=True)]
-        return pack(guesses, joined(drafts), drafts[1].calls)
+        made = pack(guesses, joined(drafts), drafts[1].calls)
+        return replace(made, tops=joined_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
         self.drafter.commit(tokens)

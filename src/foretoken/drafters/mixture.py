@@ -5,6 +5,8 @@ Each part goes on where the one before it stopped, and is told the guesses so fa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -68,7 +70,8 @@ class MixtureDrafter:
             if any(asked):
                 drafts.append(_continue(drafter, guesses, asked, draw))
                 _extend(guesses, drafts[-1])
-        return pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
+        made = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
+        return replace(made, tops=joined_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
         for drafter, _ in self.parts:
@@ -117,4 +120,17 @@ def joined(drafts: list[Draft]) -> Tensor | None:
         q = x[..., None] == ids if draft.q is None else draft.q
         for row, law, n in zip(rows, q.to(like), draft.lengths.tolist(), strict=True):
             row.append(law[:n])
+    return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
+
+
+def joined_tops(drafts: list[Draft]) -> Tensor | None:
+    """The largest logits at all guesses, `[B, G]`, 0 where a draft has none; None where none has
+    any."""
+    if all(draft.tops is None for draft in drafts):
+        return None
+    rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]
+    for draft in drafts:
+        tops = torch.zeros(draft.tokens.shape) if draft.tops is None else draft.tops.cpu()
+        for row, own, n in zip(rows, tops, draft.lengths.tolist(), strict=True):
+            row.append(own[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)

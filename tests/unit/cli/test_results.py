@@ -128,6 +128,22 @@ def test_what_is_refused(run, pair, tmp_path) -> None:
     mistake(run("generate", *asked, *pair), message)
 
 
+def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) -> None:
+    path, text = tmp_path / "out.jsonl", "a" * 700
+    with (
+        full_disk(1000),
+        pytest.raises(OSError, match="out.jsonl cannot be written: .*make room"),
+        Results(path) as out,
+    ):
+        out.write((1, 0), {"text": text})
+        out.write((2, 0), {"text": text})
+    assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
+    with Results(path) as out:
+        assert out.done == {(1, 0)}
+        out.write((2, 0), {"text": text})
+    assert path.read_bytes().count(b"\n") == 2
+
+
 def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
     with Results(tmp_path / "out.jsonl") as out:
         out.write((1, 0), {"text": "a"})
@@ -138,7 +154,6 @@ def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
 
             def write(self, line: bytes) -> None:
                 self.file.write(line[:5])
-                self.file.flush()
                 raise OSError(28, "No space left on device")
 
             def __getattr__(self, name: str):

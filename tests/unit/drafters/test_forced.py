@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from foretoken.drafters.forced import ForcedDrafter
@@ -48,6 +50,19 @@ def proposed(controls: list[Forcing | None], gamma: list[int]):
 def test_forced_tokens_come_first_and_cost_nothing() -> None:
     draft, asked = proposed([Forcing([1, 2, 3])], [2])
     assert draft.tokens.tolist() == [[1, 2]] and draft.q is None and asked is None
+
+
+def test_invalid_logits_of_the_drafter_are_seen_beside_forced_tokens() -> None:
+    class Sick(UniformDrafter):
+        def propose(self, gamma, draw):
+            draft = super().propose(gamma, draw)
+            return replace(draft, tops=torch.full(draft.tokens.shape, torch.nan))
+
+    params = [SamplingParams(1.0)] * 2
+    draw = Draw([RowKey(0, b) for b in range(2)], [3, 3], params, [Forcing([4, 2]), None])
+    draft = ForcedDrafter(Sick(V)).propose([2, 1], draw)
+    assert draft.tops is not None
+    assert draft.tops.isnan().tolist() == [[False, False], [True, False]]
 
 
 def test_rows_side_by_side() -> None:

@@ -49,6 +49,17 @@ def test_the_first_makes_its_guesses_and_the_next_goes_on_from_them():
     assert drafter.propose([3], draw([9])).lengths.tolist() == [3]
 
 
+def test_invalid_logits_of_a_part_are_seen_by_row():
+    sick = MixtureDrafter(
+        [(LookupDrafter(), 1), (lm(lambda text: [float("nan")] * V if 3 in text else Q(text)), 2)]
+    )
+    sick.start([0, 1], [[1, 2, 1], [3, 4]], None)
+    draft = sick.propose([3, 3], draw([3, 2]))
+    assert draft.lengths.tolist() == [3, 2] and draft.tops is not None
+    assert draft.tops.isnan().tolist() == [[False] * 3, [True, True, False]]
+    assert MixtureDrafter([(LookupDrafter(), 1)]).propose([], draw([])).tops is None
+
+
 def test_where_the_first_finds_nothing_the_next_takes_over():
     drafter = MixtureDrafter([(LookupDrafter(), 2), (lm(Q), None)])
     drafter.start([0, 1], [[1, 2, 1], [3, 4]], None)

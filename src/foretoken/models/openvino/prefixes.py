@@ -44,6 +44,8 @@ class Prefixes:
     def note(self, tokens: list[int], pages: list[int], size: int, salt: str) -> None:
         """These pages hold this text, of which whole pages count. Where other pages hold the same,
         those stay known."""
+        if len(tokens) < size:
+            return
         node = self._roots.setdefault(salt, _Node(-1))
         for key, page in zip(_keys(tokens, size), pages, strict=False):
             child = node.below.get(key)
@@ -61,6 +63,8 @@ class Prefixes:
             return
         if node.parent is not None:
             node.parent.below.pop(node.key, None)
+            if node.depth == 1 and not node.parent.below:  # else every salt ever seen would stay
+                self._roots = {salt: root for salt, root in self._roots.items() if root.below}
         behind = [node]
         while behind:
             node = behind.pop()

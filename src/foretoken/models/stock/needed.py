@@ -31,6 +31,10 @@ class Needed:
         self.first = firsts.pop()
         self.even = not firsts
         self.hidden: Tensor | None = None  # what the output layer read: these positions only
+        self.padding: Tensor | None = None  # [B, max(need), 1], True there; None: there is none
+        if min(need) < self.most:
+            missing = torch.arange(self.most) >= torch.tensor(need)[:, None]
+            self.padding = sent(missing[..., None], device)
         if not self.even:
             last = max(counts) - 1
             places = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
@@ -38,10 +42,13 @@ class Needed:
             self.places = sent(torch.tensor(places), device)
 
     def of(self, x: Tensor) -> Tensor:
-        """`[B, width, n]` -> `[B, max(need), n]`; a row that needs fewer is padded with others."""
+        """`[B, width, n]` -> `[B, max(need), n]`; a row that needs fewer is padded with zeros, as
+        its others may be invalid, which is no mate's concern."""
         if self.even:
-            return x[:, self.first : self.first + self.most]
-        return x[self.rows, self.places]
+            some = x[:, self.first : self.first + self.most]
+        else:
+            some = x[self.rows, self.places]
+        return some if self.padding is None else some.masked_fill(self.padding, 0)
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         self.hidden = self.of(args[0])

@@ -67,3 +67,12 @@ def test_what_is_found_holds_the_text(texts: list[list[int]], forgotten: list[in
     for text in texts:
         for place, found in enumerate(known.find(text, SIZE, ""), 1):
             assert holds[found] == text[: place * SIZE]
+
+
+def test_a_salt_whose_pages_are_gone_takes_no_memory() -> None:
+    known = Prefixes()
+    for i in range(50):
+        known.note([1, i, 2, 2], [0, 1], SIZE, f"user {i}")
+        known.note([1], [2], SIZE, f"nothing whole {i}")
+        known.forget(0)
+    assert not known._roots and not known._nodes

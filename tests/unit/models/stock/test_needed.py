@@ -17,10 +17,10 @@ def places(blocks: list[int], need: list[int]) -> list[list[int]]:
 
 def test_each_row_keeps_its_last() -> None:
     assert places([4, 4], [2, 2]) == [[2, 3], [6, 7]]
-    assert places([4, 3], [2, 1]) == [[2, 3], [6, 7]]  # even starts: a slice
+    assert places([4, 3], [2, 1]) == [[2, 3], [6, 0]]  # even starts: a slice
     ragged = places([4, 2], [1, 2])
-    assert [ragged[0][:1], ragged[1]] == [[3], [4, 5]]
-    assert places([4, 0], [4, 0])[0] == [0, 1, 2, 3]
+    assert ragged == [[3, 0], [4, 5]]
+    assert places([4, 0], [4, 0]) == [[0, 1, 2, 3], [0] * 4]
     assert places([4, 2], [0, 0]) == [[], []]
 
 
@@ -28,6 +28,13 @@ def test_a_row_that_needs_nothing_does_not_unsettle_the_others() -> None:
     needed = Needed([4, 1], [2, 0], CPU)
     assert needed.even
     assert needed.of(X).shape == (2, 2, 1)
+
+
+@pytest.mark.parametrize(("counts", "need"), [([4, 4], [2, 0]), ([4, 2], [1, 2]), ([4, 3], [2, 1])])
+def test_padding_is_finite_whatever_stands_there(counts: list[int], need: list[int]) -> None:
+    sick = torch.full((2, 4, 1), torch.nan)
+    found = Needed(counts, need, CPU).of(sick)[..., 0].isnan().tolist()
+    assert found == [[i < n for i in range(max(need))] for n in need]
 
 
 def test_logits_are_cut_once() -> None:

@@ -1,0 +1,462 @@
+"""An engine's rows where something is the matter with one of them, over long runs, and over what
+was read before."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import moving
+from foretoken import Completion, Engine, InputError, RefusedError, SamplingParams, Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.grid import ExactModel
+from moving import (
+    CONTEXT,
+    DRAFT_SICK,
+    RUNTIMES,
+    SICK,
+    SOUND,
+    V,
+    network,
+    require_accounted,
+    require_empty,
+)
+from tiny import byte_level
+
+SAMPLED = SamplingParams(1.0, max_new_tokens=12, suppress_tokens=[SICK, DRAFT_SICK])
+
+
+def drained(engine: Engine) -> dict[int, Completion]:
+    done: dict[int, Completion] = {}
+    for _ in range(2000):
+        if not engine.running and not engine.waiting:
+            return done
+        done |= {e.id: e.completion for e in engine.step() if e.completion is not None}
+    raise AssertionError("the engine never ends")
+
+
+# --- one bad row ---
+
+
+def writes(sick: int, place: int) -> Callable[[Any, Any], Any]:
+    """A processor of one's own: the new token at that place is `sick`."""
+
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        here = ids.shape[1] == 3 + place
+        if here:
+            scores[:] = -torch.inf
+        scores[:, [SICK, DRAFT_SICK]] = -torch.inf
+        scores[:, sick] = 0.0 if here else -torch.inf
+        return scores
+
+    return processor
+
+
+MATES = [([5, 6], 2), ([7], 0), ([40, 41, 42, 40, 41], 4)]
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize("place", [0, 1, 6])
+@pytest.mark.parametrize("runtime", ["table", "torch", "graphs"])
+def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: str) -> None:
+    """Behind its `place`-th new token; its mates' texts are as without it, also those that come
+    into the cache where it stood."""
+    sick = SICK if whose == "target" else DRAFT_SICK
+    spec = moving.shared(runtime, "lm")
+    expected = [
+        spec.generate([prompt], SAMPLED, gamma=gamma, seed=[(3, b)])[0].tokens
+        for b, (prompt, gamma) in enumerate(MATES)
+    ]
+    with Engine(spec, 3) as engine:
+        bad = engine.add(
+            [9, 9, 9],
+            temperature=1.0,
+            max_new_tokens=12,
+            gamma=3,
+            seed=(3, 9),
+            processors=writes(sick, place),
+        )
+        ids = [
+            engine.add(prompt, SAMPLED, gamma=gamma, seed=(3, b))
+            for b, (prompt, gamma) in enumerate(MATES)
+        ]
+        done = drained(engine)
+    assert done[bad].finish_reason == "error"
+    assert f"the {whose}'s logits hold NaN" in str(done[bad].error)
+    assert len(done[bad].tokens) <= place + 4
+    assert [done[id].tokens for id in ids] == expected
+    assert [done[id].finish_reason for id in ids] == ["length"] * 3
+    require_empty(spec)
+
+
+OPEN = "explicit.py: rows that need no logits are padded with others' places, which may be NaN"
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        "table",
+        "torch",
+        "graphs",
+        "paged",
+        pytest.param("explicit", marks=pytest.mark.xfail(strict=True, reason=OPEN)),
+    ],
+)
+def test_a_sick_row_that_wants_no_guess_costs_its_mates_nothing(runtime: str) -> None:
+    """The draft cannot read it, and need not."""
+    spec = moving.shared(runtime, "lm")
+    with Engine(spec) as engine:
+        ids = [
+            engine.add([DRAFT_SICK, 5, 6], SAMPLED, gamma=0),
+            engine.add([7, 8], SAMPLED, gamma=3),
+        ]
+        done = drained(engine)
+    assert [done[id].finish_reason for id in ids] == ["length", "length"], done[ids[1]].error
+
+
+# --- exact shapes ---
+
+
+def exact() -> Speculator:
+    """In bfloat16, drafted for as usual."""
+    target, draft = (
+        copy.deepcopy(network(SOUND + role)).bfloat16() for role in ("target", "draft")
+    )
+    return Speculator(ExactModel(target), LMDrafter(CausalModel(draft)))
+
+
+def differing(tokens: int, rule: str) -> tuple[int, int, int]:
+    """Tokens made by an engine of random arrivals, those that differ from plain decoding of the
+    row alone, and guesses that were kept."""
+    chance, spec, plain = random.Random(rule), exact(), exact()
+    made = different = kept = 0
+    with Engine(spec, 6, rule=rule) as engine:
+        asked: dict[int, tuple[list[int], SamplingParams, int]] = {}
+        while made < tokens or asked:
+            if made < tokens and len(asked) < 9 and chance.random() < 0.5:
+                prompt = [chance.randrange(1, 300) for _ in range(chance.choice([1, 5, 40, 90]))]
+                params = SamplingParams(
+                    1.0 if rule == "coupled" else 0.0, max_new_tokens=chance.randrange(1, 80)
+                )
+                seed = chance.randrange(2**60)
+                id = engine.add(prompt, params, gamma=chance.choice([0, 1, 3, 7]), seed=(seed, 0))
+                asked[id] = prompt, params, seed
+            for event in engine.step():
+                if event.completion is not None:
+                    prompt, params, seed = asked.pop(event.id)
+                    (own,) = plain.generate([prompt], params, gamma=0, seed=[(seed, 0)], rule=rule)
+                    found = event.completion.tokens
+                    assert len(found) == len(own.tokens)
+                    made += len(found)
+                    kept += event.completion.stats.accepted
+                    different += sum(a != b for a, b in zip(found, own.tokens, strict=True))
+    require_empty(spec)
+    return made, different, kept
+
+
+def test_exact_shapes_in_a_moving_batch() -> None:
+    made, different, kept = differing(60, "coupled")
+    assert different == 0 and made >= 60 and kept > 5
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("rule", ["block", "coupled"])
+def test_proof_exact_shapes_in_a_moving_batch(rule: str) -> None:
+    made, different, kept = differing(10_000, rule)
+    print(
+        f"exact shapes, bfloat16, {rule}: {different} of {made} tokens differ, {kept} guesses kept"
+    )
+    assert different == 0 and made >= 10_000 and kept > 1_000
+
+
+# --- many requests ---
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    gc.collect()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def wishes(chance: random.Random) -> dict[str, Any]:
+    """Controls of any kind; some leave no token."""
+    some: dict[str, Any] = {
+        "temperature": chance.choice([0.0, 0.7, 1.0]),
+        "top_k": chance.choice([0, 0, 5]),
+        "top_p": chance.choice([1.0, 0.9]),
+        "max_new_tokens": chance.randrange(1, 7),
+        "repetition_penalty": chance.choice([None, 1.3]),
+        "logprobs": chance.choice([None, None, 1]),
+    }
+    rare: list[dict[str, Any]] = [
+        {"stop_strings": ["e", " "]},
+        {"stop_token_ids": list(range(1, 320, 5)), "include_stop_string": True},
+        {"stop_token_ids": list(range(1, 320, 5))},
+        {"suppress_tokens": range(V)},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[5, 6], [7]]},
+        {"logit_bias": {9: 4.0}},
+        {"prompt_logprobs": 0},
+    ]
+    return some | (chance.choice(rare) if chance.random() < 0.5 else {})
+
+
+def require_right(done: Completion, asked: dict[str, Any]) -> None:
+    """Its reason to finish and its usage are what its tokens say."""
+    tokens, stats = done.tokens, done.stats
+    most = asked["max_new_tokens"]
+    assert stats.rounds == stats.target_calls == len(done.steps)
+    assert sum((step.kept for step in done.steps), ()) == tuple(tokens)
+    assert stats.drafted == sum(len(step.guesses) for step in done.steps)
+    assert stats.accepted == sum(step.accepted for step in done.steps) <= stats.drafted
+    assert (done.logprobs is None) == (asked["logprobs"] is None)
+    assert done.logprobs is None or len(done.logprobs) == len(tokens)
+    ends = set(asked.get("stop_token_ids", ()))
+    assert not ends & set(tokens[:-1]) and len(tokens) <= most
+    if "suppress_tokens" in asked:
+        assert done.finish_reason == "error" and "leaves no token" in str(done.error)
+        assert not tokens
+    elif tokens[-1] in ends:
+        assert done.finish_reason == "stop" and done.stop_reason == tokens[-1]
+    elif done.finish_reason == "stop":
+        assert done.stop_reason in asked["stop_strings"]
+    else:
+        assert done.finish_reason == "length" and len(tokens) == most
+    strings = asked.get("stop_strings", ())
+    assert done.text is not None and not any(string in done.text for string in strings)
+
+
+def served(engine: Engine, requests: int) -> Iterator[int]:
+    """Random requests, lengths and aborts, one by one; yields how many are over."""
+    chance, asked, over = random.Random(0), dict[int, dict[str, Any]](), Counter[str]()
+    added = 0
+    while sum(over.values()) < requests:
+        while added < requests and len(asked) < 24:
+            head = [*range(1, 70)] if chance.random() < 0.2 else []
+            prompt = [*head, *(chance.randrange(1, 300) for _ in range(chance.randrange(1, 9)))]
+            options = wishes(chance)
+            salt = f"user {added}"
+            gamma = chance.choice([0, 1, 3])
+            id = engine.add(prompt, gamma=gamma, seed=added, cache_salt=salt, **options)
+            asked[id], added = options, added + 1
+        for event in engine.step():
+            if event.completion is not None:
+                require_right(event.completion, asked.pop(event.id))
+                over[event.completion.finish_reason] += 1
+                yield sum(over.values())
+        if asked and chance.random() < 0.4:
+            id = chance.choice(sorted(asked))
+            engine.abort(id)
+            del asked[id]
+            over["aborted"] += 1
+            yield sum(over.values())
+    stats = engine.stats()
+    assert stats.aborted == over["aborted"]
+    assert stats.finished == requests - over["aborted"] and not stats.running + stats.waiting
+    assert min(over[end] for end in ("stop", "length", "error", "aborted")) > requests / 100, over
+
+
+@pytest.mark.parametrize("runtime", ["torch"])
+def test_every_request_ends_rightly(runtime: str) -> None:
+    spec = RUNTIMES[runtime].speculator("lm", SOUND)
+    with Engine(spec) as engine:
+        assert list(served(engine, 150))[-1] == 150
+    require_empty(spec)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("runtime", ["torch", "paged"])
+def test_proof_ten_thousand_requests_take_no_memory(runtime: str) -> None:
+    spec, seen = RUNTIMES[runtime].speculator("lm", SOUND), list[int]()
+    with Engine(spec) as engine:
+        seen = [resident() for over in served(engine, 10_000) if over % 1000 == 0]
+    require_empty(spec)
+    # MB a thousand, after a thousand to warm up; medians, as the allocator keeps what it likes
+    grown = (median(seen[-3:]) - median(seen[1:4])) / 6 / 2**20
+    print(f"{runtime}: {[round(size / 2**20, 1) for size in seen]} MB, {grown:.2f} MB a thousand")
+    assert grown < 1.0
+
+
+# --- what was read before ---
+
+
+class Reads:
+    """Counts the tokens that a paged model's passes take, beginnings and guesses alike."""
+
+    def __init__(self, model: Any, patch: pytest.MonkeyPatch) -> None:
+        self.tokens, run = 0, model._run
+
+        def watched(parts: list[tuple[int, list[int]]], places: list[int]) -> torch.Tensor:
+            self.tokens += sum(len(tokens) for _, tokens in parts)
+            return run(parts, places)
+
+        patch.setattr(model, "_run", watched)
+
+    def taken(self) -> int:
+        count, self.tokens = self.tokens, 0
+        return count
+
+
+def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a turn both models read what the last one has not shown them, a page more at most; the
+    target's guesses that were not kept come on top, as they do in any text."""
+    spec = moving.shared("paged", "lm", before=SOUND)
+    models: list[Any] = [spec.target, spec.drafter.model]  # pyright: ignore
+    reads = [Reads(model, monkeypatch) for model in models]
+    history = [(3 * i) % 290 + 1 for i in range(60)]
+    with Engine(spec) as engine:
+        for turn in range(10):
+            said = [(7 * i + turn) % 290 + 1 for i in range(9)]
+            history += said
+            id = engine.add(history, max_new_tokens=6, gamma=2, cache_salt="a talk")
+            (done,) = (drained(engine)[id],)
+            assert len(history) < CONTEXT
+            guessed = sum(len(step.guesses) for step in done.steps)
+            own = len(said) + len(done.tokens) + guessed
+            for read in reads:
+                count = read.taken()
+                assert turn == 0 or count <= own + 64
+            if turn:
+                assert len(history) - done.stats.cached_tokens <= 15 + 32
+            history += done.tokens
+    require_empty(spec)
+
+
+TEXTS = st.tuples(
+    st.sampled_from(["", "mine", "yours"]),
+    st.integers(0, 3),  # which beginning
+    st.integers(1, 150),  # how much of it
+    st.lists(st.integers(1, 3), max_size=2),  # where it forks
+    st.booleans(),  # whether it is aborted
+)
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(arrivals=st.lists(TEXTS, min_size=4, max_size=25), rows=st.integers(1, 4))
+def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int) -> None:
+    """Every page ends free, and those that are known hold what they are known for; nothing is read
+    from another salt's."""
+    spec = moving.shared("paged", "lm", before=SOUND)
+    shown: dict[str, list[list[int]]] = {}  # what each salt has asked
+    with Engine(spec, rows) as engine:
+        running: dict[int, tuple[str, list[int]]] = {}
+        for salt, which, length, fork, aborted in arrivals:
+            prompt = [*((i * (which + 3)) % 290 + 1 for i in range(length)), *fork, 9]
+            id = engine.add(prompt, max_new_tokens=3, gamma=2, cache_salt=salt)
+            running[id] = salt, prompt
+            shown.setdefault(salt, []).append(prompt)
+            require_accounted(spec)
+            for event in engine.step():
+                if event.completion is not None:
+                    salt, prompt = running.pop(event.id)
+                    known = event.completion.stats.cached_tokens
+                    mates = [text for text in shown[salt] if text is not prompt]
+                    assert known % 32 == 0 and known <= len(prompt)
+                    assert not known or any(text[:known] == prompt[:known] for text in mates)
+            if aborted and running:
+                engine.abort(running.popitem()[0])
+        drained(engine)
+        require_empty(spec)
+        for model in (spec.target, spec.drafter.model):  # pyright: ignore
+            known_or_free(model)
+    assert not spec.target.pool.prefixes  # pyright: ignore
+
+
+def known_or_free(model: Any) -> None:
+    """Of the free pages those that are known form whole paths, and hold the keys and values of the
+    tokens that they are found by."""
+    nodes = model.pool.prefixes._nodes
+    assert set(nodes) <= set(model.pool.free) and all(nodes[page].page == page for page in nodes)
+    reached = 0
+    for salt, root in model.pool.prefixes._roots.items():
+        paths = [(root, [])]
+        while paths:
+            node, text = paths.pop()
+            for key, child in node.below.items():
+                reached += 1
+                longer = [*text, *key]
+                assert nodes[child.page] is child and child.depth * 32 == len(longer)
+                paths.append((child, longer))
+                model.salted(salt)
+                assert model.known(longer) == len(longer)
+    assert reached == len(nodes)
+
+
+# --- what is refused ---
+
+
+def test_two_engines_over_one_network() -> None:
+    """Two Speculators that share a model: the second's requests are told whose it is, and what the
+    first has goes on."""
+    spec = moving.shared("torch", "lm")
+    other = Speculator(spec.target, LMDrafter(CausalModel(network("draft")), V), byte_level())
+    with Engine(spec) as first, Engine(other) as second:
+        going = first.add([1, 2], SAMPLED, gamma=2)
+        first.step()
+        refused = second.add([3], SAMPLED, gamma=2)
+        done = drained(second)[refused]
+        assert done.finish_reason == "error" and "of this target or draft" in str(done.error)
+        assert drained(first)[going].finish_reason == "length"
+        again = second.add([3], SAMPLED, gamma=2)
+        assert drained(second)[again].finish_reason == "length"
+        with pytest.raises(InputError, match="^this Speculator has an engine; close it first"):
+            Engine(other)
+
+
+def test_what_cannot_be_asked_leaves_the_engine_as_it_was() -> None:
+    spec = moving.shared("torch", "lm")
+    with Engine(spec, 1, max_waiting=1) as engine:
+        for options, message in (
+            ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+            ({"gamma": -1}, "gamma is -1"),
+            ({"gamma": CONTEXT}, "gamma \\+ 1 must fit"),
+            ({"seed": -1}, "seed is -1"),
+            ({"cache_salt": 5}, "cache_salt is 5; give a str"),
+            ({"temperature": float("nan")}, "temperature is nan"),
+        ):
+            with pytest.raises((InputError, RefusedError), match=message):
+                engine.add([1], **options)
+        with pytest.raises(InputError, match="prompt 0 has 256 tokens, the model holds 256"):
+            engine.add([1] * CONTEXT)
+        with pytest.raises(InputError, match="prompt 0 holds the id 320"):
+            engine.add([V])
+        assert not engine.waiting and not engine.running and engine.step() == []
+        first, second = (engine.add([1], SAMPLED, gamma=0) for _ in range(2))
+        with pytest.raises(InputError, match="^1 requests wait already; take steps first, or give"):
+            engine.add([1], SAMPLED)
+        assert set(drained(engine)) == {first, second}
+    for id in (first, "x", None, 10**9):
+        with pytest.raises(InputError, match="is unknown or finished; give an id that runs"):
+            engine.abort(id)  # pyright: ignore
+    for call in (engine.step, lambda: engine.add([1])):
+        with pytest.raises(InputError, match="^the engine is closed; make another one"):
+            call()
+
+
+OWN = "batch.py, _start: what a row had read itself counts as known when it is read anew"
+
+
+@pytest.mark.xfail(strict=True, reason=OWN)
+def test_what_a_row_has_read_itself_is_not_cached() -> None:
+    """`cached_tokens` counts tokens of the prompt that had been read for other texts."""
+    spec = moving.shared("paged", "lm", before=SOUND)
+    with Engine(spec) as engine:
+        id = engine.add([*range(5, 75)], max_new_tokens=9, gamma=0, cache_salt="nobody else's")
+        engine.step()
+        with spec._scheduler.idle():  # as for a measurement
+            pass
+        assert drained(engine)[id].stats.cached_tokens == 0

@@ -1,0 +1,326 @@
+"""Tiny pairs on every runtime of a CPU, random requests, what each of them is alone, and what must
+hold of the models whenever no step runs."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+import pairs
+from foretoken import Completion, SamplingParams, Speculator
+from foretoken.claim import TENANTS
+from foretoken.controls.chain import chain
+from foretoken.costs import Costs
+from foretoken.drafters.base import Drafter, held
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.engine import pace, scheduler
+from foretoken.models import reader
+from foretoken.models.stock import packed
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.grid import ExactModel
+from foretoken.models.table import TableModel
+from foretoken.options import check
+from foretoken.sampling.distributions import law
+from foretoken.sampling.keys import RowKey, exponentials
+from oracle import random_model
+from tiny import byte_level, llama
+
+V = 320
+SICK, DRAFT_SICK = 318, 317  # behind these the target's logits, or only the draft's, are NaN
+DRAFTERS = ("lm", "lookup", "cascade", "mixture", "none")
+CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A target on it, drafters for it. `noise`: of its logits, where arithmetic depends on the
+    batch; 0 where texts are promised."""
+
+    model: Callable[[str], Any]  # "target", "draft" or "middle"
+    noise: Callable[[], float] = lambda: 0.0
+
+    def speculator(self, drafter: str, before: str = "") -> Speculator:
+        """Fresh models, with costs that nobody had to measure. `before`: their roles' names."""
+        target = self.model(f"{before}target")
+        made = Speculator(target, self._drafter(drafter, before), byte_level())
+        made._costs.update(
+            {
+                (kind, rows): Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
+                for kind in ("greedy", "sampled", "truncated")
+                for rows in (1, 2, 4, 8, 16)
+            }
+        )
+        return made
+
+    def _drafter(self, name: str, before: str) -> Drafter:
+        def lm() -> LMDrafter:
+            return LMDrafter(self.model(f"{before}draft"), V)
+
+        return {
+            "lm": lm,
+            "lookup": LookupDrafter,
+            "cascade": lambda: CascadeDrafter(self.model(f"{before}middle"), lm(), 2),
+            "mixture": lambda: MixtureDrafter([(LookupDrafter(), 2), (lm(), None)]),
+            "none": NoDrafter,
+        }[name]()
+
+
+SOUND = "sound "  # before a role: nothing makes its logits invalid
+
+
+@cache
+def network(role: str) -> PreTrainedModel:
+    """In float64. What makes the target's logits invalid does so with the others', which read the
+    same text."""
+    kind = role.removeprefix(SOUND)
+    noise = {"target": 0.0, "middle": 0.02, "draft": 0.04}[kind]
+    made = pairs.relative(llama(V, CONTEXT, eos_token_id=None).double(), noise, seed=len(kind))
+    if kind == role:
+        with torch.no_grad():
+            made.get_input_embeddings().weight[SICK] = torch.nan
+            if role == "draft":
+                made.get_input_embeddings().weight[DRAFT_SICK] = torch.nan
+    return made.requires_grad_(False)
+
+
+def table(role: str) -> TableModel:
+    own, shared = random_model(len(role), V, 0.5, 0.05), random_model(0, V, 0.5, 0.05)
+
+    def law(text: tuple[int, ...]) -> np.ndarray:
+        if SICK in text or (DRAFT_SICK in text and role == "draft"):
+            return np.full(V, np.nan)
+        made = shared(text[-3:]) if role == "target" else (own(text) + 4 * shared(text[-3:])) / 5
+        made = made.copy()
+        made[[SICK, DRAFT_SICK]] = 0.0
+        return made / made.sum()
+
+    return TableModel(law, V, context=CONTEXT)
+
+
+def packed_model(role: str) -> CausalModel:
+    made = copy.deepcopy(network(role)).float()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "WORTH", 1)
+        assert packed.pack(made).layers > 0
+    return CausalModel(made)
+
+
+def graphs(role: str) -> Any:
+    from foretoken.models.graphs.model import GraphModel
+
+    return GraphModel(network(role))
+
+
+def openvino(way: str) -> Callable[[str], Any]:
+    def model(role: str) -> Any:
+        from foretoken.models.openvino.conversion import EXPLICIT, PAGED
+
+        source = copy.deepcopy(network(role)).float()
+        return {"paged": PAGED, "explicit": EXPLICIT}[way].run(source)
+
+    return model
+
+
+def measured(model: Callable[[str], Any]) -> Callable[[], float]:
+    """The largest difference of any logit from float64's, over some texts in blocks."""
+
+    @cache
+    def noise() -> float:
+        text, worst = [(7 * i * i + 3 * i) % 300 + 1 for i in range(200)], 0.0
+        expected = pairs.scores(network("target"), text)
+        for width in (1, 3, 8, 70):
+            made = model("target")
+            made.start([[]])
+            for at in range(0, len(text), width):
+                block = text[at : at + width]
+                logits = made.score([block], [len(block)])[0].double()
+                worst = max(worst, float((logits - expected[at : at + len(block)]).abs().max()))
+        return worst
+
+    return noise
+
+
+RUNTIMES = {
+    "table": Runtime(table),
+    "torch": Runtime(lambda role: CausalModel(network(role))),
+    "graphs": Runtime(graphs),
+    "exact": Runtime(lambda role: ExactModel(copy.deepcopy(network(role)).bfloat16())),
+    "packed": Runtime(packed_model, measured(packed_model)),
+    "paged": Runtime(openvino("paged"), measured(openvino("paged"))),
+    "explicit": Runtime(openvino("explicit"), measured(openvino("explicit"))),
+}
+
+
+@cache
+def shared(runtime: str, drafter: str, number: int = 0, before: str = "") -> Speculator:
+    """The same one for all who ask for that number."""
+    return RUNTIMES[runtime].speculator(drafter, before)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, as `Engine.add` takes it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    gamma: int | None
+    seed: int
+    salt: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"params": self.params, "gamma": self.gamma, "seed": (self.seed, 1)}
+
+
+LONG = tuple((5 * i * i + i) % 300 + 1 for i in range(110))
+HEADS = ((), (40, 41, 42, 40, 41), LONG[:33], LONG[:70], LONG, (*LONG[:64], 9, 9, 9))
+STRINGS = (" ", "e", "th", "a", "o", "\n")
+
+
+@st.composite
+def requests(draw: st.DrawFn, rule: str = "block", noisy: bool = False) -> Asked:
+    """Any whose text is promised. `noisy`: and whose choices have margins, where numbers that are
+    drawn once for a position decide."""
+    temperature = draw(st.sampled_from([0.0, 0.0, 0.7, 1.0, 1.4]))
+    temperature = 0.0 if noisy and rule != "coupled" else temperature
+    gamma = draw(st.sampled_from([None, 0, 1, 2, 4]))
+    follows = temperature == 0 or rule == "coupled"
+    sick = draw(st.sampled_from([*[()] * 8, (SICK,), (DRAFT_SICK,)]))
+    params = SamplingParams(
+        temperature,
+        draw(st.sampled_from([0, 0, 5, 40])),
+        max_new_tokens=draw(st.integers(1, 12)),
+        repetition_penalty=draw(st.sampled_from([None, None, 1.3])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.7])),
+        no_repeat_ngram_size=draw(st.sampled_from([None, None, 2])),
+        stop_strings=draw(st.none() | st.lists(st.sampled_from(STRINGS), min_size=1, max_size=3)),
+        logprobs=draw(st.sampled_from([None, None, 2])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
+        deterministic=gamma is None and not follows,
+    )
+    head, tail = draw(st.sampled_from(HEADS)), draw(st.lists(st.integers(1, 9), max_size=5))
+    prompt = (*head, *tail, *sick, *draw(st.lists(st.integers(1, 300), min_size=1, max_size=3)))
+    return Asked(prompt, params, gamma, draw(st.integers(0, 3)), draw(st.sampled_from("  ab")))
+
+
+@dataclass
+class Alone:
+    """What requests are alone, in a Speculator of its own, found once."""
+
+    runtime: str
+    drafter: str
+    rule: str
+    known: dict[Asked, Completion] = field(default_factory=dict)
+
+    def __call__(self, asked: Asked) -> Completion:
+        if asked not in self.known:
+            spec = shared(self.runtime, self.drafter, number=1)
+            made = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+            judge = check(asked.gamma, self.rule, 1.0)
+            (self.known[asked],) = spec.complete(spec.rows(made), judge, asked.gamma)
+        return self.known[asked]
+
+    def require(self, asked: Asked, found: list[int], done: Completion | None) -> None:
+        """A text, whole where it is done, is this one's or parts from it where rounding may."""
+        own = self(asked)
+        both = enumerate(zip(own.tokens, found, strict=False))
+        place = next((i for i, (a, b) in both if a != b), min(len(own.tokens), len(found)))
+        if place == len(found) and done is None:
+            return
+        if place < min(len(found), len(own.tokens)):
+            self._require_near(asked, own.tokens, found, place)
+            return
+        assert done is not None and place == len(found) == len(own.tokens), asked
+        assert done.finish_reason == own.finish_reason and done.stop_reason == own.stop_reason
+        assert done.text == own.text and (done.error is None) == (own.error is None)
+        fixed = asked.gamma is not None or asked.params.deterministic
+        if fixed and not RUNTIMES[self.runtime].noise():
+            assert [step.kept for step in done.steps] == [step.kept for step in own.steps]
+            assert [step.guesses for step in done.steps] == [step.guesses for step in own.steps]
+
+    def _require_near(self, asked: Asked, own: list[int], found: list[int], place: int) -> None:
+        """The two tokens at the first difference are within noise of one another."""
+        noise = RUNTIMES[self.runtime].noise()
+        assert noise > 0, f"{asked}: {found} is {own} alone"
+        spec = shared(self.runtime, self.drafter, number=1)
+        (request,) = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+        logits = pairs.scores(network("target"), [*asked.prompt, *own[:place]])[-1]
+        if (controls := chain(request, V)) is not None:
+            logits = controls.shape(logits, list(own[:place]))
+        edge = asked.params.top_k and logits.sort(descending=True).values[: asked.params.top_k + 1]
+        cut = float(edge[-2] - edge[-1]) if asked.params.top_k else np.inf
+        if not asked.params.greedy:
+            assert self.rule == "coupled"
+            p = law(logits[None], asked.params)[0]
+            position = len(asked.prompt) + place
+            drawn = exponentials(RowKey(asked.seed, 1), position, V)
+            logits = (p.log() - torch.from_numpy(drawn).log()) * asked.params.temperature
+        gap = abs(float(logits[own[place]] - logits[found[place]]))
+        assert min(gap, cut) <= 4 * noise, f"{asked}: {found} is {own} alone, {gap} apart"
+
+
+def steady_times(patch: pytest.MonkeyPatch) -> None:
+    """Prompts of a few tokens are long, for target and draft, and a clock that ticks evenly: how
+    much of them is read beside others is the same in every run."""
+    ticks = count()
+    patch.setattr(scheduler, "perf_counter", lambda: float(next(ticks)))
+    patch.setattr(pace, "LEAST", 4)
+    patch.setattr(pace, "MOST", 24)
+    patch.setattr(reader, "AHEAD", 8)
+
+
+def parts(spec: Speculator) -> list[Any]:
+    return [*held(spec.target), *held(spec.drafter)]
+
+
+def rows_of(part: Any) -> int:
+    """How many rows a model or drafter holds."""
+    if isinstance(part, TableModel):
+        return len(part._texts)
+    if isinstance(part, ExactModel):
+        return len(part.rows)
+    if hasattr(part, "_reader"):
+        return len(part._reader.texts)
+    part = part.cache if hasattr(part, "eager") else part  # graphs
+    return len(getattr(part, "lengths", ()))
+
+
+def require_accounted(spec: Speculator) -> None:
+    """Between steps: the batch's rows are in the target and in every part of the drafter that runs,
+    and every page is held by as many rows as it says, or free."""
+    batch = spec._scheduler.batch
+    assert [task.row for task in spec._scheduler.running] == batch.rows
+    assert rows_of(spec.target) == len(batch.rows)
+    for part in parts(spec):
+        assert rows_of(part) in (0, len(batch.rows))
+        if hasattr(part, "pages"):
+            holders = Counter(page for pages in part.pages for page in pages)
+            assert part.pool.holders == [holders[page] for page in range(part.pool.size)]
+            assert sorted([*part.pool.free, *holders]) == list(range(part.pool.size))
+
+
+def require_empty(spec: Speculator) -> None:
+    """Nothing is left: no rows, no claims, and every page is free."""
+    require_accounted(spec)
+    made = spec._scheduler
+    assert not made.running and not made.waiting and not made.batch.rows
+    for part in parts(spec):
+        assert rows_of(part) == 0 and id(part) not in TENANTS
+        if hasattr(part, "pages"):
+            assert sorted(part.pool.free) == list(range(part.pool.size))
+            assert not any(part.pool.holders)

@@ -1,0 +1,235 @@
+"""An engine under everything that its callers may do, in any order, on every runtime: each request
+is what it is alone, and nothing is left behind.
+
+Where arithmetic does not depend on the batch texts are equal to the token. Elsewhere (float32) they
+may part where the likeliest tokens are within four times the noise that the logits are measured to
+have; rows that are sampled there are coupled ones, whose choices have such margins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import moving
+from foretoken import Engine, Event, InputError
+from foretoken.request import Piece
+from moving import DRAFTERS, RUNTIMES, Alone, Asked, requests, require_accounted, require_empty
+
+WAITING = 3
+
+
+class Callers(RuleBasedStateMachine):
+    """What is known of the requests of one engine, and of calls beside it."""
+
+    runtime: str
+    seen: Counter[str]
+    engine: Engine
+
+    @initialize(
+        drafter=st.sampled_from(DRAFTERS),
+        how=st.sampled_from(["block", "speculative", "coupled"]),
+        rows=st.integers(1, 5),
+        kept=st.booleans(),
+    )
+    def open(self, drafter: str, how: str, rows: int, kept: bool) -> None:
+        self.how, self.rows, self.kept = how, rows, kept
+        self.alone = Alone(self.runtime, drafter, how)
+        self.spec = moving.shared(self.runtime, drafter)
+        self.engine = Engine(self.spec, rows, max_waiting=WAITING, rule=how, prefix_cache=kept)
+        self.asked: dict[int, Asked] = {}  # that run or wait
+        self.tokens: dict[int, list[int]] = {}
+        self.texts: dict[int, str] = {}
+        self.over: dict[int, str] = {}
+        self.pieces: tuple[Asked, Generator[Piece, None, Any], list[int]] | None = None
+
+    def wish(self, data: st.DataObject) -> Asked:
+        return data.draw(requests(self.how, RUNTIMES[self.runtime].noise() > 0))
+
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        asked = self.wish(data)
+        room = self.rows + WAITING - len(self.asked)
+        try:
+            id = self.engine.add(list(asked.prompt), cache_salt=asked.salt, **asked.options)
+        except InputError as error:
+            assert not room and "requests wait already" in str(error)
+            return
+        assert room > 0 and id not in self.tokens
+        self.asked[id], self.tokens[id], self.texts[id] = asked, [], ""
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            for event in self.engine.step():
+                self.told(event)
+
+    def told(self, event: Event) -> None:
+        asked = self.asked[event.id]  # nothing of what has ended
+        self.tokens[event.id] += event.tokens
+        self.texts[event.id] += event.text or ""
+        done = event.completion
+        assert (done is None) == (event.finish_reason is None)
+        if asked.params.logprobs is not None:
+            assert len(event.logprobs or []) == len(event.tokens)
+        self.alone.require(asked, self.tokens[event.id], done)
+        if done is None:
+            return
+        assert done.tokens == self.tokens[event.id] and done.text == self.texts[event.id]
+        assert done.finish_reason == event.finish_reason and done.seed == (asked.seed, 1)
+        stats = done.stats
+        assert stats.rounds == len(done.steps) and len(done.tokens) <= asked.params.max_new_tokens
+        assert stats.accepted <= stats.drafted
+        assert sum((step.kept for step in done.steps), ()) == tuple(done.tokens)
+        assert stats.cached_tokens == 0 or self.kept
+        self.seen.update([done.finish_reason])
+        self.seen["accepted"] += stats.accepted
+        self.seen["rejected"] += stats.drafted - stats.accepted
+        self.seen["cached"] += stats.cached_tokens
+        del self.asked[event.id]
+        self.over[event.id] = "finished"
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(self.asked)))
+        self.engine.abort(id)
+        self.alone.require(self.asked.pop(id), self.tokens[id], None)
+        self.over[id] = "aborted"
+
+    @precondition(lambda self: self.over)
+    @rule(data=st.data())
+    def abort_what_is_over(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(self.over)))
+        with pytest.raises(InputError, match=f"^request {id} is unknown or finished"):
+            self.engine.abort(id)
+
+    @rule()
+    def read_anew(self) -> None:
+        """All rows lose their places in the models, as when costs are measured. A preemption, which
+        takes the places of some, belongs here."""
+        with self.spec._scheduler.idle():
+            assert not self.spec._scheduler.batch.rows
+
+    @rule(data=st.data())
+    def generate_beside(self, data: st.DataObject) -> None:
+        asked = self.wish(data)
+        made = self.spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+        judge = moving.check(asked.gamma, self.how, 1.0)
+        (done,) = self.spec.complete(self.spec.rows(made), judge, asked.gamma)
+        self.alone.require(asked, done.tokens, done)
+
+    @precondition(lambda self: self.pieces is None)
+    @rule(data=st.data())
+    def open_a_stream(self, data: st.DataObject) -> None:
+        asked = self.wish(data)
+        options = {**asked.options, "seed": [(asked.seed, 1)], "rule": self.how}
+        self.pieces = asked, self.spec.stream([list(asked.prompt)], **options), []
+
+    @precondition(lambda self: self.pieces is not None)
+    @rule(count=st.integers(1, 3), leave=st.booleans())
+    def read_the_stream(self, count: int, leave: bool) -> None:
+        assert self.pieces is not None
+        asked, pieces, tokens = self.pieces
+        try:
+            for _ in range(count):
+                tokens += next(pieces).tokens
+        except StopIteration as end:
+            self.alone.require(asked, tokens, end.value)
+            self.pieces = None
+        except Exception:
+            assert self.alone(asked).error is not None
+            self.pieces = None
+        else:
+            self.alone.require(asked, tokens, None)
+            if leave:
+                pieces.close()
+                self.pieces = None
+
+    @invariant()
+    def accounted(self) -> None:
+        if hasattr(self, "engine"):
+            require_accounted(self.spec)
+            stats = self.engine.stats()
+            assert stats.running + stats.waiting == len(self.asked)
+            assert stats.tokens == sum(map(len, self.tokens.values()))
+            counts = [sum(how == each for how in self.over.values()) for each in ENDS]
+            assert [stats.finished, stats.aborted] == counts
+
+    @precondition(lambda self: hasattr(self, "engine"))
+    @rule(drained=st.booleans())
+    def close(self, drained: bool) -> None:
+        self.leave(drained)
+        with pytest.raises(InputError, match="^the engine is closed"):
+            self.engine.step()
+        with pytest.raises(InputError, match="^the engine is closed"):
+            self.engine.add([1])
+        drafter, rows, kept = self.alone.drafter, self.rows, self.kept
+        self.open(drafter, self.how, rows, kept)
+
+    def leave(self, drained: bool) -> None:
+        if self.pieces is not None:
+            self.pieces[1].close()
+            self.pieces = None
+        for _ in range(400 if drained else 0):
+            if not self.asked:
+                break
+            self.step(1)
+        assert not (drained and self.asked)
+        if drained:  # also while it is open
+            require_empty(self.spec)
+        self.engine.close()
+        require_empty(self.spec)
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            try:
+                self.leave(True)
+            finally:  # others use the same models
+                self.engine.close()
+
+
+ENDS = ("finished", "aborted")
+QUIET = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+
+
+def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> Counter[str]:
+    """How its requests ended, and how many guesses were kept."""
+    moving.steady_times(patch)
+    seen = Counter[str]()
+    machine = type("CallersOn", (Callers,), {"runtime": runtime, "seen": seen})
+    chosen = settings(max_examples=examples, stateful_step_count=steps, **QUIET)
+    run_state_machine_as_test(machine, settings=chosen)
+    print(f"{runtime}: {dict(seen)}")
+    return seen
+
+
+@pytest.mark.parametrize("runtime", ["table", "torch"])
+def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(runtime, monkeypatch, 5, 12)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_proof_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = play(runtime, monkeypatch, 40, 40)
+    assert min(seen[end] for end in ("stop", "length", "error", "accepted", "rejected")) > 0
+    assert seen["error"] < seen["length"] + seen["stop"]
+    if runtime == "paged":
+        assert seen["cached"] > 0
