@@ -69,7 +69,6 @@ class Speculator:
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _adaptive: dict[int, Adaptive] = field(default_factory=dict, init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
-    _engaged: bool = field(default=False, init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -401,19 +400,13 @@ class Speculator:
 
     def engaged(self, rows: int, memory: int | None, *, prefix_cache: bool) -> Scheduler:
         """The scheduler for an engine of at most so many rows and bytes of keys and values.
-        InputError where there is one."""
-        if self._engaged:
-            raise InputError("this Speculator has an engine; close it first, or load another pair")
-        self._scheduler.limit(memory)
-        self._scheduler.remember(prefix_cache)
-        self._engaged, self._scheduler.most = True, rows
+        InputError where the models have one."""
+        self._scheduler.engage(rows, memory, keep=prefix_cache)
         return self._scheduler
 
     def released(self) -> None:
         """The engine is closed."""
-        self._engaged, self._scheduler.most = False, BATCH
-        self._scheduler.limit(None)
-        self._scheduler.remember(False)
+        self._scheduler.disengage(BATCH)
 
     def _pieces(
         self, rows: list[Row], judge: Judge, gamma: Gamma

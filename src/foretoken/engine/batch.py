@@ -138,7 +138,8 @@ class Batch:
         heads = [text[: -1 if w else k] for w, k, text in zip(whole, known, texts, strict=True)]
         self.target.start(heads, sources)
         for row, text, head, k in zip(rows, texts, heads, known, strict=True):
-            row.behind, row.cached = len(text) - len(head), row.cached or k
+            row.behind = len(text) - len(head)
+            row.cached = row.cached if row.began else k  # its own pages are not others'
         if any(told):
             self._report(rows, told)
         # copies, which a drafter may keep and add to

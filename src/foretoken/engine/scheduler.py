@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import AHEAD, Memory
 from foretoken.engine.pace import Pace
-from foretoken.errors import NumericsError, RefusedError
+from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.gamma import Beside, Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.request import Row
@@ -132,20 +132,32 @@ class Scheduler:
             self._requeue()
             yield
 
-    def remember(self, on: bool) -> None:
-        """Whether models keep what they read, where they can."""
+    def engage(self, most: int, memory: int | None, *, keep: bool) -> None:
+        """For an engine: at most so many rows and bytes of keys and values (None: what the rows
+        need), and whether models keep what they read. InputError where one of them has an engine,
+        and as `Memory`."""
+        parts = [*held(self.batch.target), *held(self.batch.drafter)]
+        if any(id(part) in ENGAGED for part in parts):
+            raise InputError("these models have an engine; close it first, or load another pair")
+        limited = None if memory is None else Memory(parts, memory)
         with self.idle():
-            for part in self.batch.keeping:
-                part.remember(on)
-
-    def limit(self, memory: int | None) -> None:
-        """So many bytes are for keys and values; None: what the rows need. Raises as `Memory`."""
-        with self.idle():
-            parts = [*held(self.batch.target), *held(self.batch.drafter)]
-            limited = None if memory is None else Memory(parts, memory)
             if limited is not None:
                 limited.reserve()
-            self.memory, self.preempted = limited, 0
+            self._remember(keep)
+            self.memory, self.preempted, self.most = limited, 0, most
+            ENGAGED.update((id(part), self) for part in parts)
+
+    def disengage(self, most: int) -> None:
+        """The engine is closed."""
+        with self.idle():
+            for name in [name for name, other in ENGAGED.items() if other is self]:
+                del ENGAGED[name]
+            self.memory, self.most = None, most
+            self._remember(False)
+
+    def _remember(self, on: bool) -> None:
+        for part in self.batch.keeping:
+            part.remember(on)
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -309,3 +321,6 @@ def _sorted(tasks: list[Task]) -> deque[Task]:
 
 def _unfinished(rows: list[Row]) -> bool:
     return any(row.finish_reason is None for row in rows)
+
+
+ENGAGED: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()  # by the ids of its parts

@@ -61,7 +61,7 @@ class Engine:
 
     A request's law is what it is alone, whatever its mates; its text too where arithmetic does not
     depend on the batch (docs/exact.md). `add` and `abort` may be called by any thread. Raises
-    InputError for a Speculator that has an engine already.
+    InputError for models that have an engine already.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     target, small = Sized(P, V), Sized(Q, V)
     made = Scheduler(target, LMDrafter(small, V), 3)
     total = 2 * max(len(prompt) + limit for prompt, limit, *_ in arrivals) + spare
-    made.limit(total)
+    made.engage(3, total, keep=False)
     rows = [
         Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
@@ -170,7 +170,7 @@ def watched(model: Any, look: Any) -> None:
 def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
     made = Scheduler(Sized(P, V), NoDrafter(), 3)
-    made.limit(24)
+    made.engage(3, 24, keep=False)
     rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
     made.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
     ran: list[list[int]] = []
@@ -186,7 +186,7 @@ def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.Monkey
 def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
     made = Scheduler(Sized(P, V), NoDrafter(), 2)
-    made.limit(20)
+    made.engage(2, 20, keep=False)
     rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
     priorities = (0, 0, 5, 0)
     made.submit([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])

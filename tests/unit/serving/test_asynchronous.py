@@ -147,7 +147,7 @@ def test_one_that_is_never_entered_has_nothing() -> None:
     async def work() -> None:
         async with AsyncEngine(spec) as engine:
             assert engine.stats().running == 0
-            with pytest.raises(InputError, match="has an engine; close it first"):
+            with pytest.raises(InputError, match="have an engine; close it first"):
                 async with unused:
                     pass
         with pytest.raises(InputError, match="entered before"):

@@ -174,7 +174,7 @@ def test_an_invalid_draft_fails_what_runs_and_no_more() -> None:
 def test_what_is_refused() -> None:
     spec = speculator()
     with Engine(spec, 1, max_waiting=1) as engine:
-        with pytest.raises(InputError, match="^this Speculator has an engine; close it first"):
+        with pytest.raises(InputError, match="^these models have an engine; close it first"):
             Engine(spec)
         engine.add([1], WISHES)
         engine.add([1], WISHES)
@@ -274,7 +274,7 @@ def test_memory_is_stated_up_front() -> None:
     spec.generate([1] * 30, WISHES, gamma=0)  # the budget was the engine's
     with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
         Engine(speculator(), kv_memory=10**9)
-    with Engine(spec, kv_memory=64), pytest.raises(InputError, match="has an engine"):
+    with Engine(spec, kv_memory=64), pytest.raises(InputError, match="have an engine"):
         Engine(spec)
 
 

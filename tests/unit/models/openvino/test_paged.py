@@ -321,9 +321,9 @@ def test_what_is_reserved_is_enough(network: PreTrainedModel) -> None:
     made = conversion.PAGED.run(network)
     assert isinstance(made, PagedModel)
     with pytest.raises(InputError, match="kv_memory is 100 bytes, one token takes"):
-        Scheduler(made, LookupDrafter(), 4).limit(100)
+        Scheduler(made, LookupDrafter(), 4).engage(4, 100, keep=False)
     scheduler = Scheduler(made, LookupDrafter(), 4)
-    scheduler.limit(9 * made.memory([1], []))
+    scheduler.engage(4, 9 * made.memory([1], []), keep=False)
     assert made.pool.size == 9
     rows = [Row.of(Request([i + 1] * (20 + i), 60, RowKey(0, i))) for i in range(6)]
     scheduler.submit([Task(row, choose(block), Fixed(i % 5)) for i, row in enumerate(rows)])
