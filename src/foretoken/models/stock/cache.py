@@ -9,8 +9,7 @@ positions are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Tree
+from foretoken.models.rows import beyond, by_place, joined, moved, repeated, room
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
@@ -135,7 +135,7 @@ class RaggedCache(DynamicCache):
         """Make new arrays, with the rows in their places."""
         self.rows, self.capacity = rows, capacity
         for layer in self.filled():
-            layer.fit(rows, capacity, used=1 + max(self.places, default=-1))
+            layer.fit(rows, capacity, used=room(self.places))
 
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
@@ -157,38 +157,29 @@ class RaggedCache(DynamicCache):
 
     def join(self, other: RaggedCache) -> None:
         """The rows of `other`, which is fresh, join behind these."""
-        assert other.places == list(range(len(other.lengths)))
-        longest, free = max(other.lengths, default=0), unused(self.places)
-        places = [next(free) for _ in other.places]
-        self.reserve(1 + max([*self.places, *places], default=-1), longest)
+        B, places = len(self.places), joined(self.places, len(other.places))
+        self.reserve(room(places), max(other.lengths, default=0))
         for mine, theirs in zip(self.kept(), other.kept(), strict=True):
             if theirs.is_initialized and not mine.is_initialized:
                 mine.make(theirs.arrays, self.rows, self.capacity)
-            for b, place in enumerate(places if mine.is_initialized else []):
-                n = other.lengths[b]
-                mine.put(place, theirs.row(b, n) if n else mine.row(place, 0))
-        self.places, self.lengths = self.places + places, self.lengths + other.lengths
+            for b, n in enumerate(other.lengths if mine.is_initialized else []):
+                mine.put(places[B + b], theirs.row(other.places[b], n) if n else mine.row(0, 0))
+        self.places, self.lengths = places, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was. Only what is repeated is copied."""
         places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
-        again = [b for b, place in enumerate(places) if place in places[:b]]
-        self.places, self.lengths = self.copied(places, lengths, again), lengths
+        self.places, self.lengths = self.copied(places, lengths, repeated(places)), lengths
 
     def close(self) -> None:
         """The last rows move into the gaps: a forward takes the first places."""
-        B = len(self.places)
-        self.places = self.copied(
-            self.places, self.lengths, [b for b, place in enumerate(self.places) if place >= B]
-        )
-        self.order = sorted(range(B), key=self.places.__getitem__)
+        self.places = self.copied(self.places, self.lengths, beyond(self.places))
+        self.order = by_place(self.places)
 
     def copied(self, places: list[int], lengths: list[int], rows: list[int]) -> list[int]:
-        """Places of rows, where these `rows` have been copied to the first ones that are free."""
-        free, new = unused(places), list(places)
-        for b in rows:
-            new[b] = next(free)
-        self.reserve(1 + max(new, default=-1), 0)
+        """The places, where these `rows` have been copied to free ones."""
+        new = moved(places, rows)
+        self.reserve(room(new), 0)
         for layer in self.filled():
             for b in rows:
                 layer.put(new[b], layer.row(places[b], lengths[b]))
@@ -298,12 +289,6 @@ def fill(x: Tensor, new: Tensor) -> None:
     slots = new.shape[-2]
     x[..., :slots, :] = new
     x[..., slots:, :] = 0
-
-
-def unused(places: list[int]) -> Iterator[int]:
-    """The other places, from the first on."""
-    taken = set(places)
-    return (place for place in count() if place not in taken)
 
 
 def unmoved(slots: list[int]) -> int:
