@@ -57,6 +57,11 @@ def room(places: list[int]) -> int:
     return 1 + max(places, default=-1)
 
 
+def roomy(rows: int) -> int:
+    """So many, and half as many that may join them."""
+    return rows + rows // 2
+
+
 def check_lengths(old: list[int], new: list[int]) -> None:
     if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
         raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")

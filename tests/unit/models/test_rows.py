@@ -17,6 +17,7 @@ from foretoken.models.rows import (
     padded,
     repeated,
     room,
+    roomy,
     staying,
 )
 
@@ -33,6 +34,7 @@ def test_places_are_taken_from_the_first_on() -> None:
     assert beyond([4, 0, 3]) == [0, 2] and moved([4, 0, 3], [0, 2]) == [1, 0, 2]
     assert by_place([4, 0, 3]) == [1, 2, 0]
     assert room([4, 0, 3]) == 5 and room([]) == 0
+    assert [roomy(n) for n in (0, 1, 2, 15)] == [0, 1, 3, 22]
 
 
 def test_lengths_only_go_back() -> None:

@@ -30,6 +30,7 @@ from foretoken.models.rows import (
     padded,
     repeated,
     room,
+    roomy,
     staying,
 )
 
@@ -113,7 +114,7 @@ class ExplicitModel:
     def _empty(self, rows: int) -> Slots:
         s = self.shapes
         keys, values = (
-            np.zeros((s.layers, rows, s.heads, BUCKET, width), STORAGE[s.kind])
+            np.zeros((s.layers, roomy(rows), s.heads, BUCKET, width), STORAGE[s.kind])
             for width in s.widths
         )
         return Slots((keys, values), BUCKET)
@@ -126,8 +127,10 @@ class ExplicitModel:
         self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
         self.encoder.run()
-        pair = self.encoder.read("cross_keys").copy(), self.encoder.read("cross_values").copy()
-        return Slots(pair, 1), lengths
+        B, S = len(sources), max(lengths)
+        read = (self.encoder.read(name) for name in ("cross_keys", "cross_values"))
+        keys, values = (resized(x, roomy(B), S, B) for x in read)
+        return Slots((keys, values), 1), lengths
 
     def _run(self, rows: Rows, blocks: list[list[int]], need: list[int]) -> Tensor:
         rows.close()
@@ -269,7 +272,7 @@ class Slots:
         most = self.pair[0].shape[1]
         if rows <= most and slots <= self.capacity:
             return
-        rows = max(rows, most + most // 2) if rows > most else min(most, rows + rows // 2)
+        rows = max(rows, roomy(most)) if rows > most else min(most, roomy(rows))
         if slots > self.capacity:
             slots = max(slots, self.capacity + self.capacity // 8)
         self._resize(rows, max(slots, self.capacity), used)
@@ -277,7 +280,7 @@ class Slots:
     def trim(self, rows: int, slots: int) -> None:
         """Give up slots where these are less than half, with room for rows that have left."""
         if 2 * slots + self.unit < self.capacity:
-            self._resize(min(self.pair[0].shape[1], rows + rows // 2), slots, rows)
+            self._resize(min(self.pair[0].shape[1], roomy(rows)), slots, rows)
 
     def _resize(self, rows: int, slots: int, used: int) -> None:
         capacity = -(-max(slots, 1) // self.unit) * self.unit

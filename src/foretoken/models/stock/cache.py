@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Tree
-from foretoken.models.rows import beyond, by_place, joined, moved, repeated, room
+from foretoken.models.rows import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
@@ -39,19 +39,14 @@ class RaggedLayer(DynamicLayer):
     values: Any
     is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
 
-    def make(self, like: Pair, rows: int, capacity: int) -> None:
-        """Arrays of zeros, shaped like these."""
-        k, v = (x.new_zeros(rows, x.shape[1], capacity, x.shape[3]) for x in like)
-        self.arrays, self.is_initialized = (k, v), True
-
-    def fit(self, rows: int, capacity: int, used: int) -> None:
-        """New arrays. Of the old ones the first `used` places stay; others may hold anything, so
+    def fit(self, like: Pair, rows: int, capacity: int, used: int) -> None:
+        """New arrays, shaped like these. The first `used` places stay; others may hold anything, so
         that memory is touched only when a row takes it."""
-        old = self.arrays
-        k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in old)
+        k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
+        old = self.arrays if self.is_initialized else (k[:, :, :0], v[:, :, :0])
         for x, was in zip((k, v), old, strict=True):
             fill(x[:used], was[:used])
-        self.arrays = k, v
+        self.arrays, self.is_initialized = (k, v), True
 
     def put(self, place: int, row: Pair) -> None:
         """A row `[heads, n, dim]` takes this place."""
@@ -80,7 +75,8 @@ class RaggedCache(DynamicCache):
         self.places = list(range(rows))
         self.order = self.places  # the row in each place, once gaps are closed
         self.device = device
-        self.rows = rows  # for which there is room
+        # for which there is room; on a CPU, memory that is not touched costs nothing
+        self.rows = roomy(rows) if device.type == "cpu" else rows
         self.capacity = 0  # slots
         self.longest = 0
         self.width = 0  # of the running forward's block, padding included
@@ -123,9 +119,9 @@ class RaggedCache(DynamicCache):
         if rows <= self.rows and slots <= self.capacity:
             return
         if rows > self.rows:
-            rows = max(rows, self.rows + self.rows // 2)
+            rows = max(rows, roomy(self.rows))
         else:  # of many that have left, some room
-            rows = min(self.rows, rows + rows // 2)
+            rows = min(self.rows, roomy(rows))
         if slots > self.capacity:
             slots = max(slots, self.capacity + self.capacity // 2)
             slots = -(-slots // BUCKET) * BUCKET
@@ -133,9 +129,9 @@ class RaggedCache(DynamicCache):
 
     def grow(self, rows: int, capacity: int) -> None:
         """Make new arrays, with the rows in their places."""
-        self.rows, self.capacity = rows, capacity
         for layer in self.filled():
-            layer.fit(rows, capacity, used=room(self.places))
+            layer.fit(layer.arrays, rows, capacity, room(self.places))
+        self.rows, self.capacity = rows, capacity
 
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
@@ -161,7 +157,7 @@ class RaggedCache(DynamicCache):
         self.reserve(room(places), max(other.lengths, default=0))
         for mine, theirs in zip(self.kept(), other.kept(), strict=True):
             if theirs.is_initialized and not mine.is_initialized:
-                mine.make(theirs.arrays, self.rows, self.capacity)
+                mine.fit(theirs.arrays, self.rows, self.capacity, room(self.places))
             for b, n in enumerate(other.lengths if mine.is_initialized else []):
                 mine.put(places[B + b], theirs.row(other.places[b], n) if n else mine.row(0, 0))
         self.places, self.lengths = places, self.lengths + other.lengths
@@ -214,7 +210,7 @@ class RaggedCache(DynamicCache):
         if not isinstance(layer, RaggedLayer):
             return layer.update(*new, *args, **kwargs)
         if not layer.is_initialized:
-            layer.make(new, self.rows, self.capacity)
+            layer.fit(new, self.rows, self.capacity, len(key_states))
         for x, states in zip(layer.arrays, new, strict=True):
             if isinstance(self.offset, int):
                 x[: len(states), :, self.offset : self.end] = states

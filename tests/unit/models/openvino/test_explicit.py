@@ -103,7 +103,7 @@ def test_rows_that_stay_are_not_copied(t5: ExplicitModel, monkeypatch: pytest.Mo
 def test_what_a_broken_text_left_harms_no_other(joins: bool) -> None:
     """NaN survives a mask. The place goes to a row that joins, or to the last one."""
     rows = conversation("T5", 4)
-    rows.start([30, 5, 9])
+    rows.start([30, 9, 5])
     rows.score(4)
     held: Any = rows.runner
     for x in (*held.rows.own.pair, *held.rows.cross.pair):

@@ -46,8 +46,9 @@ def stays_empty(self, place, row):
     pass
 
 
-def grows_empty(self, rows, capacity, used):
-    self.make(self.arrays, rows, capacity)
+def grows_empty(self, like, rows, capacity, used):
+    self.arrays = tuple(x.new_zeros(rows, x.shape[1], capacity, x.shape[3]) for x in like)
+    self.is_initialized = True
 
 
 def sees_garbage(mask):
