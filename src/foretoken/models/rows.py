@@ -4,8 +4,6 @@ not know transformers, whose import takes seconds.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,45 +19,6 @@ def staying(rows: int, leaving: list[int]) -> list[int]:
     """Of so many rows those that do not leave."""
     gone = set(leaving)
     return [b for b in range(rows) if b not in gone]
-
-
-def moved(places: list[int], rows: list[int]) -> list[int]:
-    """The places of all rows, where these `rows` have taken the first ones that are free."""
-    taken, new = set(places), list(places)
-    free = (place for place in itertools.count() if place not in taken)
-    for b in rows:
-        new[b] = next(free)
-    return new
-
-
-def joined(places: list[int], rows: int) -> list[int]:
-    """Places of so many more rows, the first ones that are free."""
-    return moved(places + [-1] * rows, list(range(len(places), len(places) + rows)))
-
-
-def repeated(places: list[int]) -> list[int]:
-    """The rows whose place a row before them has."""
-    return [b for b, place in enumerate(places) if place in places[:b]]
-
-
-def beyond(places: list[int]) -> list[int]:
-    """The rows that are not in the first places, of which there are as many as rows."""
-    return [b for b, place in enumerate(places) if place >= len(places)]
-
-
-def by_place(places: list[int]) -> list[int]:
-    """The rows in the order of their places."""
-    return sorted(range(len(places)), key=places.__getitem__)
-
-
-def room(places: list[int]) -> int:
-    """How many rows must fit, for these to have their places."""
-    return 1 + max(places, default=-1)
-
-
-def roomy(rows: int) -> int:
-    """So many, and half as many that may join them."""
-    return rows + rows // 2
 
 
 def check_lengths(old: list[int], new: list[int]) -> None:

@@ -6,35 +6,13 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.models.rows import (
-    beyond,
-    by_place,
-    check_lengths,
-    check_room,
-    check_sources,
-    joined,
-    moved,
-    padded,
-    repeated,
-    room,
-    roomy,
-    staying,
-)
+from foretoken.models.rows import check_lengths, check_room, check_sources, padded, staying
 
 CPU = torch.device("cpu")
 
 
 def test_those_that_do_not_leave() -> None:
     assert staying(4, [2, 0]) == [1, 3] and staying(2, []) == [0, 1] and staying(0, []) == []
-
-
-def test_places_are_taken_from_the_first_on() -> None:
-    assert joined([], 2) == [0, 1] and joined([3, 0, 1], 3) == [3, 0, 1, 2, 4, 5]
-    assert repeated([2, 0, 2, 2]) == [2, 3] and moved([2, 0, 2, 2], [2, 3]) == [2, 0, 1, 3]
-    assert beyond([4, 0, 3]) == [0, 2] and moved([4, 0, 3], [0, 2]) == [1, 0, 2]
-    assert by_place([4, 0, 3]) == [1, 2, 0]
-    assert room([4, 0, 3]) == 5 and room([]) == 0
-    assert [roomy(n) for n in (0, 1, 2, 15)] == [0, 1, 3, 22]
 
 
 def test_lengths_only_go_back() -> None:

@@ -18,19 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.models.base import Blocks
+from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.models.rows import (
     CHUNK,
-    beyond,
-    by_place,
     check_lengths,
     check_room,
     check_sources,
-    joined,
-    moved,
     padded,
-    repeated,
-    room,
-    roomy,
     staying,
 )
 
