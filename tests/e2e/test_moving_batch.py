@@ -101,9 +101,6 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
     require_empty(spec)
 
 
-OPEN = "explicit.py: rows that need no logits are padded with others' places, which may be NaN"
-
-
 @pytest.mark.parametrize(
     "runtime",
     [
@@ -111,7 +108,7 @@ OPEN = "explicit.py: rows that need no logits are padded with others' places, wh
         "torch",
         "graphs",
         "paged",
-        pytest.param("explicit", marks=pytest.mark.xfail(strict=True, reason=OPEN)),
+        "explicit",
     ],
 )
 def test_a_sick_row_that_wants_no_guess_costs_its_mates_nothing(runtime: str) -> None:
@@ -445,8 +442,6 @@ def test_what_cannot_be_asked_leaves_the_engine_as_it_was() -> None:
     for call in (engine.step, lambda: engine.add([1])):
         with pytest.raises(InputError, match="^the engine is closed; make another one"):
             call()
-
-
 
 
 def test_what_a_row_has_read_itself_is_not_cached() -> None:

@@ -15,83 +15,31 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.errors import RefusedError
-from foretoken.models.stock.cache import BUCKET, RaggedCache, RaggedLayer
-from foretoken.transfer import sent
+from foretoken.models.stock.cache import BUCKET, RaggedCache
 
 
 class FixedCache(RaggedCache):
-    """Room for `rows` rows of `capacity` slots, of which the first rows are in use."""
+    """A cache that grows by powers of two and never shrinks."""
 
     def __init__(self, layers: list[Any], device: torch.device) -> None:
         super().__init__(layers, 0, device)
-        self.rows = 0
-        self.end = 0  # slots that the running forward sees
 
     @property
     def room(self) -> tuple[int, int]:
         """Rows and slots; when it changes, tensors have moved."""
         return self.rows, self.capacity
 
-    def hold(self, rows: int, slots: int) -> None:
+    def reserve(self, rows: int, slots: int) -> None:
         """Make room, in powers of two."""
         room = max(self.rows, power(rows)), max(self.capacity, bucket(slots))
-        if room == self.room:
-            return
-        self.rows, self.capacity = room
-        for layer in self.filled():
-            layer.fit(layer.keys, layer.values, self.rows, self.capacity)
+        if room != self.room:
+            self.grow(*room)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
         """Put the block's tokens behind `offset [B]`; its values do not change the operations."""
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.slots = offset[:, None] + torch.arange(width, device=self.device)
-
-    def join(self, other: RaggedCache) -> None:
-        """The rows of `other` join behind these."""
-        first, longest = len(self.lengths), max(other.lengths, default=0)
-        if not first:  # NaN that a row has left would survive its mask
-            for layer in self.filled():
-                layer.keys.zero_()
-                layer.values.zero_()
-        self.hold(first + len(other.lengths), longest)
-        for mine, theirs in zip(self.kept(), other.kept(), strict=True):
-            if theirs.is_initialized:
-                keys, values = theirs.keys[:, :, :longest], theirs.values[:, :, :longest]
-                mine.fit(keys, values, self.rows, self.capacity)
-                mine.place(first, keys, values)
-        self.lengths = self.lengths + other.lengths
-
-    def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was."""
-        self.hold(len(rows), 0)
-        changed = [(b, row) for b, row in enumerate(rows) if b != row]
-        if changed:
-            to, source = sent(torch.tensor(changed), self.device).unbind(1)
-            for layer in self.filled():
-                layer.keys[to] = layer.keys[source]
-                layer.values[to] = layer.values[source]
-        self.lengths = [self.lengths[b] for b in rows]
-
-    # What transformers calls during a forward.
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        layer, B = self.layers[layer_idx], len(key_states)
-        if not isinstance(layer, RaggedLayer):
-            return layer.update(key_states, value_states, *args, **kwargs)
-        layer.fit(key_states, value_states, self.rows, self.capacity)
-        layer.keys[self.row, :, self.slots] = key_states.transpose(1, 2)
-        layer.values[self.row, :, self.slots] = value_states.transpose(1, 2)
-        self.view = layer.keys[:B, :, : self.end]
-        return self.view, layer.values[:B, :, : self.end]
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.end, 0
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.end - self.width
 
 
 class Recordable(TorchDispatchMode):

@@ -58,7 +58,7 @@ class GraphModel:
         self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
         self.room = self.cache.room  # for which they were made
         self.pool: Any = None
-        self.offset: Tensor | None = None  # lengths on the device; None: not sent yet
+        self.offset: Tensor | None = None  # lengths by place, on the device; None: not sent yet
         self.padding = 0
         self._hidden: Tensor | None = None
 
@@ -79,14 +79,15 @@ class GraphModel:
         B, most = len(counts), max(counts, default=0)
         if not most:
             return no_logits(self.model, B)
-        ids = padded(blocks, self.device)[:, :most]
+        self.cache.close()
+        ids = self.cache.placed(padded(blocks, self.device)[:, :most])
         width = wide(most)
         self.padding = power(B) * width - sum(counts)
         end = bucket(max(self.cache.lengths) + width)
-        self.cache.hold(B, end)
+        self.cache.reserve(B, end)
         logits, hidden = self._pass(power(B), width, end)(ids, self._lengths())
         self._advance(counts)
-        needed = Needed(counts, need, self.device)
+        needed = Needed(counts, need, self.cache.places, self.device)
         self._hidden = needed.of(hidden[:B])
         return needed.of(logits[:B])
 
@@ -105,7 +106,8 @@ class GraphModel:
 
     def _lengths(self) -> Tensor:
         if self.offset is None:
-            self.offset = sent(torch.tensor(self.cache.lengths), self.device)
+            lengths = [self.cache.lengths[b] for b in self.cache.order]
+            self.offset = sent(torch.tensor(lengths), self.device)
         return self.offset
 
     def _advance(self, counts: list[int]) -> None:

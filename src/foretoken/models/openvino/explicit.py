@@ -1,8 +1,9 @@
 """OpenVINO graphs over a cache that we own, behind the Model protocol.
 
-Row b owns slots 0 .. lengths[b]-1 of every layer. A pass reads them in place; the new keys and
-values that it returns are written behind them, so rollback is a smaller length. It does not know
-transformers' code, how tokens are chosen, nor how graphs are made and compiled.
+Every row has a place in all layers, of which slots 0 .. length-1 are its own. A pass reads them in
+place; the new keys and values that it returns are written behind them, so rollback is a smaller
+length. Rows that stay are not moved when others join or leave, but for the last, which close gaps.
+It does not know transformers' code, how tokens are chosen, nor how graphs are made and compiled.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.models.base import Blocks
+from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.models.rows import (
     CHUNK,
     check_lengths,
@@ -78,7 +80,10 @@ class ExplicitModel:
         check_room(fresh.lengths, [len(p) for p in prompts], self.context)
         for at in range(0, max(map(len, prompts)), CHUNK):
             self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
-        self.rows = fresh if self.rows is None else self.rows.joined(fresh)
+        if self.rows is None:
+            self.rows = fresh
+        else:
+            self.rows.join(fresh)
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
@@ -93,8 +98,10 @@ class ExplicitModel:
             self.rows.lengths = list(lengths)
 
     def permute(self, rows: list[int]) -> None:
-        if self.rows is not None and rows != list(range(len(self.lengths))):
-            self.rows = self.rows.selected(rows) if rows else None
+        if self.rows is not None and rows:
+            self.rows.select(rows)
+        else:  # an idle model keeps no memory
+            self.rows = None
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.lengths), rows))
@@ -102,10 +109,10 @@ class ExplicitModel:
     def _empty(self, rows: int) -> Slots:
         s = self.shapes
         keys, values = (
-            np.zeros((s.layers, rows, s.heads, BUCKET, width), STORAGE[s.kind])
+            np.zeros((s.layers, roomy(rows), s.heads, BUCKET, width), STORAGE[s.kind])
             for width in s.widths
         )
-        return Slots((keys, values))
+        return Slots((keys, values), BUCKET)
 
     def _read(self, sources: list[list[int]] | None) -> tuple[Slots | None, list[int]]:
         """Keys and values of the sources, and how many tokens each has."""
@@ -115,26 +122,32 @@ class ExplicitModel:
         self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
         self.encoder.run()
-        pair = self.encoder.read("cross_keys").copy(), self.encoder.read("cross_values").copy()
-        return Slots(pair), lengths
+        B, S = len(sources), max(lengths)
+        read = (self.encoder.read(name) for name in ("cross_keys", "cross_values"))
+        keys, values = (resized(x, roomy(B), S, B) for x in read)
+        return Slots((keys, values), 1), lengths
 
     def _run(self, rows: Rows, blocks: list[list[int]], need: list[int]) -> Tensor:
-        ids, feed = padded(blocks, self.device).numpy(), self.decoder
+        rows.close()
+        B, order = len(blocks), by_place(rows.places)
+        ids, feed = padded([blocks[b] for b in order], self.device).numpy(), self.decoder
         most = max(need)
         self.padding = ids.size - sum(map(len, blocks))
         feed.put("ids", ids)
-        feed.put("lengths", np.array(rows.lengths))
-        feed.put("keep", places(blocks, need, ids.shape[1]))
-        feed.bind("", rows.own, self.shapes)
+        feed.put("lengths", np.array([rows.lengths[b] for b in order]))
+        feed.put("keep", kept(blocks, need, rows.places))
+        feed.bind("", rows.own, B, self.shapes)
         if rows.cross is not None:
-            feed.put("sources", np.array(rows.sources))
-            feed.bind("cross_", rows.cross, self.shapes)
+            feed.put("sources", np.array([rows.sources[b] for b in order]))
+            feed.bind("cross_", rows.cross, B, self.shapes)
         feed.run()
         rows.append([len(b) for b in blocks], (feed.read("new_keys"), feed.read("new_values")))
         if not most:
-            return torch.zeros(len(blocks), 0, self.vocab_size)
-        logits = feed.read("logits").reshape(len(blocks), most, self.vocab_size)
-        return torch.from_numpy(logits.copy())  # the next pass writes over the graph's own
+            return torch.zeros(B, 0, self.vocab_size)
+        logits = feed.read("logits").reshape(B, most, self.vocab_size).copy()
+        for b, n in enumerate(need):  # what it repeats may be invalid, which is no mate's concern
+            logits[b, n:] = 0
+        return torch.from_numpy(logits)  # a copy: the next pass writes over the graph's own
 
 
 class Feed:
@@ -147,7 +160,7 @@ class Feed:
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self.request = compiled.create_infer_request()
         self.held: dict[str, Array] = {}
-        self.bound: dict[str, Pair] = {}
+        self.bound: dict[str, tuple[Pair, int]] = {}  # with how many rows
 
     def put(self, name: str, values: Array) -> None:
         held = self.held.get(name)
@@ -158,16 +171,17 @@ class Feed:
         self.request.set_tensor(name, ov.Tensor(values, shared_memory=True))
         self.held[name] = values
 
-    def bind(self, prefix: str, slots: Slots, shapes: Shapes) -> None:
-        """Let the cache's inputs read `slots` in place."""
-        if self.bound.get(prefix) is slots.pair:
+    def bind(self, prefix: str, slots: Slots, rows: int, shapes: Shapes) -> None:
+        """Let the cache's inputs read the first `rows` places of `slots`, where they stand."""
+        pair, bound = self.bound.get(prefix, (None, 0))
+        if pair is slots.pair and bound == rows:
             return
         self.bound.pop(prefix, None)
         for name, arrays in zip(("keys", "values"), slots.pair, strict=True):
-            for i, array in enumerate(arrays):
+            for i, array in enumerate(arrays[:, :rows]):
                 tensor = ov.Tensor(array, ov.Shape(array.shape), getattr(ov.Type, shapes.kind))
                 self.request.set_tensor(f"{prefix}{name}.{i}", tensor)
-        self.bound[prefix] = slots.pair
+        self.bound[prefix] = slots.pair, rows
 
     def run(self) -> None:
         self.request.infer()
@@ -177,63 +191,110 @@ class Feed:
         return self.request.get_tensor(name).data
 
 
-@dataclass(slots=True)
 class Rows:
-    """Tokens that each row holds, their keys and values, and those of its source."""
+    """Rows with the places they have, the tokens they hold, their keys and values, and those of
+    their sources."""
 
-    lengths: list[int]
-    own: Slots
-    cross: Slots | None
-    sources: list[int]
+    def __init__(
+        self, lengths: list[int], own: Slots, cross: Slots | None, sources: list[int]
+    ) -> None:
+        self.places = list(range(len(lengths)))
+        self.lengths, self.sources = lengths, sources  # sources: tokens of each, or none at all
+        self.own, self.cross = own, cross
 
     def append(self, tokens: list[int], new: Pair) -> None:
-        """Write the first tokens[b] slots of `new [layers, B, heads, n, dim]` behind row b."""
+        """Write the first tokens[b] slots of row b's place in `new [layers, B, heads, n, dim]`
+        behind it."""
         ends = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
-        self.own.reserve(max(ends))
-        for b, (start, end) in enumerate(zip(self.lengths, ends, strict=True)):
+        self.own.reserve(len(ends), max(ends), len(ends))
+        for place, start, end in zip(self.places, self.lengths, ends, strict=True):
             for x, fresh in zip(self.own.pair, new, strict=True):
-                x[:, b, :, start:end] = fresh[:, b, :, : end - start]
+                x[:, place, :, start:end] = fresh[:, place, :, : end - start]
         self.lengths = ends
 
-    def selected(self, rows: list[int]) -> Rows:
-        """Row b becomes what row rows[b] was; slots that no source needs any more go."""
-        sources = [self.sources[b] for b in rows] if self.sources else []
-        cross = self.cross and self.cross.selected(rows, max(sources))
-        own = self.own.selected(rows, self.own.capacity)
-        return Rows([self.lengths[b] for b in rows], own, cross, sources)
+    def join(self, other: Rows) -> None:
+        """The rows of `other` join behind these."""
+        B, places = len(self.places), joined(self.places, len(other.places))
+        lengths, sources = self.lengths + other.lengths, self.sources + other.sources
+        parts = ((self.own, other.own, lengths), (self.cross, other.cross, sources))
+        for mine, theirs, slots in parts:
+            if mine is not None and theirs is not None:
+                mine.reserve(room(places), max(slots), room(self.places))
+                for b, place in enumerate(other.places):
+                    mine.put(places[B + b], theirs.row(place, slots[B + b]))
+        self.places, self.lengths, self.sources = places, lengths, sources
 
-    def joined(self, other: Rows) -> Rows:
-        """The rows of `other` behind these."""
-        cross = self.cross and other.cross and self.cross.joined(other.cross)
-        own, sources = self.own.joined(other.own), self.sources + other.sources
-        return Rows(self.lengths + other.lengths, own, cross, sources)
+    def select(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was. Only what is repeated is copied."""
+        places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
+        sources = [self.sources[b] for b in rows] if self.sources else []
+        places = self._copied(places, lengths, sources, repeated(places))
+        self.places, self.lengths, self.sources = places, lengths, sources
+
+    def close(self) -> None:
+        """The last rows move into the gaps, as a pass reads the first places; slots that no row
+        needs any more go."""
+        B, lengths, sources = len(self.places), self.lengths, self.sources
+        self.places = self._copied(self.places, lengths, sources, beyond(self.places))
+        self.own.trim(B, max(lengths))
+        if self.cross is not None:
+            self.cross.trim(B, max(sources))
+
+    def _copied(
+        self, places: list[int], lengths: list[int], sources: list[int], rows: list[int]
+    ) -> list[int]:
+        """The places, where these `rows` have been copied to free ones."""
+        new = moved(places, rows)
+        for part, slots in ((self.own, lengths), (self.cross, sources)):
+            if part is not None:
+                part.reserve(room(new), 0, room(self.places))
+                for b in rows:
+                    part.put(new[b], part.row(places[b], slots[b]))
+        return new
 
 
 class Slots:
-    """Keys and values of every layer, each `[layers, B, heads, capacity, dim]`."""
+    """Keys and values of every layer, each `[layers, rows, heads, capacity, dim]`, with room for
+    more rows than there are; a capacity that is chosen here is a multiple of `unit`."""
 
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
+    def __init__(self, pair: Pair, unit: int) -> None:
+        self.pair, self.unit = pair, unit
 
     @property
     def capacity(self) -> int:
         return self.pair[0].shape[3]
 
-    def reserve(self, slots: int) -> None:
-        """Grow by an eighth at least: a pass reads the whole capacity, and growing copies it."""
+    def reserve(self, rows: int, slots: int, used: int) -> None:
+        """Room for so many; the first `used` places stay. Rows grow by half at least, slots by an
+        eighth: a pass reads the whole capacity."""
+        most = self.pair[0].shape[1]
+        if rows <= most and slots <= self.capacity:
+            return
+        rows = max(rows, roomy(most)) if rows > most else min(most, roomy(rows))
         if slots > self.capacity:
             slots = max(slots, self.capacity + self.capacity // 8)
-            self.pair = widened(self.pair, -(-slots // BUCKET) * BUCKET)
+        self._resize(rows, max(slots, self.capacity), used)
 
-    def selected(self, rows: list[int], capacity: int) -> Slots:
-        keys, values = (np.take(x[:, :, :, :capacity], rows, axis=1) for x in self.pair)
-        return Slots((keys, values))
+    def trim(self, rows: int, slots: int) -> None:
+        """Give up slots where these are less than half, with room for rows that have left."""
+        if 2 * slots + self.unit < self.capacity:
+            self._resize(min(self.pair[0].shape[1], roomy(rows)), slots, rows)
 
-    def joined(self, other: Slots) -> Slots:
-        capacity = max(self.capacity, other.capacity)
-        both = zip(widened(self.pair, capacity), widened(other.pair, capacity), strict=True)
-        keys, values = (np.concatenate(pair, axis=1) for pair in both)
-        return Slots((keys, values))
+    def _resize(self, rows: int, slots: int, used: int) -> None:
+        capacity = -(-max(slots, 1) // self.unit) * self.unit
+        keys, values = (resized(x, rows, capacity, used) for x in self.pair)
+        self.pair = keys, values
+
+    def put(self, place: int, row: Pair) -> None:
+        """A row `[layers, heads, n, dim]` takes this place. Zeros stand behind it, as NaN that
+        another row has left would survive a mask."""
+        for x, new in zip(self.pair, row, strict=True):
+            x[:, place, :, : new.shape[2]] = new
+            x[:, place, :, new.shape[2] :] = 0
+
+    def row(self, place: int, slots: int) -> Pair:
+        keys, values = self.pair
+        return keys[:, place, :, :slots], values[:, place, :, :slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,20 +314,22 @@ def shapes(decoder: ov.CompiledModel, layers: int) -> Shapes:
     return Shapes(layers, heads, (width, values.get_partial_shape()[3].get_max_length()), kind)
 
 
-def widened(pair: Pair, capacity: int) -> Pair:
-    """Room for `capacity` slots; zeros, as NaN would survive a mask."""
-    missing = capacity - pair[0].shape[3]
-    more = [(0, 0)] * 3 + [(0, missing), (0, 0)]
-    return (np.pad(pair[0], more), np.pad(pair[1], more)) if missing else pair
+def resized(x: Array, rows: int, capacity: int, used: int) -> Array:
+    """A larger or smaller array, zeros where nothing stood in the first `used` places."""
+    new = np.zeros((x.shape[0], rows, x.shape[2], capacity, x.shape[4]), x.dtype)
+    slots = min(capacity, x.shape[3])
+    new[:, :used, :, :slots] = x[:, :used, :, :slots]
+    return new
 
 
-def places(blocks: list[list[int]], need: list[int], width: int) -> Array:
-    """Places of row b's last need[b] tokens in the flat block `[B * width]`, max(need) per row;
-    a row that needs fewer repeats its last.
+def kept(blocks: list[list[int]], need: list[int], places: list[int]) -> Array:
+    """Where row b's last need[b] tokens are in the flat block `[B * width]`, max(need) per row; a
+    row that needs fewer repeats its last.
     """
     flat: list[int] = []
-    for b, (block, n) in enumerate(zip(blocks, need, strict=True)):
+    width = max(map(len, blocks))
+    for block, n, place in zip(blocks, need, places, strict=True):
         assert n <= len(block), f"{n} logits needed of a block of {len(block)}"
-        last = b * width + max(len(block) - 1, 0)
+        last = place * width + max(len(block) - 1, 0)
         flat += [min(last + 1 - n + i, last) for i in range(max(need))]
     return np.array(flat, dtype=np.int64)

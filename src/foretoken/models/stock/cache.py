@@ -1,8 +1,10 @@
 """Keys and values of rows of different lengths, as a transformers cache.
 
-Row b of a `RaggedCache` owns slots 0 .. lengths[b]-1 of every layer; new tokens are written behind
-them, and rollback is a smaller length: what stands behind it is hidden and written over later. It
-does not know tokens, vocabularies or which positions are scored.
+A row of a `RaggedCache` has a place in every layer's arrays, of which slots 0 .. length-1 are its
+own; new tokens are written behind them, and rollback is a smaller length: what stands behind it is
+hidden and written over later. A row that leaves leaves a gap, for the next that joins or, before a
+pass, for the last: the others stay where they are. It does not know tokens, vocabularies or which
+positions are scored.
 """
 
 from __future__ import annotations
@@ -13,57 +15,72 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Tree
+from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
-BUCKET = 64  # slots; capacity grows by half and up to a multiple of this
+BUCKET = 64  # slots; capacity is a multiple of this
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
+Pair = tuple[Tensor, Tensor]  # keys and values
 
 
 class RaggedLayer(DynamicLayer):
-    """Keys and values of one layer, `[B, heads, capacity, dim]`, the same slots in every layer."""
+    """Keys and values of one layer: `arrays`, `[rows, heads, capacity, dim]`, with the same places
+    and slots in every layer. `keys` and `values` are what a forward sees of them."""
 
+    arrays: Pair
     keys: Any
     values: Any
     is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
 
-    def fit(self, k: Tensor, v: Tensor, rows: int, capacity: int) -> None:
-        """Make room for `rows` rows of `capacity` slots, shaped like k and v; content stays."""
-        if self.is_initialized and self.keys.shape[0] == rows and self.keys.shape[2] >= capacity:
-            return
-        old = (self.keys, self.values) if self.is_initialized else None
-        # Zeros: what a mask hides is still multiplied by zero, and NaN would survive that.
-        self.keys = k.new_zeros(rows, k.shape[1], capacity, k.shape[3])
-        self.values = v.new_zeros(rows, v.shape[1], capacity, v.shape[3])
-        self.is_initialized = True
-        if old is not None:
-            self.place(0, *old)
+    def fit(self, like: Pair, rows: int, capacity: int, used: int) -> None:
+        """New arrays, shaped like these. The first `used` places stay; others may hold anything, so
+        that memory is touched only when a row takes it."""
+        k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
+        old = self.arrays if self.is_initialized else (k[:, :, :0], v[:, :, :0])
+        for x, was in zip((k, v), old, strict=True):
+            fill(x[:used], was[:used])
+        self.arrays, self.is_initialized = (k, v), True
 
-    def place(self, row: int, k: Tensor, v: Tensor) -> None:
-        """Copy whole rows in, from slot 0."""
-        self.keys[row : row + k.shape[0], :, : k.shape[2]] = k
-        self.values[row : row + v.shape[0], :, : v.shape[2]] = v
+    def put(self, place: int, row: Pair) -> None:
+        """A row `[heads, n, dim]` takes this place."""
+        for x, new in zip(self.arrays, row, strict=True):
+            fill(x[place], new)
+
+    def row(self, place: int, slots: int) -> Pair:
+        k, v = self.arrays
+        return k[place, :, :slots], v[place, :, :slots]
+
+    def show(self, rows: int, slots: int) -> Pair:
+        """Let a forward see so much."""
+        self.keys, self.values = (x[:rows, :, :slots] for x in self.arrays)
+        return self.keys, self.values
 
 
 class RaggedCache(DynamicCache):
-    """Rows with their own lengths. `prepare` before a forward, `advance` behind it."""
+    """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
+    rows by place; `order` says which they are."""
 
     def __init__(self, layers: list[Any], rows: int, device: torch.device) -> None:
         super().__init__()
         self.layer_class_to_replicate = None
         self.layers = layers
         self.lengths = [0] * rows
+        self.places = list(range(rows))
+        self.order = self.places  # the row in each place, once gaps are closed
         self.device = device
-        self.capacity = 0
+        # for which there is room; on a CPU, memory that is not touched costs nothing
+        self.rows = roomy(rows) if device.type == "cpu" else rows
+        self.capacity = 0  # slots
         self.longest = 0
         self.width = 0  # of the running forward's block, padding included
+        self.end = 0  # slots that the running forward sees
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.slots = torch.empty(0)  # [B, width]: where new tokens go
         self.positions = self.slots  # [B, width]: the slots, except in a tree
@@ -78,26 +95,43 @@ class RaggedCache(DynamicCache):
 
     def prepare(self, width: int, tree: Tree | None = None) -> None:
         """Make room for `width` more tokens in every row and lay out where they go."""
-        self.width, self.longest = width, max(self.lengths)
-        if self.longest + width > self.capacity:
-            self.reserve(self.longest + width)
-        if tree is None and min(self.lengths) == self.longest:
-            self.offset, end = self.longest, self.longest + width
-            new = torch.arange(self.longest, end, device=self.device)
-            self.slots = new.expand(len(self.lengths), -1)
+        self.close()
+        lengths = [self.lengths[b] for b in self.order]
+        self.width, self.longest = width, max(lengths)
+        self.end = self.longest + width
+        self.reserve(len(lengths), self.end)
+        if tree is None and min(lengths) == self.longest:
+            self.offset = self.longest
+            new = torch.arange(self.longest, self.end, device=self.device)
+            self.slots = new.expand(len(lengths), -1)
         else:
-            self.offset = sent(torch.tensor(self.lengths), self.device)
+            self.offset = sent(torch.tensor(lengths), self.device)
             self.slots = self.offset[:, None] + torch.arange(width, device=self.device)
-            self.row = torch.arange(len(self.lengths), device=self.device)[:, None]
+            self.row = torch.arange(len(lengths), device=self.device)[:, None]
         self.tree, self.positions = tree, self.slots
         if tree is not None:
-            self.tree = Tree(sent(tree.depths, self.device), sent(tree.seen, self.device))
-            self.positions = self.tree.depths.gather(1, self.slots)
+            depths, seen = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
+            self.tree = Tree(depths, seen)
+            self.positions = depths.gather(1, self.slots)
 
-    def reserve(self, slots: int) -> None:
+    def reserve(self, rows: int, slots: int) -> None:
+        """Room for so many, and for half as many more where there was too little."""
+        if rows <= self.rows and slots <= self.capacity:
+            return
+        if rows > self.rows:
+            rows = max(rows, roomy(self.rows))
+        else:  # of many that have left, some room
+            rows = min(self.rows, roomy(rows))
         if slots > self.capacity:
             slots = max(slots, self.capacity + self.capacity // 2)
-            self.capacity = -(-slots // BUCKET) * BUCKET
+            slots = -(-slots // BUCKET) * BUCKET
+        self.grow(rows, max(slots, self.capacity))
+
+    def grow(self, rows: int, capacity: int) -> None:
+        """Make new arrays, with the rows in their places."""
+        for layer in self.filled():
+            layer.fit(layer.arrays, rows, capacity, room(self.places))
+        self.rows, self.capacity = rows, capacity
 
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
@@ -111,24 +145,41 @@ class RaggedCache(DynamicCache):
             self.made[id(source)] = source, make()
         return self.made[id(source)][1]
 
+    def placed(self, x: Tensor) -> Tensor:
+        """`x [B, ..]`, of rows, in the order in which a forward sees them."""
+        if self.order == list(range(len(self.order))):
+            return x
+        return x[sent(torch.tensor(self.order), x.device)]
+
     def join(self, other: RaggedCache) -> None:
-        """The rows of `other` join behind these."""
-        rows, total = len(self.lengths), len(self.lengths) + len(other.lengths)
-        self.reserve(other.capacity)
+        """The rows of `other`, which is fresh, join behind these."""
+        B, places = len(self.places), joined(self.places, len(other.places))
+        self.reserve(room(places), max(other.lengths, default=0))
         for mine, theirs in zip(self.kept(), other.kept(), strict=True):
-            if theirs.is_initialized:
-                mine.fit(theirs.keys, theirs.values, total, self.capacity)
-                mine.place(rows, theirs.keys, theirs.values)
-            elif mine.is_initialized:
-                mine.fit(mine.keys, mine.values, total, self.capacity)
-        self.lengths = self.lengths + other.lengths
+            if theirs.is_initialized and not mine.is_initialized:
+                mine.fit(theirs.arrays, self.rows, self.capacity, room(self.places))
+            for b, n in enumerate(other.lengths if mine.is_initialized else []):
+                mine.put(places[B + b], theirs.row(other.places[b], n) if n else mine.row(0, 0))
+        self.places, self.lengths = places, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.device)
+        """Row b becomes what row rows[b] was. Only what is repeated is copied."""
+        places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
+        self.places, self.lengths = self.copied(places, lengths, repeated(places)), lengths
+
+    def close(self) -> None:
+        """The last rows move into the gaps: a forward takes the first places."""
+        self.places = self.copied(self.places, self.lengths, beyond(self.places))
+        self.order = by_place(self.places)
+
+    def copied(self, places: list[int], lengths: list[int], rows: list[int]) -> list[int]:
+        """The places, where these `rows` have been copied to free ones."""
+        new = moved(places, rows)
+        self.reserve(room(new), 0)
         for layer in self.filled():
-            layer.keys, layer.values = layer.keys[index], layer.values[index]
-        self.lengths = [self.lengths[b] for b in rows]
+            for b in rows:
+                layer.put(new[b], layer.row(places[b], lengths[b]))
+        return new
 
     def keep(self, slots: list[list[int]]) -> None:
         """Row b keeps these of its slots, which ascend, and closes the gaps."""
@@ -138,10 +189,10 @@ class RaggedCache(DynamicCache):
             return
         index = torch.tensor([[*row, *range(len(row), end)][start:] for row in slots])
         index = sent(index, self.device)
-        row = torch.arange(len(slots), device=self.device)[:, None]
+        place = sent(torch.tensor(self.places), self.device)
         for layer in self.filled():
-            for x in (layer.keys, layer.values):
-                x[:, :, start:end] = x[row, :, index].transpose(1, 2)
+            for x in layer.arrays:
+                x[place, :, start:end] = x[place[:, None], :, index].transpose(1, 2)
 
     def kept(self) -> list[RaggedLayer]:
         """The layers that keep tokens."""
@@ -154,85 +205,91 @@ class RaggedCache(DynamicCache):
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        layer, end = self.layers[layer_idx], self.longest + self.width
+    ) -> Pair:
+        layer, new = self.layers[layer_idx], (key_states, value_states)
         if not isinstance(layer, RaggedLayer):
-            return layer.update(key_states, value_states, *args, **kwargs)
-        layer.fit(key_states, value_states, len(self.lengths), self.capacity)
-        if isinstance(self.offset, int):
-            layer.keys[:, :, self.offset : end] = key_states
-            layer.values[:, :, self.offset : end] = value_states
-        else:
-            layer.keys[self.row, :, self.slots] = key_states.transpose(1, 2)
-            layer.values[self.row, :, self.slots] = value_states.transpose(1, 2)
-        self.view = layer.keys[:, :, :end]
-        return self.view, layer.values[:, :, :end]
+            return layer.update(*new, *args, **kwargs)
+        if not layer.is_initialized:
+            layer.fit(new, self.rows, self.capacity, len(key_states))
+        for x, states in zip(layer.arrays, new, strict=True):
+            if isinstance(self.offset, int):
+                x[: len(states), :, self.offset : self.end] = states
+            else:
+                x[self.row, :, self.slots] = states.transpose(1, 2)
+        self.view, values = layer.show(len(key_states), self.end)
+        return self.view, values
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.longest + query_length, 0
+        return self.end, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         return self.offset
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.longest
+        return self.end - self.width
 
 
 class CrossCache(EncoderDecoderCache):
-    """A ragged cache and, behind it, the encoder's keys and values: one padded row per source."""
+    """A ragged cache and, beside it, another one for the encoder's keys and values, whose lengths
+    are those of the sources. Both have the same places."""
 
     self_attention_cache: RaggedCache
-    cross_attention_cache: DynamicCache
+    cross_attention_cache: RaggedCache
 
-    def __init__(self, ragged: RaggedCache, sources: list[int]) -> None:
-        super().__init__(ragged, DynamicCache())
-        self.sources = sources  # tokens of each row's source
+    def __init__(self, ragged: RaggedCache, cross: RaggedCache, sources: list[int]) -> None:
+        super().__init__(ragged, cross)
+        cross.lengths = sources  # tokens of each row's source
         self.states: Tensor | None = None  # the encoder's, until their keys and values are cached
 
     @property
     def decoder(self) -> RaggedCache:
         return self.self_attention_cache
 
+    @property
+    def cross(self) -> RaggedCache:
+        return self.cross_attention_cache
+
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         return self.decoder.offset
 
+    def prepare(self, width: int, tree: Tree | None = None) -> None:
+        """As a ragged cache; the first forward writes all that there is of the sources."""
+        self.decoder.prepare(width, tree)
+        self.cross.prepare(0)
+        self.cross.offset = 0
+        for layer in self.cross.filled():
+            layer.show(len(self.cross.lengths), self.cross.end)
+
     def mask(self) -> Tensor | None:
-        """`[B, S]`, 1 where a source has a token; None where all sources are equally long."""
-        if min(self.sources) == max(self.sources):
+        """`[B, S]` by place, 1 where a source has a token; None where all are equally long."""
+        sources, device = self.cross.lengths, self.decoder.device
+        if min(sources) == max(sources):
             return None
-        device = self.decoder.device
-        lengths = sent(torch.tensor(self.sources), device)
-        return (torch.arange(max(self.sources), device=device) < lengths[:, None]).long()
+        lengths = self.cross.placed(sent(torch.tensor(sources), device))
+        return (torch.arange(max(sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
         """The rows of `other` join behind these; both have been through a forward."""
         self.decoder.join(other.decoder)
-        width = max(self.sources + other.sources)
-        for mine, theirs in zip(self.cross(), other.cross(), strict=True):
-            mine.keys = torch.cat([pad_slots(x.keys, width) for x in (mine, theirs)])
-            mine.values = torch.cat([pad_slots(x.values, width) for x in (mine, theirs)])
-        self.sources = self.sources + other.sources
+        self.cross.join(other.cross)
 
     def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was; slots that no source needs any more go."""
+        """Row b becomes what row rows[b] was."""
         self.decoder.select(rows)
-        self.sources = [self.sources[b] for b in rows]
-        width = max(self.sources, default=0)
-        index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
-        for layer in self.cross():
-            layer.keys, layer.values = layer.keys[index, :, :width], layer.values[index, :, :width]
+        self.cross.select(rows)
 
-    def cross(self) -> list[Any]:
-        return self.cross_attention_cache.layers
+
+def fill(x: Tensor, new: Tensor) -> None:
+    """Put `new` into the first slots, and zeros into the others: what a mask hides is still
+    multiplied by zero, and NaN that another row has left would survive that."""
+    slots = new.shape[-2]
+    x[..., :slots, :] = new
+    x[..., slots:, :] = 0
 
 
 def unmoved(slots: list[int]) -> int:
     """How many of the first slots stay where they are."""
     return next((i for i, slot in enumerate(slots) if slot != i), len(slots))
-
-
-def pad_slots(x: Tensor, width: int) -> Tensor:
-    return F.pad(x, (0, 0, 0, width - x.shape[2]))
 
 
 def growing_cache(layers: int) -> Any:

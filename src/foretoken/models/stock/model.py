@@ -51,7 +51,7 @@ class StockModel(ABC):
 
     @abstractmethod
     def _inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
-        """What the forward takes for new tokens `ids`, beside the cache itself."""
+        """What the forward takes for new tokens `ids`, by place, beside the cache itself."""
 
     @property
     def hidden(self) -> Tensor:
@@ -90,10 +90,10 @@ class StockModel(ABC):
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        if not rows:
-            self.cache = self._empty()
-        elif rows != list(range(len(self.lengths))):
+        if rows:
             self.cache.select(rows)
+        else:  # an idle model keeps no memory
+            self.cache = self._empty()
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.lengths), rows))
@@ -104,12 +104,16 @@ class StockModel(ABC):
         if not any(counts):
             return no_logits(self.model, len(counts))
         ids = padded(blocks, self.device)
+        cache.prepare(ids.shape[1], tree)
+        ids = ragged.placed(ids)
         self.padding = ids.numel() - sum(counts)
-        ragged.prepare(ids.shape[1], tree)
-        needed = Needed(counts, need, self.device)
+        needed = Needed(counts, need, ragged.places, self.device)
         with self.running(ragged, needed) as model:
             logits = model(
-                **self._inputs(ids, cache), past_key_values=cache, use_cache=True, return_dict=True
+                **self._inputs(ids, cache),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
             ).logits
         ragged.advance(counts)
         self._hidden = needed.hidden

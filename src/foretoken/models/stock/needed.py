@@ -21,15 +21,18 @@ class HeadHook(Protocol):
 
 
 class Needed:
-    """The last need[b] of counts[b] tokens, of blocks padded on the right to one width."""
+    """The last need[b] of counts[b] tokens, of blocks padded on the right to one width, which
+    stand in `places`."""
 
-    def __init__(self, counts: list[int], need: list[int], device: torch.device) -> None:
+    def __init__(
+        self, counts: list[int], need: list[int], places: list[int], device: torch.device
+    ) -> None:
         assert all(n <= x for n, x in zip(need, counts, strict=True)), "more than a block has"
         self.most = max(need)
         starts = [x - n if n else None for n, x in zip(need, counts, strict=True)]
         firsts = {start for start in starts if start is not None} or {0}
         self.first = firsts.pop()
-        self.even = not firsts
+        self.even = not firsts and places == list(range(len(places)))
         self.hidden: Tensor | None = None  # what the output layer read: these positions only
         self.padding: Tensor | None = None  # [B, max(need), 1], True there; None: there is none
         if min(need) < self.most:
@@ -37,17 +40,17 @@ class Needed:
             self.padding = sent(missing[..., None], device)
         if not self.even:
             last = max(counts) - 1
-            places = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
-            self.rows = torch.arange(len(counts), device=device)[:, None]
-            self.places = sent(torch.tensor(places), device)
+            tokens = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
+            self.rows = sent(torch.tensor(places), device)[:, None]
+            self.tokens = sent(torch.tensor(tokens), device)
 
     def of(self, x: Tensor) -> Tensor:
-        """`[B, width, n]` -> `[B, max(need), n]`; a row that needs fewer is padded with zeros, as
-        its others may be invalid, which is no mate's concern."""
+        """`[B, width, n]`, by place -> `[B, max(need), n]`, by row; one that needs fewer is padded
+        with zeros, as its others may be invalid, which is no mate's concern."""
         if self.even:
             some = x[:, self.first : self.first + self.most]
         else:
-            some = x[self.rows, self.places]
+            some = x[self.rows, self.tokens]
         return some if self.padding is None else some.masked_fill(self.padding, 0)
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

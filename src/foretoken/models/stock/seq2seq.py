@@ -40,13 +40,17 @@ class Seq2SeqModel(StockModel):
         self.heard: dict[tuple[int, ...], Tensor] = {}
 
     def _empty(self) -> CrossCache:
-        return CrossCache(ragged_cache(self.model, 0), [])
+        return self._fresh([])
+
+    def _fresh(self, sources: list[list[int]]) -> CrossCache:
+        own, cross = (ragged_cache(self.model, len(sources)) for _ in range(2))
+        return CrossCache(own, cross, [len(source) for source in sources])
 
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> CrossCache:
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
-        fresh = CrossCache(ragged_cache(self.model, len(prompts)), [len(s) for s in sources])
+        fresh = self._fresh(sources)
         fresh.states = self._encoded(sources, fresh.mask())
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
         # its token is then taken back.
@@ -82,5 +86,5 @@ class Seq2SeqModel(StockModel):
         """The encoder's; once their keys and values are cached, only the shape is read."""
         if cache.states is not None:
             return cache.states
-        shape = len(cache.sources), max(cache.sources), 1
+        shape = len(cache.cross.lengths), max(cache.cross.lengths), 1
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)

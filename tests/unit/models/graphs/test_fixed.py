@@ -33,15 +33,15 @@ def test_rows_join_and_change_places_within_the_same_tensors() -> None:
     cache.join(filled([3, 70]))
     assert cache.room == (2, 128) and cache.lengths == [3, 70]
     (layer,) = cache.kept()
-    place = layer.keys.data_ptr()
+    keys = layer.arrays[0]
     cache.select([1])
     cache.join(filled([2]))
-    assert cache.room == (2, 128) and layer.keys.data_ptr() == place
-    assert cache.lengths == [70, 2]
-    assert layer.keys[0, 0, :70].eq(2).all() and layer.values[1, 0, :2].eq(1).all()
+    assert cache.room == (2, 128) and layer.arrays[0] is keys
+    assert cache.lengths == [70, 2] and cache.places == [1, 0]
+    assert keys[1, 0, :70].eq(2).all() and keys[0, 0, :2].eq(1).all()
     cache.select([1, 0, 1])
     assert cache.room == (4, 128) and cache.lengths == [2, 70, 2]
-    assert layer.keys[:3, 0, 0, 0].tolist() == [1, 2, 1]
+    assert layer.arrays[0][cache.places, 0, 0, 0].tolist() == [1, 2, 1]
 
 
 def test_the_guard_lets_fixed_shapes_through_and_names_others() -> None:

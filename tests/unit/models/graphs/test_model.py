@@ -89,8 +89,7 @@ def test_slots_that_are_not_hidden_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rows_that_stay_where_others_were_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: FixedCache, rows: list[int]) -> None:
-        self.hold(len(rows), 0)
-        self.lengths = [self.lengths[b] for b in rows]
+        self.lengths, self.places = [self.lengths[b] for b in rows], list(range(len(rows)))
 
     planted(monkeypatch, FixedCache, "select", forgets)
 
@@ -177,8 +176,8 @@ def test_what_a_broken_text_left_harms_no_later_one() -> None:
     model.start([[5, 6, 7]])
     with torch.inference_mode():
         for layer in model.cache.kept():
-            layer.keys.fill_(torch.nan)
-            layer.values.fill_(torch.nan)
+            for x in layer.arrays:
+                x.fill_(torch.nan)
     model.leave([0])
     for one in (model, fresh):
         one.start([[9, 8]])

@@ -18,7 +18,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.families import FAMILIES, T5, build
-from foretoken.models.openvino.explicit import BUCKET, ExplicitModel
+from foretoken.models.openvino.explicit import BUCKET, ExplicitModel, Slots
 from foretoken.models.openvino.export_explicit import export_explicit
 from foretoken.models.stock.selfcheck import Rows, deviation, stir
 from foretoken.models.stock.seq2seq import Seq2SeqModel
@@ -77,6 +77,59 @@ def test_repeated_rows_go_their_own_ways(name: str) -> None:
     rows.leave([0, 4])
     rows.score(3)
     assert len(rows.texts) == 3 and rows.worst / rows.spread < 1e-5
+
+
+def test_rows_that_stay_are_not_copied(t5: ExplicitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row joins in a gap, or behind the others; the last ones close what gaps are left."""
+    put: list[int] = []
+    write = Slots.put
+    monkeypatch.setattr(
+        Slots, "put", lambda self, place, row: put.append(place) or write(self, place, row)
+    )
+    t5.start([[1, 2, 3], [4], [5], [6, 7]], [[8]] * 4)
+    t5.start([[9]], [[3, 4]])  # makes new arrays, with room for the next one
+    t5.score([[1]] * 5, [1] * 5)
+    assert t5.rows is not None and put == [4, 4]  # its own tokens and its source
+    pair = t5.rows.own.pair
+    t5.start([[9]], [[3, 4]])
+    t5.leave([1, 3])
+    t5.permute([3, 2, 1, 0])
+    t5.start([[9]], [[3, 4]])
+    t5.score([[1]] * 5, [1] * 5)
+    assert put[2:] == [5, 5, 1, 1, 3, 3] and t5.rows.own.pair is pair
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_what_a_broken_text_left_harms_no_other(joins: bool) -> None:
+    """NaN survives a mask. The place goes to a row that joins, or to the last one."""
+    rows = conversation("T5", 4)
+    rows.start([30, 9, 5])
+    rows.score(4)
+    held: Any = rows.runner
+    for x in (*held.rows.own.pair, *held.rows.cross.pair):
+        x[:, held.rows.places[0]] = float("nan")
+    rows.leave([0])
+    if joins:
+        rows.start([2])
+    for _ in range(3):
+        rows.score(6)
+    assert len(rows.texts) == 2 + joins and rows.worst / rows.spread < 1e-5
+
+
+def test_slots_that_no_row_needs_any_more_are_given_up() -> None:
+    """A pass reads them all."""
+    rows = conversation("T5", 7)
+    rows.start([5 * BUCKET, 3, 8])
+    rows.score(2)
+    rows.leave([0])
+    for width in (0, 5, BUCKET, 3):
+        rows.score(width)
+    held: Any = rows.runner
+    assert held.rows.own.capacity <= 2 * BUCKET and rows.worst / rows.spread < 1e-5
+    rows.runner.set_lengths([0, 0])
+    rows.texts = [[], []]
+    rows.score(3)
+    assert held.rows.own.capacity == BUCKET and rows.worst / rows.spread < 1e-5
 
 
 def test_sources_longer_and_shorter_than_those_present() -> None:
@@ -140,16 +193,18 @@ def test_a_pass_reads_the_cache_where_it_stands(t5: ExplicitModel) -> None:
     """Nothing is handed over again unless it grew."""
     t5.start([[1]], [[4]])
     t5.score([[2]], [1])
-    bound = dict(t5.decoder.bound)
+    bound = {name: pair for name, (pair, _) in t5.decoder.bound.items()}
     t5.score([[3]], [1])
     t5.set_lengths([1])
     t5.score([[3, 5]], [2])
-    assert all(t5.decoder.bound[name] is pair for name, pair in bound.items())
+    assert all(t5.decoder.bound[name][0] is pair for name, pair in bound.items())
     t5.score([[3] * BUCKET], [1])
-    assert t5.decoder.bound[""] is bound[""]  # written and grown behind the pass, read by the next
+    assert (
+        t5.decoder.bound[""][0] is bound[""]
+    )  # written and grown behind the pass, read by the next
     t5.score([[3]], [1])
-    assert t5.decoder.bound[""] is not bound[""]
-    assert t5.decoder.bound["cross_"] is bound["cross_"]
+    assert t5.decoder.bound[""][0] is not bound[""]
+    assert t5.decoder.bound["cross_"][0] is bound["cross_"]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -164,8 +219,8 @@ def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
         t5.start([[1, 2], [3]], [[4], [5, 6]])
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(t5.decoder, "request", BrokenOff(t5.decoder.request, n, late=late))
-            t5.permute([1, 0])
-            t5.score([[9], [9, 9, 9]], [1, 2])
+            t5.permute([1, 0, 1])
+            t5.score([[9], [9, 9, 9], [9]], [1, 2, 0])
         t5.permute([1, 0])
         assert torch.equal(t5.score([[3, 7, 8], [9]], [2, 1]), expected)
 

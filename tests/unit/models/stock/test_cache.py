@@ -27,8 +27,9 @@ class Pair:
         width = max(tokens)
         self.cache.prepare(width)
         block = torch.randn(len(tokens), 2, width, 3)
+        seen = self.cache.placed(block)
         for layer in (0, 1):
-            keys, values = self.cache.update(block + layer, -block, layer)
+            keys, values = self.cache.update(seen + layer, -seen, layer)
         assert keys.shape == values.shape == (len(tokens), 2, self.cache.longest + width, 3)
         self.cache.advance(tokens)
         new = block.transpose(1, 2)
@@ -39,8 +40,9 @@ class Pair:
         for b, row in enumerate(self.rows):
             for i, layer in enumerate(self.cache.kept()):
                 if len(row):
-                    assert torch.equal(layer.keys[b].transpose(0, 1)[: len(row)], row + i)
-                    assert torch.equal(layer.values[b].transpose(0, 1)[: len(row)], -row)
+                    keys, values = layer.row(self.cache.places[b], len(row))
+                    assert torch.equal(keys.transpose(0, 1), row + i)
+                    assert torch.equal(values.transpose(0, 1), -row)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -73,10 +75,76 @@ def test_rows_are_what_was_written(seed: int) -> None:
 def test_even_rows_are_written_in_place() -> None:
     pair = Pair(2)
     pair.append([5, 5])
-    storage = pair.cache.kept()[0].keys.data_ptr()
+    storage = pair.cache.kept()[0].arrays[0].data_ptr()
     pair.append([1, 1])
-    assert pair.cache.kept()[0].keys.data_ptr() == storage
+    assert pair.cache.kept()[0].arrays[0].data_ptr() == storage
     assert pair.cache.get_query_offset() == 5  # one number: stock masks, or none
+
+
+def test_rows_that_stay_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row joins in a gap, or behind the others; the last ones close what gaps are left."""
+    put: list[tuple[int, int]] = []
+    write = RaggedLayer.put
+
+    def noted(self: RaggedLayer, place: int, row: tuple[torch.Tensor, torch.Tensor]) -> None:
+        put.append((place, row[0].shape[1]))
+        write(self, place, row)
+
+    monkeypatch.setattr(RaggedLayer, "put", noted)
+    pair, one = Pair(5), Pair(1)
+    one.append([2])
+
+    def join() -> None:
+        pair.cache.join(one.cache)
+        pair.rows += one.rows
+
+    def leave(*gone: int) -> None:
+        stay = [b for b in range(len(pair.rows)) if b not in gone]
+        pair.cache.select(stay)
+        pair.rows = [pair.rows[b] for b in stay]
+
+    pair.append([9, 8, 7, 6, 5])
+    join()  # makes new arrays, with room for the next ones
+    arrays = pair.cache.kept()[0].arrays
+    join()
+    assert put == [(5, 2)] * 2 + [(6, 2)] * 2
+    leave(1, 3)
+    join()
+    assert put[4:] == [(1, 2)] * 2 and pair.cache.places == [0, 2, 4, 5, 6, 1]
+    pair.check()
+    pair.append([1] * 6)
+    assert put[6:] == [(3, 2)] * 2 and pair.cache.places == [0, 2, 4, 5, 3, 1]
+    pair.check()
+    pair.cache.select([5, 4, 3, 2, 1, 0])
+    pair.rows.reverse()
+    pair.append([1] * 6)
+    pair.check()
+    assert len(put) == 8 and pair.cache.kept()[0].arrays is arrays
+
+
+def test_nothing_stale_is_left_in_a_place_that_is_taken() -> None:
+    """What a mask hides is multiplied by zero, which NaN would survive."""
+    pair, one = Pair(4), Pair(1)
+    pair.append([5, 9, 7, 3])
+    one.append([2])
+    for layer in pair.cache.kept():
+        for x in layer.arrays:
+            x[[0, 2]] = float("nan")
+    pair.cache.select([1, 3])
+    pair.cache.join(one.cache)
+    pair.cache.prepare(1)  # the last row has moved into the other gap
+    assert sorted(pair.cache.places) == [0, 1, 2]
+    assert all(x[:3].isfinite().all() for layer in pair.cache.kept() for x in layer.arrays)
+
+
+def test_room_for_rows_that_have_left_goes_when_slots_grow() -> None:
+    pair = Pair(8)
+    pair.append([1] * 8)
+    pair.cache.select([3])
+    pair.rows = [pair.rows[3]]
+    pair.append([cache.BUCKET])
+    assert pair.cache.kept()[0].arrays[0].shape[0] == pair.cache.rows == 1
+    pair.check()
 
 
 @pytest.mark.parametrize("version", ["5.18.0", "6.0.0", "4.57.1"])

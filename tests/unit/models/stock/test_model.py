@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 
 import pytest
 import torch
@@ -70,6 +71,41 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
     rows.score(3)
     assert rows.worst < 1e-6
     assert len(rows.runner.cache.self_attention_cache.kept()) == layers
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_what_a_broken_text_left_harms_no_other(name: str, joins: bool) -> None:
+    """NaN survives a mask. The place goes to a row that joins, or to the last one."""
+    rows = Rows(network(name), random.Random(3))
+    rows.start([30, 9, 5])
+    rows.score(4)
+    cache = rows.runner.cache
+    with torch.inference_mode():
+        for part in {cache.decoder, getattr(cache, "cross", cache)}:
+            for x in chain.from_iterable(layer.arrays for layer in part.filled()):
+                x[part.places[0]] = torch.nan
+    rows.leave([0])
+    if joins:
+        rows.start([2])
+    for _ in range(3):
+        rows.score(6)
+    assert len(rows.texts) == 2 + joins and rows.worst < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Llama", "BART"])
+def test_rows_change_places_repeat_and_leave_in_any_order(name: str) -> None:
+    rows = Rows(network(name), random.Random(5))
+    rows.start([4, 0, 9, 1])
+    rows.score(6)
+    for order in ([3, 1, 0, 2], [2, 2, 0, 2, 1], [4, 0, 1, 1, 1, 3, 2], [5, 0]):
+        rows.permute(order)
+        rows.score(3)
+        rows.start([2])
+        rows.score(5)
+    rows.leave([0, 2])
+    rows.score(3)
+    assert len(rows.texts) == 1 and rows.worst < 1e-6
 
 
 def test_a_bias_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:

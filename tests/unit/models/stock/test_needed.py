@@ -12,7 +12,7 @@ X = torch.arange(8).reshape(2, 4, 1)  # two blocks of width 4
 
 
 def places(blocks: list[int], need: list[int]) -> list[list[int]]:
-    return Needed(blocks, need, CPU).of(X)[..., 0].tolist()
+    return Needed(blocks, need, [0, 1], CPU).of(X)[..., 0].tolist()
 
 
 def test_each_row_keeps_its_last() -> None:
@@ -24,8 +24,14 @@ def test_each_row_keeps_its_last() -> None:
     assert places([4, 2], [0, 0]) == [[], []]
 
 
+def test_rows_are_found_in_their_places() -> None:
+    """The first row stands behind the other one."""
+    assert Needed([4, 4], [2, 2], [1, 0], CPU).of(X)[..., 0].tolist() == [[6, 7], [2, 3]]
+    assert Needed([4, 3], [1, 2], [1, 0], CPU).of(X)[..., 0].tolist()[1] == [1, 2]
+
+
 def test_a_row_that_needs_nothing_does_not_unsettle_the_others() -> None:
-    needed = Needed([4, 1], [2, 0], CPU)
+    needed = Needed([4, 1], [2, 0], [0, 1], CPU)
     assert needed.even
     assert needed.of(X).shape == (2, 2, 1)
 
@@ -38,7 +44,7 @@ def test_padding_is_finite_whatever_stands_there(counts: list[int], need: list[i
 
 
 def test_logits_are_cut_once() -> None:
-    needed, layer = Needed([4, 4], [1, 1], CPU), torch.nn.Identity()
+    needed, layer = Needed([4, 4], [1, 1], [0, 1], CPU), torch.nn.Identity()
     assert needed.logits(X).shape == (2, 1, 1)  # a head that is no layer
     layer.register_forward_pre_hook(needed.enter)
     assert needed.logits(layer(X)).tolist() == [[[3]], [[7]]]
@@ -46,4 +52,4 @@ def test_logits_are_cut_once() -> None:
 
 def test_more_than_a_block_has_is_our_own_bug() -> None:
     with pytest.raises(AssertionError, match="more than a block has"):
-        Needed([1, 2], [2, 2], CPU)
+        Needed([1, 2], [2, 2], [0, 1], CPU)

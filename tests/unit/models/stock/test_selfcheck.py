@@ -39,13 +39,16 @@ def keeps_stale_lengths(self, lengths):
 
 
 def forgets_to_permute(self, rows):
-    self.lengths = [self.lengths[b] for b in rows]
-    for layer in self.kept():
-        layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+    self.lengths, self.places = [self.lengths[b] for b in rows], list(range(len(rows)))
 
 
-def grows_empty(self, row, k, v):
+def stays_empty(self, place, row):
     pass
+
+
+def grows_empty(self, like, rows, capacity, used):
+    self.arrays = tuple(x.new_zeros(rows, x.shape[1], capacity, x.shape[3]) for x in like)
+    self.is_initialized = True
 
 
 def sees_garbage(mask):
@@ -67,7 +70,8 @@ PLANTED = {
         "Llama", RaggedCache, "get_query_offset", lambda self, layer_idx=0: self.longest,
     ),
     "rows that change places by length only": ("Llama", RaggedCache, "select", forgets_to_permute),
-    "content lost in growth": ("Llama", RaggedLayer, "place", grows_empty),
+    "content lost in growth": ("Llama", RaggedLayer, "fit", grows_empty),
+    "rows that join without content": ("Llama", RaggedLayer, "put", stays_empty),
     "an attention that fails": ("Llama", RaggedCache, "get_mask_sizes", no_window),
     "shared keys in the wrong order": (
         "Llama", attention, "shared",
