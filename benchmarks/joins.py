@@ -1,8 +1,8 @@
 """What a row that joins and leaves costs beside others, against the same on an empty model.
 
 Rows of random ids: one of 64 tokens joins and leaves, alone and beside 15 of 1,024 tokens, in turn.
-Where arrays are full, the first to join makes new ones with room for the next ("growing"), as is
-measured apart; so is a pass, and one behind the leave of the first row, which closes its gap.
+The first to join makes new arrays, as those of 15 copies of a row are full ("growing"): measured
+apart, as are a pass and one behind the leave of the first row, which closes its gap.
 
 Expected: beside the others at most 1.2 times as long as alone.
 

@@ -87,10 +87,11 @@ def test_rows_that_stay_are_not_copied(t5: ExplicitModel, monkeypatch: pytest.Mo
         Slots, "put", lambda self, place, row: put.append(place) or write(self, place, row)
     )
     t5.start([[1, 2, 3], [4], [5], [6, 7]], [[8]] * 4)
-    t5.start([[9]], [[3, 4]])  # makes new arrays, with room for the next one
-    t5.score([[1]] * 5, [1] * 5)
-    assert t5.rows is not None and put == [4, 4]  # its own tokens and its source
+    assert t5.rows is not None
     pair = t5.rows.own.pair
+    t5.start([[9]], [[3, 4]])
+    t5.score([[1]] * 5, [1] * 5)
+    assert put == [4, 4]  # its own tokens and its source
     t5.start([[9]], [[3, 4]])
     t5.leave([1, 3])
     t5.permute([3, 2, 1, 0])

@@ -104,8 +104,8 @@ def test_rows_that_stay_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         pair.rows = [pair.rows[b] for b in stay]
 
     pair.append([9, 8, 7, 6, 5])
-    join()  # makes new arrays, with room for the next ones
     arrays = pair.cache.kept()[0].arrays
+    join()
     join()
     assert put == [(5, 2)] * 2 + [(6, 2)] * 2
     leave(1, 3)
