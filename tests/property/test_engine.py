@@ -13,7 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -64,7 +64,12 @@ class Callers(RuleBasedStateMachine):
         asked = self.wish(data)
         room = self.rows + WAITING - len(self.asked)
         try:
-            id = self.engine.add(list(asked.prompt), cache_salt=asked.salt, **asked.options)
+            id = self.engine.add(
+                list(asked.prompt),
+                cache_salt=asked.salt,
+                priority=data.draw(st.integers(0, 1)),
+                **asked.options,
+            )
         except InputError as error:
             assert not room and "requests wait already" in str(error)
             return
@@ -119,17 +124,24 @@ class Callers(RuleBasedStateMachine):
 
     @rule()
     def read_anew(self) -> None:
-        """All rows lose their places in the models, as when costs are measured. A preemption, which
-        takes the places of some, belongs here."""
+        """All rows lose their places in the models, as when costs are measured."""
         with self.spec._scheduler.idle():
             assert not self.spec._scheduler.batch.rows
+
+    @precondition(lambda self: self.spec._scheduler.running)
+    @rule()
+    def make_room(self) -> None:
+        """A row waits again, as where memory runs short."""
+        running = len(self.spec._scheduler.running)
+        self.spec._scheduler.preempt()
+        assert len(self.spec._scheduler.batch.rows) == running - 1
 
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
         asked = self.wish(data)
         made = self.spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
         judge = moving.check(asked.gamma, self.how, 1.0)
-        (done,) = self.spec.complete(self.spec.rows(made), judge, asked.gamma)
+        (done,) = self.spec.completions(self.spec.rows(made), judge, asked.gamma)
         self.alone.require(asked, done.tokens, done)
 
     @precondition(lambda self: self.pieces is None)
@@ -205,6 +217,8 @@ class Callers(RuleBasedStateMachine):
 ENDS = ("finished", "aborted")
 QUIET = {
     "deadline": None,
+    # what fails is told as it was found: to make it smaller takes many minutes
+    "phases": [Phase.explicit, Phase.reuse, Phase.generate],
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Sized
+from foretoken.models.base import Reserves, Sized
 from foretoken.request import Row
 
 AHEAD = 64  # tokens that rows may gain before the one that joins last has to leave again
@@ -27,10 +27,11 @@ class Memory:
             raise InputError(f"kv_memory is {total} bytes, one token takes {least}; give more")
 
     def reserve(self) -> None:
-        """Take all of it now; it is touched as rows need it."""
+        """Take all of it now, where parts can; it is touched as rows need it."""
         shares = [part.memory([1], [1]) for part in self.parts]
         for part, share in zip(self.parts, shares, strict=True):
-            part.reserve(self.total * share // sum(shares))
+            if isinstance(part, Reserves):
+                part.reserve(self.total * share // sum(shares))
 
     def fits(self, rows: list[Row], gain: int) -> bool:
         """Whether there is room for these rows with so many tokens more, or to their ends."""

@@ -107,6 +107,17 @@ class Scheduler:
                     row.fail(error)
             self._drop(self.suspects)
 
+    def preempt(self) -> None:
+        """Of the rows of the least priority that run, the youngest waits again, before all others
+        of its priority."""
+        with self._locked():
+            last = min(reversed(self.running), key=lambda task: task.priority)
+            left = [task for task in self.running if task is not last]
+            # at once, for a Ctrl-C in between
+            self.waiting, self.running = _sorted([last, *self.waiting]), left
+            self.batch.leave([last.row])
+            self.preempted += 1
+
     @contextmanager
     def still(self) -> Generator[None]:
         """No step is taken meanwhile: rows can be looked at."""
@@ -267,18 +278,12 @@ class Scheduler:
         return fresh
 
     def _make_room(self) -> None:
-        """Rows wait again where memory is too small for another step of all: of the least
-        priority the youngest first."""
+        """Rows wait again where memory is too small for another step of all."""
         while self.memory and len(self.running) > 1:
             rows = [task.row for task in self.running]
             if self.memory.fits(rows, self._most(self.running)):
                 return
-            last = min(reversed(self.running), key=lambda task: task.priority)
-            left = [task for task in self.running if task is not last]
-            # at once, for a Ctrl-C in between
-            self.waiting, self.running = _sorted([last, *self.waiting]), left
-            self.batch.leave([last.row])
-            self.preempted += 1
+            self.preempt()
 
     @staticmethod
     def _most(tasks: list[Task]) -> int:

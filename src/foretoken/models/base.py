@@ -132,8 +132,13 @@ class Sized(Model, Protocol):
         many, which the encoder of an encoder-decoder has read."""
         ...
 
+
+@runtime_checkable
+class Reserves(Sized, Protocol):
+    """One that can take the memory for its rows at once."""
+
     def reserve(self, total: int) -> None:
-        """So many bytes are for its rows."""
+        """So many bytes."""
         ...
 
 

@@ -42,6 +42,12 @@ def room(places: list[int]) -> int:
     return 1 + max(places, default=-1)
 
 
+def most_slots(lengths: list[int], unit: int) -> int:
+    """How many slots rows of these lengths take at most, in arrays that are never twice as long as
+    the longest and rounded up to a multiple of `unit`."""
+    return len(lengths) * 2 * (max(lengths, default=0) + unit)
+
+
 def roomy(rows: int) -> int:
     """So many, and half as many that may join them."""
     return rows + rows // 2

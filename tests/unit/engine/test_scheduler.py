@@ -118,9 +118,6 @@ class Sized(TableModel):
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return sum(lengths)
 
-    def reserve(self, total: int) -> None:
-        pass
-
 
 @given(arrivals=ARRIVALS, spare=st.integers(0, 30))
 def test_rows_that_make_room_for_others_are_what_they_are_alone(

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
+from foretoken.models.places import (
+    beyond,
+    by_place,
+    joined,
+    most_slots,
+    moved,
+    repeated,
+    room,
+    roomy,
+)
 
 
 def test_places_are_taken_from_the_first_on() -> None:
@@ -12,3 +21,8 @@ def test_places_are_taken_from_the_first_on() -> None:
     assert by_place([4, 0, 3]) == [1, 2, 0]
     assert room([4, 0, 3]) == 5 and room([]) == 0
     assert [roomy(n) for n in (0, 1, 2, 15)] == [0, 1, 3, 22]
+
+
+def test_slots_of_arrays_that_are_never_twice_as_long() -> None:
+    assert most_slots([5, 64, 1], 64) == 3 * 2 * 128
+    assert most_slots([], 64) == 0

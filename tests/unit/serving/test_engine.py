@@ -257,9 +257,6 @@ class Sized(TableModel):
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return sum(lengths)
 
-    def reserve(self, total: int) -> None:
-        pass
-
 
 def test_memory_is_stated_up_front() -> None:
     spec = Speculator(Sized(P, V), LMDrafter(Sized(Q, V), V), None, Ends())

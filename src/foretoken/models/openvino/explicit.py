@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.models.base import Blocks
-from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
+from foretoken.models.places import (
+    beyond,
+    by_place,
+    joined,
+    most_slots,
+    moved,
+    repeated,
+    room,
+    roomy,
+)
 from foretoken.models.rows import (
     CHUNK,
     check_lengths,
@@ -70,6 +79,12 @@ class ExplicitModel:
     @property
     def lengths(self) -> list[int]:
         return self.rows.lengths if self.rows else []
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        s = self.shapes
+        token = s.layers * s.heads * sum(s.widths) * np.dtype(STORAGE[s.kind]).itemsize
+        read = sources if self.encoder_decoder else []
+        return token * (most_slots(lengths, BUCKET) + most_slots(read, 1))
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         if not prompts:

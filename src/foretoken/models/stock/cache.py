@@ -45,7 +45,7 @@ class RaggedLayer(DynamicLayer):
         k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
         old = self.arrays if self.is_initialized else (k[:, :, :0], v[:, :, :0])
         for x, was in zip((k, v), old, strict=True):
-            fill(x[:used], was[:used])
+            fill(x[:used], was[:used, :, :capacity])
         self.arrays, self.is_initialized = (k, v), True
 
     def put(self, place: int, row: Pair) -> None:
@@ -100,6 +100,7 @@ class RaggedCache(DynamicCache):
         self.width, self.longest = width, max(lengths)
         self.end = self.longest + width
         self.reserve(len(lengths), self.end)
+        self.trim(len(lengths), self.end)
         if tree is None and min(lengths) == self.longest:
             self.offset = self.longest
             new = torch.arange(self.longest, self.end, device=self.device)
@@ -126,6 +127,11 @@ class RaggedCache(DynamicCache):
             slots = max(slots, self.capacity + self.capacity // 2)
             slots = -(-slots // BUCKET) * BUCKET
         self.grow(rows, max(slots, self.capacity))
+
+    def trim(self, rows: int, slots: int) -> None:
+        """Give up slots where these are less than half."""
+        if 2 * slots + BUCKET < self.capacity:
+            self.grow(min(self.rows, roomy(rows)), -(-slots // BUCKET) * BUCKET)
 
     def grow(self, rows: int, capacity: int) -> None:
         """Make new arrays, with the rows in their places."""
@@ -193,6 +199,12 @@ class RaggedCache(DynamicCache):
         for layer in self.filled():
             for x in layer.arrays:
                 x[place, :, start:end] = x[place[:, None], :, index].transpose(1, 2)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a token, in all layers."""
+        arrays = [x for layer in self.filled() for x in layer.arrays]
+        return sum(x.shape[1] * x.shape[3] * x.itemsize for x in arrays)
 
     def kept(self) -> list[RaggedLayer]:
         """The layers that keep tokens."""

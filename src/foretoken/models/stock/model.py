@@ -8,6 +8,7 @@ are needed go through the output layer. It does not know how tokens are chosen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.models.base import Blocks, Tree, counts_of
+from foretoken.models.places import most_slots
 from foretoken.models.rows import check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.cache import BUCKET
 from foretoken.models.stock.needed import Needed
 from foretoken.models.stock.sizes import context_limit, no_logits, output_rows
 
@@ -57,6 +60,17 @@ class StockModel(ABC):
     def hidden(self) -> Tensor:
         assert self._hidden is not None, "no output layer has run"
         return self._hidden
+
+    @torch.inference_mode()
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        own, cross = self._slot_bytes
+        return own * most_slots(lengths, BUCKET) + cross * most_slots(sources, BUCKET)
+
+    @cached_property
+    def _slot_bytes(self) -> tuple[int, int]:
+        """Of a token and of one of its source."""
+        cache = self.read([[0]], [[0]] if self.encoder_decoder else None)
+        return cache.decoder.slot_bytes, cache.cross.slot_bytes if self.encoder_decoder else 0
 
     @property
     def lengths(self) -> list[int]:

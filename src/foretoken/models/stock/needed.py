@@ -42,7 +42,7 @@ class Needed:
             last = max(counts) - 1
             tokens = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
             self.rows = sent(torch.tensor(places), device)[:, None]
-            self.tokens = sent(torch.tensor(tokens), device)
+            self.tokens = sent(torch.tensor(tokens, dtype=torch.long), device)  # of none too
 
     def of(self, x: Tensor) -> Tensor:
         """`[B, width, n]`, by place -> `[B, max(need), n]`, by row; one that needs fewer is padded

@@ -133,6 +133,24 @@ def test_slots_that_no_row_needs_any_more_are_given_up() -> None:
     assert held.rows.own.capacity == BUCKET and rows.worst / rows.spread < 1e-5
 
 
+def test_arrays_stay_within_what_memory_says(t5: ExplicitModel) -> None:
+    """While rows join, grow, and all but one leave: of rows that are there, and slots."""
+
+    def taken() -> int:
+        assert t5.rows is not None and t5.rows.cross is not None
+        arrays = [*t5.rows.own.pair, *t5.rows.cross.pair]
+        return sum(x[:, : len(t5.lengths)].nbytes for x in arrays)
+
+    t5.start([[1] * 100, [2] * 3], [[3] * 5, [4] * 90])
+    assert 0 < taken() <= t5.memory([100, 3], [5, 90])
+    for i in range(1, 6):
+        t5.score([[5] * 20, [6]], [1, 1])
+        assert taken() <= t5.memory([100 + 20 * i, 3 + i], [5, 90])
+    t5.leave([0])
+    t5.score([[7]], [1])
+    assert taken() <= t5.memory([9], [90]) < t5.memory([100, 3], [5, 90])
+
+
 def test_sources_longer_and_shorter_than_those_present() -> None:
     rows = conversation("T5", 5)
     for sources in ([40, 3], [1], [90, 7]):

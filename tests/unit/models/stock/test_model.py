@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -208,3 +209,27 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     rows.score(4)
     assert rows.worst < 60 * torch.finfo(dtype).eps * rows.spread
     assert rows.runner.score([[1], [2]], [1, 1]).dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_arrays_stay_within_what_memory_says(name: str) -> None:
+    """While rows join, grow, and all but one leave: of rows that are there, and slots."""
+    model: Any = Seq2SeqModel(network(name)) if name == "T5" else CausalModel(network(name))
+    sources = [[3] * 5, [4] * 90] if name == "T5" else None
+
+    def taken() -> int:
+        both = [model.cache.decoder, *([model.cache.cross] if name == "T5" else [])]
+        return sum(c.slot_bytes * len(c.lengths) * c.capacity for c in both)
+
+    def said() -> int:
+        read = model.cache.cross.lengths if name == "T5" else []
+        return model.memory(model.lengths, read)
+
+    model.start([[1] * 70, [2] * 3], sources)
+    assert 0 < taken() <= said()
+    for _ in range(5):
+        model.score([[5] * 10, [6]], [1, 1])
+        assert taken() <= said()
+    model.leave([0])
+    model.score([[7]], [1])
+    assert taken() <= said() < model.memory([70, 3], [5, 90] if sources else [])

@@ -39,8 +39,13 @@ def test_a_row_that_needs_nothing_does_not_unsettle_the_others() -> None:
 @pytest.mark.parametrize(("counts", "need"), [([4, 4], [2, 0]), ([4, 2], [1, 2]), ([4, 3], [2, 1])])
 def test_padding_is_finite_whatever_stands_there(counts: list[int], need: list[int]) -> None:
     sick = torch.full((2, 4, 1), torch.nan)
-    found = Needed(counts, need, CPU).of(sick)[..., 0].isnan().tolist()
+    found = Needed(counts, need, [0, 1], CPU).of(sick)[..., 0].isnan().tolist()
     assert found == [[i < n for i in range(max(need))] for n in need]
+
+
+def test_none_may_be_needed_of_rows_in_any_places() -> None:
+    for places in ([0, 1], [1, 0]):
+        assert Needed([2, 1], [0, 0], places, CPU).of(X).shape == (2, 0, 1)
 
 
 def test_logits_are_cut_once() -> None:
