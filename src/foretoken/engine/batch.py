@@ -137,7 +137,9 @@ class Batch:
         whole = [read and not t for t in told]
         heads = [text[: -1 if w else k] for w, k, text in zip(whole, known, texts, strict=True)]
         self.target.start(heads, sources)
-        for row, text, head, k in zip(rows, texts, heads, known, strict=True):
+        target = self.target
+        recalled = target.recalled if isinstance(target, Remembers) else [0] * len(rows)
+        for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
             row.behind = len(text) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
         if any(told):

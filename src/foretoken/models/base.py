@@ -110,6 +110,8 @@ class TreeModel(Model, Protocol):
 class Remembers(Model, Protocol):
     """A model that can keep what it has read of texts, for others that begin alike."""
 
+    recalled: list[int]  # how many tokens of each row that joined last were not read
+
     def remember(self, on: bool) -> None:
         """Keep it from now on, or forget it all."""
         ...

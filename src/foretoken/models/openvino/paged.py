@@ -183,6 +183,7 @@ class PagedModel:
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[str] = []
         self.salt = ""  # of the rows that join next
+        self.recalled: list[int] = []  # tokens of the rows that joined last
         self.need: list[int] = []  # positions of every row in the last score
 
     @property
@@ -216,11 +217,14 @@ class PagedModel:
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
+        known: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
-            for blocks in passes([(b, prompt[self._recall(b, prompt) :]) for b, prompt in part]):
+            known |= {b: self._recall(b, prompt) for b, prompt in part}
+            for blocks in passes([(b, prompt[known[b] :]) for b, prompt in part]):
                 self._run(blocks, [0])
             for b, _ in part:
                 self._note(b)
+        self.recalled = [known[b] for b in sorted(known)]
 
     def _apart(self, prompts: dict[int, list[int]]) -> Iterator[list[tuple[int, list[int]]]]:
         """Prompts of rows to read together; first those that the others may share pages of."""

@@ -288,7 +288,7 @@ def test_texts_that_join_together_share_what_they_begin_with(
     prompts = [[*system, 5], [9, 8], [*system, 6], [*system, 7, 8]]
     for model in (remembering, stock):
         model.start(prompts)
-    assert sizes == [[71, 2], [7, 8]]
+    assert sizes == [[71, 2], [7, 8]] and remembering.recalled == [0, 0, 64, 64]
     blocks = [[4], [5], [6], [7]]
     assert same(remembering.score(blocks, [1] * 4), stock.score(blocks, [1] * 4))
 
