@@ -83,6 +83,7 @@ def gap(spec: Speculator, gamma: int, seed: int) -> dict[str, Any]:
         "longest": max(beside),
         "mean": sum(beside) / len(beside),
         "steps": len(beside),
+        "slowest_step": max(range(len(beside)), key=beside.__getitem__),
         "prompt": len(long),
         "first_token": first,
     }

@@ -128,6 +128,12 @@ class Row:
         return self.seen is not None or self.request.params.logprobs is not None
 
     @property
+    def telling(self) -> bool:
+        """Whether logprobs of its prompt are still to come."""
+        asked = self.request.params.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < len(self.request.prompt) - 1
+
+    @property
     def visible(self) -> list[int]:
         """New tokens without the id that stopped the row, unless it is to be included."""
         stopped = isinstance(self.stop_reason, int) and not self.request.params.include_stop_string

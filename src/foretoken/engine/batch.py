@@ -88,10 +88,14 @@ class Batch:
         later."""
         assert self._claim is not None and self._claim.drafter is not None
         reads = [row.behind for row in self.rows] if reads is None else reads
+        telling = [row.telling for row in self.rows]
+        reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
         open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
         asked = zip(gamma, open_, self.rows, strict=True)
         trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in asked]
         with threads(self.target):
+            if any(telling):
+                self._tell(telling)
             if any(open_):
                 step(self.rows, self.target, self._claim.drafter, judge, trimmed, reads)
             else:
@@ -128,26 +132,26 @@ class Batch:
             if self.target.encoder_decoder
             else None
         )
-        told = [
-            row.request.params.prompt_logprobs is not None
-            and len(row.prompt_logprobs) < len(row.request.prompt) - 1
-            for row in rows
-        ]
-        known = [0 if t else self._known(text[:-1]) for t, text in zip(told, texts, strict=True)]
-        whole = [read and not t for t in told]
-        heads = [text[: -1 if w else k] for w, k, text in zip(whole, known, texts, strict=True)]
+        heads = [self._head(row, read) for row in rows]
         self.target.start(heads, sources)
         target = self.target
         recalled = target.recalled if isinstance(target, Remembers) else [0] * len(rows)
         for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
             row.behind = len(text) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
-        if any(told):
-            self._report(rows, told)
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
         first = len(self.rows)
         drafter.start(list(range(first, first + len(rows))), texts, sources)
+
+    def _head(self, row: Row, read: bool) -> list[int]:
+        """What a row that joins has read when it is there: all but the last token, or what need
+        not be read; nothing of a prompt whose logprobs are asked for, which a prefill does not
+        give."""
+        if row.telling:
+            row.prompt_logprobs = []  # of a reading broken off
+            return []
+        return row.tokens[: -1 if read else self._known(row.tokens[:-1])]
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""
@@ -166,22 +170,21 @@ class Batch:
             row.behind -= len(block)
 
     @torch.inference_mode()
-    def _report(self, rows: list[Row], told: list[bool]) -> None:
-        """Read the prompts of rows that are told its logprobs, which a prefill does not give."""
-        others: list[list[int]] = [[] for _ in self.rows]
-        texts = [row.tokens[:-1] if t else [] for t, row in zip(told, rows, strict=True)]
-        for t, row in zip(told, rows, strict=True):
-            row.prompt_logprobs = [] if t else row.prompt_logprobs  # of a reading broken off
-        for at in range(0, max(map(len, texts)), CHUNK):
-            blocks = [text[at : at + CHUNK] for text in texts]
-            logits = self.target.score([*others, *blocks], [len(x) for x in (*others, *blocks)])
-            for row, block, own in zip(rows, blocks, logits[len(others) :], strict=True):
-                if block:
-                    known = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
-                    following = row.tokens[at + 1 : at + 1 + len(block)]
-                    count = row.request.params.prompt_logprobs or 0
-                    row.prompt_logprobs += logprobs(known, following, count)
-                    row.behind -= len(block)
+    def _tell(self, telling: list[bool]) -> None:
+        """A pass over the next tokens of prompts whose logprobs are asked for."""
+        unread = zip(telling, self.rows, strict=True)
+        blocks = [row.unread[:-1][:CHUNK] if t else [] for t, row in unread]
+        logits = self.target.score(blocks, [len(block) for block in blocks])
+        for row, block, own in zip(self.rows, blocks, logits, strict=True):
+            if block:
+                known = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
+                at = len(row.tokens) - row.behind + 1
+                count = row.request.params.prompt_logprobs or 0
+                told = logprobs(known, row.tokens[at : at + len(block)], count)
+                row.prompt_logprobs, row.behind = (
+                    row.prompt_logprobs + told,
+                    row.behind - len(block),
+                )
 
 
 @contextmanager

@@ -29,12 +29,12 @@ class Pace:
 
     def reads(self, rows: list[Row]) -> list[int]:
         """How many tokens each row reads: rows that run their last one, and of what is left to read
-        the first come most."""
+        the first come most. Nothing of those that tell logprobs of it, in passes of their own."""
         stalls = any(row.behind == 1 for row in rows)
         left = self.most if stalls else MOST
         reads: list[int] = []
         for row in rows:
-            count = 1 if row.behind == 1 else min(row.behind, left)
+            count = 1 if row.behind == 1 else min(row.behind, left) * (not row.telling)
             left -= count if row.behind > 1 else 0
             reads.append(count)
         return reads

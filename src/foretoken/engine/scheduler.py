@@ -223,6 +223,7 @@ class Scheduler:
         self._make_room()
         moved = self.suspects = list(self.batch.rows)
         reads = self.pace.reads(moved)
+        telling = any(row.telling for row in moved)  # which takes a pass of its own
         began = perf_counter()
         try:
             self.batch.step(self.running[0].judge, self._gamma(moved, reads), reads)
@@ -231,7 +232,8 @@ class Scheduler:
                 raise
             moved[error.row].fail(error)  # alone: its mates take the step again
             self._requeue()
-        self.pace.see(reads, perf_counter() - began)
+        if not telling:
+            self.pace.see(reads, perf_counter() - began)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 

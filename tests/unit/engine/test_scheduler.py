@@ -19,7 +19,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
-from foretoken.engine import pace
+from foretoken.engine import batch, pace
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, NumericsError, RefusedError
@@ -228,6 +228,35 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
     while made.running:
         made.step()
     assert long.new_tokens == alone(long, 2, "lookup")
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is read by a few positions a step, also behind a step that was broken off and a row that
+    had to wait again."""
+    monkeypatch.setattr(batch, "CHUNK", 4)
+    made = scheduler()
+    first = Row.of(Request([1, 2], 60, RowKey(0, 0)))
+    made.submit([Task(first, BLOCK, Fixed(2))])
+    made.step()
+    wishes = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
+    told = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=wishes)
+    long, whole = Row.of(told), Row.of(told)
+    for _ in Batch(TableModel(P, V), drafters()["lm"]).run([whole], BLOCK, Fixed(2)):
+        pass
+    made.submit([Task(long, BLOCK, Fixed(2))])
+    parts: list[int] = []
+    while not long.finish_reason:
+        before = len(first.tokens)
+        if len(parts) == 3:
+            made.preempt()
+        made.step()
+        assert len(first.tokens) > before
+        parts.append(len(long.prompt_logprobs))
+    assert parts[:3] == [4, 8, 12] and parts[3:6] == [4, 8, 12]  # from the beginning again
+    assert len(long.prompt_logprobs) == 26 and long.prompt_logprobs == whole.prompt_logprobs
+    assert long.new_tokens == whole.new_tokens and long.logprobs == whole.logprobs
 
 
 def test_another_judge_waits_until_those_before_are_done() -> None:
