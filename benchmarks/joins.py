@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    model = RUNTIMES[given.runtime](AutoModelForCausalLM.from_pretrained(given.target).eval())
+    model = RUNTIMES[given.runtime](
+        AutoModelForCausalLM.from_pretrained(given.target, trust_remote_code=False).eval()
+    )
     with threads(model):
         rounds = [
             measured(model, given.rows, given.context, given.prompt)

@@ -265,7 +265,8 @@ def test_many_prompts_show_progress_on_standard_error(run, base, tmp_path):
 def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
     run, base, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Speculator, "complete", lambda *args, **options: pytest.fail("generated"))
+    generated = lambda *args, **options: pytest.fail("generated")  # noqa: E731
+    monkeypatch.setattr(Speculator, "completions", generated)
     file = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "a"}] * (BATCH + 1) + [{"prompt": "a" * 500}]
     file.write_text("\n".join(map(json.dumps, rows)))

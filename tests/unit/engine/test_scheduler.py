@@ -257,6 +257,8 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     assert parts[:3] == [4, 8, 12] and parts[3:6] == [4, 8, 12]  # from the beginning again
     assert len(long.prompt_logprobs) == 26 and long.prompt_logprobs == whole.prompt_logprobs
     assert long.new_tokens == whole.new_tokens and long.logprobs == whole.logprobs
+    while made.step():
+        pass
 
 
 def test_another_judge_waits_until_those_before_are_done() -> None:
