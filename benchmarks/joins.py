@@ -6,7 +6,7 @@ apart, as are a pass and one behind the leave of the first row, which closes its
 
 Expected: beside the others at most 1.2 times as long as alone.
 
-    python benchmarks/joins.py DIR --runtime explicit    # a folder of pairs.py; nothing else runs
+    python benchmarks/joins.py DIR/target --runtime explicit    # DIR: a folder of pairs.py
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from foretoken.models.base import Remembers
 from machine import save
 
 ROWS, SHORT, WARM, PLAIN = 8, 64, 10, 20  # running rows, their prompts, steps before it and alone
+MEMORY = 2_000_000_000  # bytes for keys and values
 TURNS, SAID = 10, 32  # of a conversation; tokens of a question and of an answer
 
 
@@ -64,7 +65,8 @@ def gap(spec: Speculator, gamma: int, seed: int) -> dict[str, Any]:
     as long as the context is read beside them."""
     dice, context = random.Random(seed), spec.target.context or 4096
     options = {"temperature": 1.0, "gamma": gamma}
-    with Engine(spec) as engine:
+    # stated up front: a pool that grows copies itself, which would be the longest step
+    with Engine(spec, kv_memory=MEMORY) as engine:
         for i in range(ROWS):
             engine.add(ids(dice, spec, SHORT), max_new_tokens=1000, seed=(seed, i), **options)
         alone = [stepped(engine)[0] for _ in range(WARM + PLAIN)][WARM:]
