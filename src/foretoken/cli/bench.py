@@ -222,14 +222,13 @@ def _contestants(
     batched: bool,
 ) -> list[Contestant]:
     from foretoken.lab.bench.peer import Guest
-    from foretoken.lab.bench.race import Own
-    from foretoken.lab.bench.throughput import GuestBatch, OwnBatch
+    from foretoken.lab.bench.race import OneByOne, Own
 
-    own, guest = (OwnBatch, GuestBatch) if batched else (Own, Guest)
-    if draft == "none":
-        return [own(spec, 0, rule), *(guest(peer, 0) for peer in peers)]
-    ours = [own(spec, gamma, rule) for gamma in (*gammas, None)]
-    return [*ours, *(guest(peer, gamma) for peer in peers for gamma in gammas)]
+    own, others = ([0], [0]) if draft == "none" else ([*gammas, None], gammas)
+    ours = [Own(spec, gamma, rule) for gamma in own]
+    guests = [Guest(peer, gamma) for peer in peers for gamma in others]
+    made: list[Contestant] = [*ours, *guests]
+    return made if batched else [OneByOne(one) for one in made]
 
 
 def _race_batches(

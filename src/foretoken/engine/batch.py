@@ -37,6 +37,7 @@ class Batch:
         self.rows: list[Row] = []  # in the models' order
         parts = [*held(target), *held(drafter)]
         self.keeping = [part for part in parts if isinstance(part, Remembers)]
+        self._remembers = target if isinstance(target, Remembers) else None
         self._claim: Claim | None = None  # while there are rows
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
@@ -134,8 +135,7 @@ class Batch:
         )
         heads = [self._head(row, read) for row in rows]
         self.target.start(heads, sources)
-        target = self.target
-        recalled = target.recalled if isinstance(target, Remembers) else [0] * len(rows)
+        recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
         for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
             row.behind = len(text) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
@@ -155,7 +155,7 @@ class Batch:
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""
-        return next((part.known(text) for part in self.keeping if part is self.target), 0)
+        return 0 if self._remembers is None else self._remembers.known(text)
 
     def _salt(self, salt: str) -> None:
         """Only texts of the same salt serve the rows that join next."""

@@ -6,8 +6,6 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Reserves, Sized
 from foretoken.request import Row
 
-AHEAD = 64  # tokens that rows may gain before the one that joins last has to leave again
-
 
 class Memory:
     """At most `total` bytes for the rows of these parts, counted as if they shared nothing.

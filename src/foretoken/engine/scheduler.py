@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, ref
 
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
-from foretoken.engine.memory import AHEAD, Memory
+from foretoken.engine.memory import Memory
 from foretoken.engine.pace import Pace
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.gamma import Beside, Fixed, Gamma
@@ -27,6 +27,8 @@ from foretoken.request import Row
 from foretoken.sampling.judge import Judge
 
 SOME = 4  # a quarter of the batch joins at once
+AHEAD = 64  # tokens that rows may gain before the one that joins last has to make room again
+ENGAGED: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()  # by the ids of its parts
 TURN = 0.01  # seconds for which a thread gives way to those that wait, at most
 
 
@@ -328,6 +330,3 @@ def _sorted(tasks: list[Task]) -> deque[Task]:
 
 def _unfinished(rows: list[Row]) -> bool:
     return any(row.finish_reason is None for row in rows)
-
-
-ENGAGED: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()  # by the ids of its parts

@@ -13,7 +13,6 @@ import pytest
 from console import Run
 from foretoken.lab.bench import peer, race
 from foretoken.lab.bench.race import Own
-from foretoken.lab.bench.throughput import OwnBatch
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
@@ -191,14 +190,14 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ctrl-C in our own n-th run."""
 
     def after(n: int) -> None:
-        turns, own = iter(range(1, n + 1)), Own.run
+        turns, own = iter(range(1, n + 1)), Own.turn
 
-        def impatient(self: Own, task: race.Task) -> race.Run:
+        def impatient(self: Own, tasks: list[race.Task]) -> list[race.Run]:
             if next(turns) == n:
                 raise KeyboardInterrupt
-            return own(self, task)
+            return own(self, tasks)
 
-        monkeypatch.setattr(Own, "run", impatient)
+        monkeypatch.setattr(Own, "turn", impatient)
 
     return after
 
@@ -216,14 +215,14 @@ def test_ctrl_c_leaves_the_batches_that_were_done(
     call: Run, pair: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Three contestants and three rounds with the one that warms up are nine turns of a batch."""
-    left, turn = iter(range(1, 14)), OwnBatch.turn
+    left, turn = iter(range(1, 14)), Own.turn
 
-    def impatient(self: OwnBatch, tasks: list[race.Task]) -> list[race.Run]:
+    def impatient(self: Own, tasks: list[race.Task]) -> list[race.Run]:
         if next(left) == 12:
             raise KeyboardInterrupt
         return turn(self, tasks)
 
-    monkeypatch.setattr(OwnBatch, "turn", impatient)
+    monkeypatch.setattr(Own, "turn", impatient)
     code, out, _ = call(*pair, *BATCHES, "--out", tmp_path)
     found = json.loads((tmp_path / "bench.json").read_text())
     assert code == 130 and found["interrupted"] and "1 at once" in out

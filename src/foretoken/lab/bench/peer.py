@@ -125,7 +125,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A peer with one gamma, as a contestant: a text at a time."""
+    """A peer with one gamma, as a contestant: all texts of a turn in one request."""
 
     peer: Peer
     gamma: int
@@ -135,7 +135,7 @@ class Guest:
         return (self.peer.name, self.gamma)
 
     def turn(self, tasks: list[Task]) -> list[Run]:
-        return [run for task in tasks for run in self.peer.run([task], self.gamma)]
+        return self.peer.run(tasks, self.gamma)
 
 
 def command(name: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from time import sleep
+from time import perf_counter, sleep
 from typing import Protocol
 
 from foretoken.errors import RefusedError
@@ -70,7 +70,7 @@ class Contestant(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """This package with one gamma, a text at a time."""
+    """This package with one gamma, all texts of a turn in one call."""
 
     spec: Speculator
     gamma: Gamma
@@ -81,28 +81,43 @@ class Own:
         return (OWN, self.gamma)
 
     def turn(self, tasks: list[Task]) -> list[Run]:
-        """One after another. Raises KeyboardInterrupt where one was interrupted."""
-        return [self.run(task) for task in tasks]
+        """Tasks alike but for prompts and seeds. Raises KeyboardInterrupt where it was
+        interrupted."""
+        prompts: list[Prompt] = [list(task.prompt) for task in tasks]
+        how = {"gamma": self.gamma, "rule": self.rule, "seed": [task.seed for task in tasks]}
+        began = perf_counter()
+        done = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
+        seconds = perf_counter() - began
+        return [_run(text, done, seconds) for text in done]
 
-    def run(self, task: Task) -> Run:
-        prompt: Prompt = list(task.prompt)
-        how = {"gamma": self.gamma, "rule": self.rule, "seed": task.seed}
-        (done,) = uninterrupted(self.spec.generate(prompt, task.wishes, **how))
-        return ran(done)
 
-
-def ran(done: Completion) -> Run:
-    """A text of this package's as a run, by its own times."""
-    stats, first = done.stats, done.steps[0]
+def _run(text: Completion, done: list[Completion], seconds: float) -> Run:
+    """A text of a call that took so long; what is around its rows comes before the first token."""
+    stats, first = text.stats, text.steps[0]
+    around = seconds - max(each.stats.seconds for each in done)
     first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
     return Run(
-        tokens=done.tokens,
+        tokens=text.tokens,
         first_tokens=len(first.kept),
-        first_seconds=stats.prefill_seconds + first_step,
-        seconds=stats.seconds,
-        steps=tuple(done.steps),
+        first_seconds=around + stats.prefill_seconds + first_step,
+        seconds=seconds,
+        steps=tuple(text.steps),
         loop_seconds=stats.seconds - stats.prefill_seconds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """A contestant that is given the texts of a turn one after another."""
+
+    contestant: Contestant
+
+    @property
+    def key(self) -> Key:
+        return self.contestant.key
+
+    def turn(self, tasks: list[Task]) -> list[Run]:
+        return [run for task in tasks for run in self.contestant.turn([task])]
 
 
 def race(

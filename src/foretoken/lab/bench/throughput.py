@@ -1,5 +1,5 @@
-"""Several texts at once: contestants that are given all tasks of a turn together, and how much they
-make in a second, the reading of prompts included.
+"""Several texts at once: how many tokens contestants make in a second, the reading of prompts
+included.
 
 Padding and occupancy are of the target's passes that advance rows, by this package's step records.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter
 
 from foretoken.lab.bench.figures import (
     PLAIN,
@@ -18,53 +17,9 @@ from foretoken.lab.bench.figures import (
     label,
     shares,
 )
-from foretoken.lab.bench.peer import Peer
-from foretoken.lab.bench.race import OWN, Gamma, Key, Round, Run, Task, ran
+from foretoken.lab.bench.race import OWN, Gamma, Key, Round, Run, Task
 from foretoken.lab.estimate import Spread, spread
-from foretoken.lab.uninterrupted import uninterrupted
-from foretoken.options import Prompt
 from foretoken.request import StepRecord
-from foretoken.speculator import Speculator
-
-
-@dataclass(frozen=True, slots=True)
-class OwnBatch:
-    """This package with one gamma, all texts in one call."""
-
-    spec: Speculator
-    gamma: Gamma
-    rule: str = "block"
-
-    @property
-    def key(self) -> Key:
-        return (OWN, self.gamma)
-
-    def turn(self, tasks: list[Task]) -> list[Run]:
-        """Tasks alike but for prompts and seeds. Raises KeyboardInterrupt where it was
-        interrupted."""
-        prompts: list[Prompt] = [list(task.prompt) for task in tasks]
-        seeds = [task.seed for task in tasks]
-        began = perf_counter()
-        done = self.spec.generate(
-            prompts, tasks[0].wishes, gamma=self.gamma, rule=self.rule, seed=seeds
-        )
-        seconds = perf_counter() - began
-        return [replace(ran(text), seconds=seconds) for text in uninterrupted(done)]
-
-
-@dataclass(frozen=True, slots=True)
-class GuestBatch:
-    """A peer with one gamma, all texts in one request."""
-
-    peer: Peer
-    gamma: int
-
-    @property
-    def key(self) -> Key:
-        return (self.peer.name, self.gamma)
-
-    def turn(self, tasks: list[Task]) -> list[Run]:
-        return self.peer.run(tasks, self.gamma)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,6 @@ class Pool:
         depth = self.prefixes.depth(page)
         return (self.left.get(page, 0), -depth) if depth else (-1, 0)
 
-    @property
-    def page_bytes(self) -> int:
-        """A page's in all layers."""
-        ports = map(self.request.get_compiled_model().input, self.names)
-        shapes = [(port.get_element_type().size, port.get_partial_shape()) for port in ports]
-        return sum(size * prod(d.get_length() for d in list(s)[1:]) for size, s in shapes)
-
     def reserve(self, pages: int) -> None:
         """So many pages at least, at once; untouched they take no memory."""
         self.goal = max(self.size, pages)
@@ -172,6 +165,7 @@ class PagedModel:
         self.page = int(compiled.input("key_cache.0").get_partial_shape()[PAGE].get_length())
         kinds = {p.get_any_name(): p.get_element_type() for p in compiled.inputs}
         self.pool = Pool(self.request, [name for name in kinds if "cache." in name])
+        self.page_bytes = page_bytes(compiled, self.pool.names)
         self.kinds = {name: k.to_dtype() for name, k in kinds.items() if "cache." not in name}
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
@@ -193,10 +187,10 @@ class PagedModel:
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         # the row that comes last in a pass takes its padding
         pages = sum(-(-(length + MOST) // self.page) for length in lengths)
-        return pages * self.pool.page_bytes
+        return pages * self.page_bytes
 
     def reserve(self, total: int) -> None:
-        self.pool.reserve(total // self.pool.page_bytes)
+        self.pool.reserve(total // self.page_bytes)
 
     def remember(self, on: bool) -> None:
         self.pool.prefixes = Prefixes() if on else None
@@ -372,6 +366,13 @@ class PagedModel:
             self.bound.pop(name, None)  # broken off here, either buffer may be bound
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
+
+
+def page_bytes(compiled: ov.CompiledModel, names: list[str]) -> int:
+    """Bytes of a page, in all layers."""
+    ports = [compiled.input(name) for name in names]
+    shapes = [(port.get_element_type().size, list(port.get_partial_shape())[1:]) for port in ports]
+    return sum(size * prod(d.get_length() for d in shape) for size, shape in shapes)
 
 
 def passes(texts: Iterable[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:

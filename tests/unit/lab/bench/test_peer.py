@@ -11,7 +11,7 @@ import pytest
 from foretoken.errors import InputError
 from foretoken.lab.bench import peer
 from foretoken.lab.bench.peer import Guest, Peer
-from foretoken.lab.bench.race import Run, Task, Unable
+from foretoken.lab.bench.race import OneByOne, Run, Task, Unable
 from foretoken.sampling.distributions import SamplingParams
 
 TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)
@@ -58,7 +58,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_peer_is_asked_in_json_lines(stranger: Peer):
     about = {"version": "1", "precision": {"weights": "bfloat16"}, "note": False}
     assert stranger.about == about
-    guest = Guest(stranger, 4)
+    guest = OneByOne(Guest(stranger, 4))
     assert guest.key == ("stranger", 4)
     assert guest.turn([TASK, OTHER]) == [Run([1] * 12, 1, 0.1, 3.5), Run([8] * 12, 1, 0.1, 4.5)]
 

@@ -8,15 +8,9 @@ import pytest
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.lab.bench.figures import PLAIN, Agreement
-from foretoken.lab.bench.race import Key, Round, Run, Task
-from foretoken.lab.bench.throughput import (
-    GuestBatch,
-    OwnBatch,
-    occupancy,
-    of_batch,
-    padding,
-    throughput,
-)
+from foretoken.lab.bench.peer import Guest
+from foretoken.lab.bench.race import Key, Own, Round, Run, Task
+from foretoken.lab.bench.throughput import occupancy, of_batch, padding, throughput
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -58,7 +52,7 @@ def test_tasks_come_again_with_seeds_of_their_own():
 
 def test_our_own_turn_is_one_call():
     tasks, spec = of_batch([TASK, replace(TASK, prompt=[4])], 3), pair()
-    runs = OwnBatch(spec, 3).turn(tasks)
+    runs = Own(spec, 3).turn(tasks)
     for task, run in zip(tasks, runs, strict=True):
         how = {"max_new_tokens": 12, "temperature": 1.0, "gamma": 3}
         (alone,) = spec.generate([task.prompt], seed=[task.seed], **how)
@@ -73,7 +67,7 @@ def test_an_interruption_is_none_of_its_results(monkeypatch: pytest.MonkeyPatch)
     spec = pair()
     monkeypatch.setattr(spec.target, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        OwnBatch(spec, 0).turn([TASK, TASK])
+        Own(spec, 0).turn([TASK, TASK])
 
 
 def test_a_guest_is_given_all_at_once():
@@ -84,7 +78,7 @@ def test_a_guest_is_given_all_at_once():
             assert (len(tasks), gamma) == (3, 4)
             return [Run([0] * 12, 0, 0.0, 1.0)] * 3
 
-    guest = GuestBatch(Asked(), 4)  # pyright: ignore[reportArgumentType]
+    guest = Guest(Asked(), 4)  # pyright: ignore[reportArgumentType]
     assert guest.key == ("a peer", 4) and len(guest.turn([TASK] * 3)) == 3
 
 
