@@ -53,7 +53,8 @@ def bench(
     assisted: Annotated[
         str | None,
         Option(
-            help="Of --batch: where transformers guesses too, text after text; left out: at all."
+            help="Those of --batch at which transformers guesses too, one text after another; "
+            "left out: all of them."
         ),
     ] = None,
     vs: Annotated[
