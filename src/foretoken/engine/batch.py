@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from time import perf_counter
 
@@ -71,6 +72,7 @@ class Batch:
             drafter = ForcedDrafter(self.drafter) if drafts else NoDrafter()
             self._claim = Claim(self.target, drafter)
             self._claim.take()
+            keep_freed()
         began = perf_counter()
         self._claim.expect(len(rows))
         with threads(self.target):
@@ -185,6 +187,17 @@ class Batch:
                     row.prompt_logprobs + told,
                     row.behind - len(block),
                 )
+
+
+@cache
+def keep_freed() -> None:
+    """Let glibc keep some memory that is freed for whoever asks next. Elsewhere nothing changes.
+
+    What a step frees, some MB of laws, it else gives back to the system and has zeroed anew in the
+    next one, 8 of 12 ms at eight rows of 32,000. It keeps twice the largest block that was
+    ever mapped by itself and freed, if no larger than 32 MB.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 @contextmanager

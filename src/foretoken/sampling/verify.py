@@ -98,23 +98,11 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
     if not G:
         return weight[:, 1:]
     a = weight[:, 1:G]
-    S = _left_over(p, q, x, a)
+    following = None if q is None else q[:, 1:]
+    S = _left(p[:, 1:-1], following, x[:, 1:], a).sum(-1).double()
     rest = S + (1 - a)  # so bracketed it is never below S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
     return torch.cat([h, weight[:, G:]], 1)
-
-
-def _left_over(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
-    """S_i for i = 1..G-1, `[B, G-1]`. On a CPU 0 where a is 0 or 1: there h is a, whatever S is."""
-    if not p.is_cpu:
-        return _left(p[:, 1:-1], None if q is None else q[:, 1:], x[:, 1:], a).sum(-1).double()
-    S = torch.zeros_like(a)
-    rows, i = ((a > 0) & (a < 1)).nonzero(as_tuple=True)
-    if len(rows):
-        guess = None if q is None else _picked(q, rows, i + 1)
-        left = _left(_picked(p, rows, i + 1), guess, x[rows, i + 1], a[rows, i])
-        S[rows, i] = left.sum(-1).double()
-    return S
 
 
 def _left(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine.batch import Batch
+from foretoken.engine.batch import Batch, keep_freed
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
@@ -196,3 +197,19 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep what they like")
+def test_memory_that_a_step_frees_is_not_faulted_in_again() -> None:
+    resource = pytest.importorskip("resource")
+    keep_freed()
+    pages = 8 * 2**22 // resource.getpagesize()
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        laws = [torch.ones(2**20) for _ in range(8)]
+        del laws
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()  # the heap grows once
+    assert min(faults() for _ in range(3)) < pages / 10
