@@ -2,6 +2,7 @@
 
 ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
+│   └── BusyError       a full queue: the same request is taken later
 └── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
     ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
     └── ControlError    a row's control that leaves no token, or a user's own that failed
@@ -21,6 +22,10 @@ class ForetokenError(Exception):
 
 class InputError(ForetokenError, ValueError):
     """An invalid value."""
+
+
+class BusyError(InputError):
+    """A request that there is no room for now."""
 
 
 class RefusedError(ForetokenError):

@@ -339,6 +339,11 @@ class Speculator:
             self._costs[kind, rows] = measured
         return self._costs[kind, rows]
 
+    def known_costs(self) -> Costs | None:
+        """What steps of one row cost, if that has been measured: of the sampling measured last."""
+        alone = [measured for (_, rows), measured in self._costs.items() if rows == 1]
+        return alone[-1] if alone else None
+
     def _probed(self, params: SamplingParams, rows: int) -> Probed:
         """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._intake.sides(self._probe_ids())

@@ -28,6 +28,7 @@ LAYERS = [
     ["probe"],
     ["speculator"],
     ["loading", "serving"],
+    ["server"],
     ["", "lab"],
     ["lab.bench", "lab.certificate", "lab.measurement", "train"],
     ["cli"],

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import foretoken
-from foretoken.cli import bench, certify, doctor, generate, measure, plan, theory, train
+from foretoken.cli import bench, certify, doctor, generate, measure, plan, serve, theory, train
 from foretoken.errors import ForetokenError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command()(plan.plan)
 app.command()(bench.bench)
 app.command()(certify.certify)
 app.command()(theory.theory)
+app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")
 

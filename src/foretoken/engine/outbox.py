@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foretoken.request import Piece, Row
+from foretoken.request import Piece, Row, StepRecord
 
 if TYPE_CHECKING:
     from foretoken.text.transcript import Transcript
@@ -20,6 +20,7 @@ class Outbox:
     transcript: Transcript | None  # among the row's endings; None without a tokenizer
     number: int = 0  # of the row among those that are shown together
     sent: int = 0  # tokens
+    told: int = 0  # steps
 
     def piece(self) -> Piece | None:
         """What is new; None where there are no new tokens."""
@@ -30,3 +31,9 @@ class Outbox:
         known = self.row.logprobs[self.sent :] if asked else None
         self.sent += len(tokens)
         return Piece(self.transcript and self.transcript.shown(), tokens, known, self.number)
+
+    def records(self) -> list[StepRecord]:
+        """The steps that are new."""
+        fresh = self.row.records[self.told :]
+        self.told += len(fresh)
+        return fresh

@@ -7,15 +7,15 @@ meanwhile, and their rows share the steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Unpack
 
 from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.errors import InputError, RefusedError, shown, whole
+from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.options import Prompts, check
-from foretoken.request import Completion, FinishReason, Piece, Request
+from foretoken.request import Completion, FinishReason, Piece, Request, StepRecord
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
@@ -33,6 +33,7 @@ class Event:
     logprobs: list[Logprobs] | None = None
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
+    steps: list[StepRecord] = field(default_factory=list[StepRecord])  # most often one
 
 
 @dataclass(slots=True)
@@ -50,7 +51,8 @@ class EngineStats:
 
 class Engine:
     """Requests through one Speculator: at most `max_rows` at a time, first come, first served;
-    beyond them `max_waiting` may wait. rule, lenience: as `generate` takes them, for all.
+    beyond them `max_waiting` may wait. rule, lenience: as `generate` takes them, for requests that
+    name none.
 
     max_length: tokens of a text at most, its prompt included; by itself what the model can hold.
     kv_memory: bytes for keys and values of target and draft together; rows that it is too small for
@@ -84,7 +86,8 @@ class Engine:
         for name, value in numbers.items():
             if not whole(value) or value < 1:
                 raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
-        self._judge = check(None, rule, lenience)
+        check(None, rule, lenience)
+        self._rule, self._lenience = rule, lenience
         self._spec, self._max_waiting, self._max_length = spec, int(max_waiting), max_length
         if not isinstance(prefix_cache, bool):
             raise InputError(f"prefix_cache is {shown(prefix_cache)}; give True or False")
@@ -103,6 +106,8 @@ class Engine:
         *,
         gamma: int | None = None,
         seed: int | tuple[int, int] = 0,
+        rule: str | Rule | None = None,
+        lenience: float | None = None,
         cache_salt: str = "",
         priority: int = 0,
         chat_template: str | None = None,
@@ -111,18 +116,23 @@ class Engine:
     ) -> int:
         """Take a request on: one prompt, with what `generate` takes; its id. cache_salt: what is
         read of it serves requests of the same salt only. priority: requests of a greater one are
-        taken on first, and others leave before them where memory runs short.
+        taken on first, and others leave before them where memory runs short. rule, lenience: a
+        request with others than those that run waits until these are done.
 
-        InputError for what no text can follow from, for what can never fit and for a full queue,
-        RefusedError for several texts of one request.
+        InputError for what no text can follow from and for what can never fit, BusyError for a full
+        queue, RefusedError for several texts of one request.
         """
         self._require_open()
         if len(self._entries) >= self._scheduler.most + self._max_waiting:
-            raise InputError(
+            raise BusyError(
                 f"{self._max_waiting} requests wait already; take steps first, or give a larger "
                 "max_waiting"
             )
-        check(gamma, "block", 1.0)
+        judge = check(
+            gamma,
+            self._rule if rule is None else rule,
+            self._lenience if lenience is None else lenience,
+        )
         prompts = self._spec.prompts(prompt, chat_template, chat_template_kwargs)
         if len(prompts) != 1:
             remedy = "add them one by one" if prompts else "give one"
@@ -143,7 +153,7 @@ class Engine:
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
         outbox = self._spec.outbox(row)
-        self._scheduler.submit([Task(row, self._judge, policy, int(priority))])
+        self._scheduler.submit([Task(row, judge, policy, int(priority))])
         id = next(self._ids)
         self._entries[id] = outbox
         return id
@@ -177,6 +187,17 @@ class Engine:
             raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
         self._scheduler.abort([entry.row])
         self._stats.aborted += 1
+
+    @property
+    def max_rows(self) -> int:
+        """Requests that run at a time."""
+        return self._scheduler.most
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a text at most, its prompt included; None without a limit."""
+        limits = [n for n in (self._max_length, self._spec.target.context) if n is not None]
+        return min(limits, default=None)
 
     @property
     def running(self) -> int:
@@ -222,4 +243,7 @@ class Engine:
             completion = self._spec.completion(row)
             self._stats.finished += 1
         self._stats.tokens += len(piece.tokens)
-        return Event(id, piece.text, piece.tokens, piece.logprobs, row.finish_reason, completion)
+        steps = entry.records()
+        return Event(
+            id, piece.text, piece.tokens, piece.logprobs, row.finish_reason, completion, steps
+        )

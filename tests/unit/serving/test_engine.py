@@ -48,6 +48,25 @@ def test_events_concatenate_to_what_generate_returns() -> None:
     assert all(event.finish_reason is None and event.completion is None for event in others)
     assert last.completion is not None and last.finish_reason == expected.finish_reason
     assert last.completion.tokens == expected.tokens and last.completion.text == expected.text
+    kept = [[token for step in event.steps for token in step.kept] for event in events]
+    assert kept == [event.tokens for event in events]
+    assert [step for event in events for step in event.steps] == last.completion.steps
+
+
+def test_a_request_may_have_a_rule_of_its_own() -> None:
+    """Coupled, a seed gives one text, whatever gamma: rows of two rules never share a step."""
+    spec = speculator()
+    wishes = {"temperature": 1.0, "max_new_tokens": 12, "seed": 3}
+    expected = {rule: spec.generate([1], gamma=2, rule=rule, **wishes) for rule in ("block", "coupled")}
+    assert expected["block"][0].tokens != expected["coupled"][0].tokens
+    with Engine(spec) as engine:
+        ids = {engine.add([1], gamma=2, rule=rule, **wishes): rule for rule in expected}
+        ends = {event.id: event.completion for event in drained(engine) if event.completion}
+        with pytest.raises(InputError, match="rule 'blok'"):
+            engine.add([1], rule="blok")
+    assert {ids[id]: end.tokens for id, end in ends.items()} == {
+        rule: done.tokens for rule, (done,) in expected.items()
+    }
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 16])

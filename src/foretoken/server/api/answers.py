@@ -1,0 +1,85 @@
+"""What the answers of all endpoints share: usage, rates of speculation, server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from foretoken.server.engine.messages import Known
+from foretoken.server.engine.writing import Writing, Written
+
+DONE = "data: [DONE]\n\n"
+
+
+def fresh(prefix: str) -> str:
+    """A new id."""
+    return f"{prefix}-{uuid4().hex}"
+
+
+def event(data: Any, name: str | None = None) -> str:
+    """A server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def usage(writing: Writing) -> dict[str, Any]:
+    """Tokens, the prompt's once however many texts continue it."""
+    texts = writing.texts
+    read = sum(text.prompt_tokens for text in texts[:: writing.n])
+    written = sum(len(text.tokens) for text in texts)
+    known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum(known)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+            "reasoning_tokens": 0,
+        },
+    }
+
+
+def rates(texts: Sequence[Written]) -> dict[str, Any]:
+    """What the texts' steps come to."""
+    steps = [step for text in texts for step in text.steps]
+    stats = [text.done.stats for text in texts if text.done is not None]
+    drafted = sum(each["drafted"] for each in stats)
+    accepted = sum(each["accepted"] for each in stats)
+    calls = sum(each["target_calls"] for each in stats)
+    written = sum(len(text.tokens) for text in texts)
+    return {
+        "target_calls": calls,
+        "draft_calls": sum(each["draft_calls"] for each in stats),
+        "drafted": drafted,
+        "accepted": accepted,
+        "tokens_per_call": written / calls if calls else None,
+        "acceptance_by_position": _by_position(steps),
+        "seconds": max((each["seconds"] for each in stats), default=0.0),
+        "target_runtime": stats[0]["runtime"] if stats else None,
+        "draft_runtime": stats[0]["draft_runtime"] if stats else None,
+    }
+
+
+def _by_position(steps: list[dict[str, Any]]) -> list[float]:
+    """Of the guesses made at each place, the share that was kept."""
+    made: list[int] = []
+    kept: list[int] = []
+    for step in steps:
+        accepted = sum(token["source"] == "accepted" for token in step["tokens"])
+        drafted = accepted + len(step["rejected"])
+        for counts, n in ((made, drafted), (kept, accepted)):
+            counts.extend([0] * (drafted - len(counts)))
+            for i in range(n):
+                counts[i] += 1
+    return [k / m for k, m in zip(kept, made, strict=False)]
+
+
+def known(each: Known) -> dict[str, Any]:
+    """A token's logprob, as chat completions and responses tell it."""
+    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p in each.top]
+    own = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
+    return own | {"top_logprobs": top}

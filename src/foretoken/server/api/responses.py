@@ -1,0 +1,173 @@
+"""POST /v1/responses: OpenAI's later form of a chat, without what it stores."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from itertools import count
+from time import time
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foretoken.server.api import answers
+from foretoken.server.api.errors import BadRequestError
+from foretoken.server.api.turns import turns
+from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes
+from foretoken.server.engine.writing import Writing
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Format(Wire):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: Flag | None = None
+
+
+class TextOptions(Wire):
+    format: Format = Format()  # pyright: ignore[reportCallIssue]
+
+
+class Responses(Wishes):
+    """The request."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Whole | None = Field(None, ge=1)
+    text: TextOptions | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Flag | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        given = self.input
+        items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        kinds = [item.get("type", "message") for item in items if isinstance(item, dict)]
+        for i, kind in enumerate(kinds):
+            if kind != "message":
+                raise BadRequestError(f"input[{i}] is {str(kind)[:40]!r}; give messages", "input")
+        plain = [{k: v for k, v in item.items() if k in ("role", "content")} for item in items]
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return [*system, *turns(plain, "input")]
+
+    @property
+    def tells(self) -> bool:
+        """Whether logprobs are asked for."""
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        options = super().options(facts)
+        if self.max_output_tokens is not None:
+            options["max_new_tokens"] = self.max_output_tokens
+        if self.tells:
+            options["logprobs"] = self.top_logprobs or 0
+        if self.tools and self.tool_choice != "none":
+            options["chat_template_kwargs"] = {"tools": self.tools}
+        return options
+
+    def _structured(self) -> dict[str, Any] | None:
+        asked = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
+        if asked.type == "text":
+            return super()._structured()
+        if asked.type == "json_object":
+            return {"json_schema": {"type": "object"}}
+        if asked.json_schema is None:
+            raise BadRequestError("text.format needs a schema", "text.format.schema")
+        return {"json_schema": asked.json_schema}
+
+
+def body(asked: Responses, model: str, writing: Writing) -> dict[str, Any]:
+    """The whole answer, once all is written."""
+    return _finished(_begun(asked, model), asked, writing, answers.fresh("msg"))
+
+
+async def events(asked: Responses, model: str, writing: Writing) -> AsyncGenerator[str]:
+    """Typed server-sent events, numbered."""
+    numbers, item = count(), answers.fresh("msg")
+    begun = _begun(asked, model)
+    place = {"item_id": item, "output_index": 0, "content_index": 0}
+
+    def event(kind: str, **data: Any) -> str:
+        return answers.event({"type": kind, "sequence_number": next(numbers), **data}, kind)
+
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    yield event("response.output_item.added", output_index=0, item=_item(item, [], "in_progress"))
+    yield event("response.content_part.added", **place, part=_part("", []))
+    async for _, part in writing.parts():
+        if part.text or part.logprobs:
+            told = [answers.known(each) for each in part.logprobs or []]
+            yield event("response.output_text.delta", **place, delta=part.text, logprobs=told)
+    done = _finished(begun, asked, writing, item)
+    (message,) = done["output"]
+    (content,) = message["content"]
+    told = content["logprobs"]
+    yield event("response.output_text.done", **place, text=content["text"], logprobs=told)
+    yield event("response.content_part.done", **place, part=content)
+    yield event("response.output_item.done", output_index=0, item=message)
+    yield event(f"response.{done['status']}", response=done)
+
+
+def _begun(asked: Responses, model: str) -> dict[str, Any]:
+    return {
+        "id": answers.fresh("resp"),
+        "object": "response",
+        "created_at": int(time()),
+        "status": "in_progress",
+        "model": model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": {},
+        "parallel_tool_calls": bool(asked.parallel_tool_calls),
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "tool_choice": asked.tool_choice or "auto",
+        "tools": asked.tools or [],
+        "text": {"format": {"type": asked.text.format.type if asked.text else "text"}},
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _finished(
+    begun: dict[str, Any], asked: Responses, writing: Writing, item: str
+) -> dict[str, Any]:
+    (text,) = writing.texts
+    assert text.done is not None
+    cut = text.done.reason == "length"
+    status = "incomplete" if cut else "completed"
+    told = [answers.known(each) for each in text.logprobs] if asked.tells else []
+    usage = answers.usage(writing)
+    done = begun | {
+        "status": status,
+        "output": [_item(item, [_part(text.text, told)], status)],
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+    if asked.speculation.steps:
+        done["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
+    return done
+
+
+def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -1,0 +1,298 @@
+"""What requests may hold, in OpenAI's names and in vLLM's for what those lack. A field that is not
+honoured is refused by name; an unknown one gets the nearest that is known."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from foretoken.server.api.errors import BadRequestError
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
+
+# Fields of OpenAI's that no value but these is honoured of, and why.
+NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((None,), "this server makes text only"),
+    "modalities": ((None, ["text"]), "this server makes text only"),
+    "function_call": ((None, "none"), "give tools, and read the text that the template makes"),
+    "functions": ((None, []), "give tools instead"),
+    "moderation": ((None,), "there is no moderation here"),
+    "prediction": ((None,), "predicted outputs are not built yet"),
+    "reasoning_effort": ((None,), "give chat_template_kwargs, as the model's template names it"),
+    "verbosity": ((None, "medium"), "give chat_template_kwargs, as the model's template names it"),
+    "service_tier": ((None, "auto", "default"), "there is one tier; give priority"),
+    "store": ((None, False), "nothing is stored"),
+    "metadata": ((None, {}), "nothing is stored, so nothing can be found by metadata"),
+    "web_search_options": ((None,), "nothing in a request reaches another host"),
+    "suffix": ((None, ""), "texts are continued, not filled in"),
+    "skip_special_tokens": ((None, True), "special tokens are never part of a text"),
+    "prompt_cache_options": ((None,), "give cache_salt to keep a prefix apart"),
+    "prompt_cache_retention": ((None, "in_memory"), "prefixes are kept in memory alone"),
+    "chat_template": ((None,), "a template is a program; give the server --chat-template"),
+    "conversation": ((None,), "nothing is stored; send the whole conversation"),
+    "previous_response_id": ((None,), "nothing is stored; send the whole conversation"),
+    "prompt": ((None,), "no prompts are stored; send messages"),
+    "reasoning": ((None,), "give chat_template_kwargs, as the model's template names it"),
+    "max_tool_calls": ((None,), "no tools are called here"),
+    "context_management": ((None,), "nothing is left out of a conversation here"),
+    "stream_obfuscation": ((None, False), "events are as long as they are"),
+}
+# Fields that say who asks or where: one engine serves all, so there is nothing to do for them.
+NOTED = frozenset(("user", "safety_identifier", "prompt_cache_key"))
+
+
+class Wire(BaseModel):
+    """A part of a request: only fields that are known here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Speculation(Wire):
+    """How this request is guessed for; its text stays in the target's law while lenience is 1."""
+
+    gamma: Whole | None = Field(None, ge=0, description="guesses per target call; null: automatic")
+    drafter: Flag = Field(True, description="false: plain decoding")
+    rule: Literal["block", "speculative", "coupled"] | None = None
+    lenience: Number | None = Field(None, gt=0, le=1)
+    steps: Flag = Field(False, description="tell of every step in the answer")
+
+
+class StreamOptions(Wire):
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+
+
+class Wishes(Wire):
+    """What every endpoint that writes text takes."""
+
+    model: str | None = None
+    stream: Flag | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Number | None = Field(None, ge=0, le=100)
+    top_p: Number | None = Field(None, gt=0, le=1)
+    top_k: Whole | None = Field(None, ge=-1)
+    min_p: Number | None = Field(None, ge=0, le=1)
+    repetition_penalty: Number | None = Field(None, gt=0)
+    presence_penalty: Number | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Number] | None = None
+    seed: Whole | None = None
+    n: Whole | None = Field(None, ge=1, le=MOST_N)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Whole] | None = None
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    min_tokens: Whole | None = Field(None, ge=0)
+    prompt_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    return_token_ids: Flag = False
+    structured_outputs: dict[str, Any] | None = None
+    cache_salt: str = ""
+    priority: Whole = 0
+    speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
+
+    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """As keywords of the engine, where the model's own suggestions stand for what is left
+        out."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MOST_STOPS or not all(stops):
+            raise BadRequestError(f"give 1 to {MOST_STOPS} stop strings, none empty", "stop")
+        temperature = _first(self.temperature, facts.get("temperature"), 1.0)
+        top_k = _first(self.top_k, facts.get("top_k"), 0)
+        wanted: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": _first(self.top_p, facts.get("top_p"), 1.0),
+            "top_k": max(0, top_k),
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self._biases(),
+            "stop_strings": stops or None,
+            "stop_token_ids": self.stop_token_ids,
+            "include_stop_string": self.include_stop_str_in_output or None,
+            "ignore_eos": self.ignore_eos or None,
+            "min_new_tokens": self.min_tokens,
+            "prompt_logprobs": self.prompt_logprobs,
+            "structured": self._structured(),
+            "cache_salt": self.cache_salt,
+            "priority": self.priority,
+            "gamma": self.speculation.gamma if self.speculation.drafter else 0,
+            "rule": self.speculation.rule,
+            "lenience": self.speculation.lenience,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    def _biases(self) -> dict[int, float] | None:
+        if not self.logit_bias:
+            return None
+        try:
+            return {int(token): bias for token, bias in self.logit_bias.items()}
+        except ValueError:
+            raise BadRequestError(
+                "logit_bias must map token ids to numbers", "logit_bias"
+            ) from None
+
+    def _structured(self) -> dict[str, Any] | None:
+        given = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
+        if not given:
+            return None
+        names = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
+        name, value = next(iter(given.items()))
+        if len(given) > 1 or name not in names:
+            raise BadRequestError(
+                f"structured_outputs holds {', '.join(given)}; give one of {', '.join(names)}",
+                "structured_outputs",
+            )
+        return {names[name]: value}
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of the first text; a fresh one where none is given."""
+        return secrets.randbits(62) if self.seed is None else self.seed % 2**63
+
+
+class JsonSchema(Wire):
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: Flag | None = None
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Chat(Wishes):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: Whole | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(None, ge=1)
+    logprobs: Flag | None = None
+    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Flag | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+
+    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        variables = dict(self.chat_template_kwargs or {})
+        if self.tools and self.tool_choice != "none":
+            variables["tools"] = self.tools
+        if self.continue_final_message:
+            variables["continue_final_message"] = True
+        elif not self.add_generation_prompt:
+            variables["add_generation_prompt"] = False
+        more: dict[str, Any] = {
+            "max_new_tokens": _first(self.max_completion_tokens, self.max_tokens, None),
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "chat_template_kwargs": variables or None,
+        }
+        options = super().options(facts)
+        return options | {name: value for name, value in more.items() if value is not None}
+
+    def _structured(self) -> dict[str, Any] | None:
+        asked, own = self.response_format, super()._structured()
+        if asked is None or asked.type == "text":
+            return own
+        if own is not None:
+            raise BadRequestError(
+                "response_format and structured_outputs are both given; give one", "response_format"
+            )
+        if asked.type == "json_object":
+            return {"json_schema": {"type": "object"}}
+        if asked.json_schema is None or asked.json_schema.json_schema is None:
+            raise BadRequestError("response_format needs json_schema.schema", "response_format")
+        return {"json_schema": asked.json_schema.json_schema}
+
+
+class Text(Wishes):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[Whole] | list[list[Whole]]
+    max_tokens: Whole | None = Field(16, ge=1)
+    logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: Flag | None = None
+    best_of: Whole | None = Field(None, ge=1, le=MOST_N)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        given: Any = self.prompt
+        several = isinstance(given, list) and given and not isinstance(given[0], int)
+        return given if several else [given]
+
+    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        options = super().options(facts)
+        if self.max_tokens is not None:
+            options["max_new_tokens"] = self.max_tokens
+        if self.logprobs is not None:
+            options["logprobs"] = self.logprobs
+        return options
+
+
+class Tokenize(Wire):
+    """POST /tokenize: a text, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: Flag = False
+
+
+class Detokenize(Wire):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Whole]
+
+
+def read[T: Wire](kind: type[T], body: Any) -> T:
+    """A request of this kind. BadRequestError for what is unknown, refused or of another type."""
+    if not isinstance(body, dict):
+        raise BadRequestError("the body must be a JSON object")
+    fields = {field.alias or name for name, field in kind.model_fields.items()}
+    for name, value in body.items():
+        if name in fields or name in NOTED:
+            continue
+        if name not in NEUTRAL:
+            raise BadRequestError(f"{_unknown(name, fields)}", name)
+        honoured, why = NEUTRAL[name]
+        if value not in honoured:
+            raise BadRequestError(f"{name} is not supported: {why}", name)
+    known = {name: value for name, value in body.items() if name in fields}
+    try:
+        return kind.model_validate(known)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"] if not _internal(part))
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise BadRequestError(f"{place}: {said}", place) from None
+
+
+def _unknown(name: str, fields: set[str]) -> str:
+    near = get_close_matches(name, [*fields, *NEUTRAL, *NOTED], 1, 0.6)
+    remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
+    return f"unknown field {name[:60]!r}; {remedy}"
+
+
+def _internal(part: Any) -> bool:
+    """Whether a part of a place is pydantic's name for one kind of several."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "bool"))
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

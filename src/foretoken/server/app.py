@@ -1,0 +1,370 @@
+"""The routes, put together: `foretoken serve` hands them a link to its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
+
+import foretoken
+from foretoken.server import journal
+from foretoken.server.api import answers, chat, completions, responses
+from foretoken.server.api.errors import ApiError, BadRequestError, answered
+from foretoken.server.api.responses import Responses
+from foretoken.server.api.turns import turns
+from foretoken.server.api.wire import Chat, Detokenize, Text, Tokenize, Wire, Wishes, read
+from foretoken.server.engine.link import Link, RefusedRequest, UnavailableError
+from foretoken.server.engine.writing import Writing
+from foretoken.server.limits import Gate, Keys, Limits
+from foretoken.server.metrics import Metrics
+
+PAGE = Path(__file__).parent / "page"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a server behaves, beside its engine."""
+
+    name: str  # under which the model is served
+    limits: Limits = Limits()
+    keys: Keys = Keys()
+    origins: tuple[str, ...] = ()  # of pages that may ask; none: only our own
+    chat_template: str | None = None  # instead of the model's own
+    gamma: int | None = None  # where a request names none; None: automatic
+    vllm_metrics: bool = False
+    patience: float = 30.0  # seconds for requests that run at the end
+
+
+def make(link: Link, settings: Settings) -> FastAPI:
+    """The application."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        link.start()
+        yield
+        await link.stop(settings.patience)
+
+    app = FastAPI(
+        title="foretoken",
+        version=foretoken.__version__,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+    )
+    server = Server(link, settings)
+    server.route(app)
+    if settings.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_headers=["*"])
+    app.add_middleware(Gate, limits=settings.limits, keys=settings.keys)
+    return app
+
+
+class Server:
+    """The answers to every route."""
+
+    def __init__(self, link: Link, settings: Settings) -> None:
+        self.link, self.settings = link, settings
+        self.metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
+        self.began = int(time())
+
+    def route(self, app: FastAPI) -> None:
+        """Every path, and what becomes of errors."""
+        app.post("/v1/chat/completions", openapi_extra=_body(Chat))(self.chat)
+        app.post("/v1/completions", openapi_extra=_body(Text))(self.completions)
+        app.post("/v1/responses", openapi_extra=_body(Responses))(self.responses)
+        app.post("/tokenize", openapi_extra=_body(Tokenize))(self.tokenize)
+        app.post("/detokenize", openapi_extra=_body(Detokenize))(self.detokenize)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.model)
+        app.get("/v1/speculation")(self.speculation)
+        app.get("/health")(self.health)
+        app.get("/ready")(self.ready)
+        app.get("/version")(self.version)
+        app.get("/metrics", response_class=Response)(self.numbers)
+        app.get("/", include_in_schema=False)(self.page)
+        app.mount("/page", StaticFiles(directory=PAGE), "page")
+        app.add_exception_handler(ApiError, _told)
+        app.add_exception_handler(RefusedRequest, _told)
+        app.add_exception_handler(UnavailableError, _told)
+        app.add_exception_handler(HTTPException, _missing)
+        app.add_exception_handler(Exception, _broken)
+
+    async def chat(self, request: Request) -> Response:
+        asked = await self._read(request, Chat)
+        messages, name = turns(asked.messages, "messages"), self.settings.name
+        options = self._templated(asked.options(self.link.facts))
+        writing = self._writing(request, asked, [messages], asked.n or 1, options)
+        return await self._answer(
+            request,
+            writing,
+            chat.events(asked, name, writing) if asked.stream else None,
+            lambda: chat.body(asked, name, writing),
+        )
+
+    async def responses(self, request: Request) -> Response:
+        asked = await self._read(request, Responses)
+        if asked.n is not None and asked.n > 1:
+            raise BadRequestError("n is for chat completions; a response is one text", "n")
+        options, name = self._templated(asked.options(self.link.facts)), self.settings.name
+        writing = self._writing(request, asked, [asked.messages], 1, options)
+        return await self._answer(
+            request,
+            writing,
+            responses.events(asked, name, writing) if asked.stream else None,
+            lambda: responses.body(asked, name, writing),
+        )
+
+    async def completions(self, request: Request) -> Response:
+        asked = await self._read(request, Text)
+        n, prompts = completions.candidates(asked), asked.prompts
+        options = completions.options(asked, self.link.facts)
+        echoed = await self._echoed(prompts) if asked.echo else [""] * len(prompts)
+        writing = self._writing(request, asked, prompts, n, options)
+        name = self.settings.name
+        return await self._answer(
+            request,
+            writing,
+            completions.events(asked, name, writing, echoed) if asked.stream else None,
+            lambda: completions.body(asked, name, writing, echoed),
+        )
+
+    async def tokenize(self, request: Request) -> dict[str, Any]:
+        asked = await self._read(request, Tokenize)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise BadRequestError("give prompt or messages, one of them", "prompt")
+        template: dict[str, Any] = {}
+        if asked.messages is not None:
+            template = self._templated({"chat_template_kwargs": asked.chat_template_kwargs})
+        messages = None if asked.messages is None else turns(asked.messages, "messages")
+        prompt = asked.prompt if messages is None else messages
+        told = await self.link.ask("tokenize", prompt=prompt, template=template)
+        told |= {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
+        return (
+            told
+            if asked.return_token_strs
+            else {k: v for k, v in told.items() if k != "token_strs"}
+        )
+
+    async def detokenize(self, request: Request) -> dict[str, Any]:
+        asked = await self._read(request, Detokenize)
+        return {"prompt": await self.link.ask("detokenize", tokens=asked.tokens)}
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        self._require_model(name)
+        return self._model()
+
+    async def speculation(self) -> dict[str, Any]:
+        told = await self.link.ask("speculation")
+        names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
+        names += ("chat", "text", "temperature", "max_rows")
+        facts = {name: self.link.facts[name] for name in names}
+        if self.settings.chat_template is not None:
+            facts["chat"] = True
+        told["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
+        return facts | told | {"active": facts["draft"] is not None and told["active"] is not False}
+
+    async def health(self) -> Response:
+        """Whether there is, or soon will be, an engine."""
+        good = self.link.state in ("ready", "loading", "draining")
+        return JSONResponse({"status": self.link.state}, 200 if good else 503)
+
+    async def ready(self) -> Response:
+        """Whether requests are taken now."""
+        return JSONResponse({"status": self.link.state}, 200 if self.link.state == "ready" else 503)
+
+    async def version(self) -> dict[str, str]:
+        return {"version": foretoken.__version__}
+
+    async def numbers(self) -> Response:
+        return Response(self.metrics.text(self.link), media_type="text/plain; version=0.0.4")
+
+    async def page(self) -> Response:
+        return FileResponse(PAGE / "index.html")
+
+    async def _read[T: Wire](self, request: Request, kind: type[T]) -> T:
+        try:
+            given = json.loads(await request.body(), parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
+        asked = read(kind, given)
+        model = getattr(asked, "model", None)
+        if model is not None:
+            self._require_model(model)
+        return asked
+
+    def _require_model(self, name: str) -> None:
+        if name != self.settings.name:
+            raise ApiError(
+                404,
+                f"the model {name[:80]!r} is not served here; {self.settings.name!r} is",
+                "model",
+                "model_not_found",
+            )
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self.settings.name,
+            "object": "model",
+            "created": self.began,
+            "owned_by": "foretoken",
+            "max_model_len": self.link.facts.get("context"),
+        }
+
+    async def _echoed(self, prompts: Sequence[Any]) -> list[str]:
+        """Prompts as text."""
+        return [
+            each if isinstance(each, str) else await self.link.ask("detokenize", tokens=each)
+            for each in prompts
+        ]
+
+    def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
+        """With the server's own chat template, where there is one and the request names none."""
+        own = self.settings.chat_template
+        return options if own is None else {"chat_template": own, **options}
+
+    def _writing(
+        self,
+        request: Request,
+        asked: Wishes,
+        prompts: Sequence[Any],
+        n: int,
+        options: dict[str, Any],
+    ) -> Writing:
+        given = options.get("max_new_tokens")
+        limit = self.settings.limits.require(len(prompts) * n, given)
+        if limit is None and self.settings.limits.tokens is not None:
+            options["most_tokens"] = self.settings.limits.tokens
+        if self.settings.gamma is not None:
+            options.setdefault("gamma", self.settings.gamma)
+        options["cache_salt"] = f"{request.state.salt}{options['cache_salt']}"
+        return Writing(self.link, prompts, n, options, asked.first_seed)
+
+    async def _answer(
+        self,
+        request: Request,
+        writing: Writing,
+        events: AsyncGenerator[str] | None,
+        body: Any,
+    ) -> Response:
+        """The answer, whole or as server-sent events. What still runs is freed with its end, and
+        when the client is gone."""
+        began, endpoint, id = perf_counter(), request.url.path, request.state.id
+
+        def over(status: int) -> None:
+            seconds = perf_counter() - began
+            self.metrics.answered(endpoint, status)
+            self.metrics.written(writing, seconds)
+            journal.write(journal.line(id, endpoint, status, seconds, writing))
+
+        try:
+            await writing.__aenter__()
+        except (RefusedRequest, UnavailableError) as error:
+            over(answered(error).status)
+            raise
+        if events is not None:
+            return Events(events, writing, over)
+        status = 499  # the client is gone
+        try:
+            await _unless_gone(request, writing.all())
+            status = 200
+            return JSONResponse(body())
+        except (RefusedRequest, UnavailableError) as error:
+            status = answered(error).status
+            raise
+        finally:
+            await writing.__aexit__()
+            over(status)
+
+
+class Events(StreamingResponse):
+    """Server-sent events of one request, whose texts end with them."""
+
+    def __init__(self, events: AsyncGenerator[str], writing: Writing, over: Any) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(self._told(events), media_type="text/event-stream", headers=headers)
+        self.writing, self.over, self.status = writing, over, 499  # the client is gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.writing.__aexit__()
+            self.over(self.status)
+
+    async def _told(self, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
+        """With what breaks them off, which comes too late for a status."""
+        try:
+            async for event in events:
+                yield event
+            self.status = 200
+        except (RefusedRequest, UnavailableError) as error:
+            self.status = answered(error).status
+            yield answers.event(answered(error).body)
+
+
+async def _unless_gone(request: Request, work: Awaitable[Any]) -> None:
+    """Wait for the work, or break it off when the client is gone."""
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ApiError(499, "the client is gone")
+        doing.result()
+    finally:
+        doing.cancel()
+        gone.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body(kind: type[Wire]) -> dict[str, Any]:
+    """What a route reads, for the OpenAPI document."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    said = error if isinstance(error, ApiError) else answered(error)
+    return JSONResponse(said.body, said.status, said.headers)
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    said = (
+        f"{path} does not take {request.method}"
+        if error.status_code == 405
+        else f"there is no {path}"
+    )
+    headers = dict(error.headers or {})
+    return JSONResponse(ApiError(error.status_code, said).body, error.status_code, headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log.error("an answer failed", exc_info=error)
+    return JSONResponse(ApiError(500, "the server failed; its log says how").body, 500)

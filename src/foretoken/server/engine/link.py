@@ -1,0 +1,224 @@
+"""The HTTP process's end of the pipe: requests go out, their events come back; an engine that dies
+is started again, and its requests are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from threading import Thread
+from typing import Any, Literal
+
+from foretoken.server.engine.messages import (
+    Abort,
+    Add,
+    Answer,
+    Ask,
+    Failed,
+    FromEngine,
+    Part,
+    Parts,
+    Ready,
+    Refusal,
+    Stop,
+    ToEngine,
+)
+from foretoken.server.engine.worker import Setup, work
+
+State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
+AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is started again
+log = logging.getLogger(__name__)
+
+
+class RefusedRequest(Exception):
+    """A request that the engine did not honour, or could not finish."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.kind, self.message = refusal.kind, refusal.message
+
+
+class UnavailableError(Exception):
+    """There is no engine now; `after`: seconds until it is worth another try."""
+
+    def __init__(self, message: str, after: int) -> None:
+        super().__init__(message)
+        self.message, self.after = message, after
+
+
+class Link:
+    """An engine's process, from `start` to `stop`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.state: State = "loading"
+        self.facts: dict[str, Any] = {}
+        self.problem = ""  # why it failed
+        self.running = self.waiting = self.restarts = 0
+        self.load: dict[str, Any] = {}
+        self._ids = count()
+        self._inboxes: dict[int, asyncio.Queue[Answer | Refusal | Part]] = {}
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._deaths = 0  # since it was ready last
+        self._idle = asyncio.Event()
+
+    def start(self) -> None:
+        """Start the process; it is ready when `state` says so."""
+        self._loop = asyncio.get_running_loop()
+        context = get_context("spawn")  # a fork would take threads' locks along
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=work, args=(theirs, self.setup), name="foretoken engine", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        Thread(
+            target=self._listen, args=(self._pipe,), name="foretoken events", daemon=True
+        ).start()
+
+    async def stop(self, patience: float) -> None:
+        """No new requests; those that run may end within so many seconds."""
+        self.state = "draining"
+        self._note_idle()
+        try:
+            await asyncio.wait_for(self._idle.wait(), patience)
+        except TimeoutError:
+            log.warning("%s requests are cut off", len(self._inboxes))
+        self.state = "stopped"
+        self._send(Stop())
+        if self._process is not None:
+            await asyncio.to_thread(self._process.join, 5)
+            self._process.kill()
+
+    async def submit(self, prompt: Any, options: dict[str, Any]) -> AsyncGenerator[int | Part]:
+        """The number of tokens of the prompt, then what every step adds to the text, the last with
+        its end. Leaving it frees the row within a step. Raises RefusedRequest and
+        UnavailableError."""
+        self._require_ready()
+        id, inbox = self._open()
+        ended = False
+        try:
+            self._send(Add(id, prompt, options))
+            while True:
+                message = await inbox.get()
+                if isinstance(message, Refusal):
+                    ended = True
+                    raise RefusedRequest(message)
+                if isinstance(message, Answer):
+                    yield message.value
+                    continue
+                ended = message.done is not None
+                yield message
+                if ended:
+                    return
+        finally:
+            self._close(id)
+            if not ended:
+                self._send(Abort(id))
+
+    async def ask(self, name: str, **arguments: Any) -> Any:
+        """An answer that takes no step."""
+        self._require_ready()
+        id, inbox = self._open()
+        try:
+            self._send(Ask(id, name, arguments))
+            message = await inbox.get()
+        finally:
+            self._close(id)
+        if isinstance(message, Refusal):
+            raise RefusedRequest(message)
+        assert isinstance(message, Answer)
+        return message.value
+
+    def _require_ready(self) -> None:
+        if self.state == "ready":
+            return
+        said = {
+            "loading": "the model is loading",
+            "restarting": "the engine is starting again",
+            "failed": f"the engine cannot start: {self.problem}",
+        }
+        raise UnavailableError(said.get(self.state, "the server is shutting down"), 5)
+
+    def _open(self) -> tuple[int, asyncio.Queue[Answer | Refusal | Part]]:
+        id = next(self._ids)
+        inbox = self._inboxes[id] = asyncio.Queue()
+        return id, inbox
+
+    def _close(self, id: int) -> None:
+        self._inboxes.pop(id, None)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._inboxes:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _send(self, message: ToEngine) -> None:
+        try:
+            assert self._pipe is not None
+            self._pipe.send(message)
+        except (OSError, ValueError):  # it has died, which `_listen` sees too
+            pass
+
+    def _listen(self, pipe: Connection) -> None:
+        """A thread's life: what the engine says, to the loop."""
+        while True:
+            try:
+                message: FromEngine | None = pipe.recv()
+            except (EOFError, OSError):
+                message = None
+            try:
+                self._loop.call_soon_threadsafe(self._hear, message)
+            except RuntimeError:  # the loop is closed
+                return
+            if message is None:
+                return
+
+    def _hear(self, message: FromEngine | None) -> None:
+        match message:
+            case Parts(parts, running, waiting, load):
+                self.running, self.waiting, self.load = running, waiting, load
+                for part in parts:
+                    self._deliver(part)
+            case Answer() | Refusal():
+                self._deliver(message)
+            case Ready(facts):
+                self.facts, self._deaths = facts, 0
+                if self.state in ("loading", "restarting"):
+                    self.state = "ready"
+            case Failed(problem):
+                self.state, self.problem = "failed", problem
+            case None:
+                self._died()
+
+    def _deliver(self, message: Answer | Refusal | Part) -> None:
+        inbox = self._inboxes.get(message.id)
+        if inbox is not None:  # else nobody waits any more
+            inbox.put_nowait(message)
+
+    def _died(self) -> None:
+        """The process is gone: its requests fail, and another one is started."""
+        for id, inbox in self._inboxes.items():
+            said = "the engine stopped while it wrote this text; send the request again"
+            inbox.put_nowait(Refusal(id, "dead", said))
+        self.running = self.waiting = 0
+        if self.state in ("failed", "stopped", "draining"):
+            return
+        self.state = "restarting"
+        after = AGAIN[min(self._deaths, len(AGAIN) - 1)]
+        self._deaths += 1
+        self.restarts += 1
+        log.error("the engine's process ended; it is started again in %s s", after)
+        self._loop.call_later(after, self._restart)
+
+    def _restart(self) -> None:
+        if self.state == "restarting":
+            self.start()

@@ -1,0 +1,116 @@
+"""What goes through the pipe between the HTTP process and the engine's: plain data, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A request: one text. `options`: keywords of `Engine.add`; without "max_new_tokens" the text
+    may fill the context, or get "most_tokens"."""
+
+    id: int
+    prompt: str | list[int] | list[dict[str, Any]]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A request that nobody waits for any more."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question that no step answers: "tokenize", "detokenize", "speculation"."""
+
+    id: int
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The models are loaded; what there is to know of them."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """They cannot be."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To an `Ask`, or how many tokens the prompt of an `Add` has."""
+
+    id: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An `Add` or an `Ask` that is not honoured, or a request that failed on its way."""
+
+    id: int
+    kind: Kind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A token of a text, how likely it was, and the likeliest at its place: text, bytes, logprob."""
+
+    text: str
+    bytes: bytes
+    logprob: float
+    top: list[tuple[str, bytes, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a text ended, and what it took."""
+
+    reason: str  # "stop" or "length"
+    stop: int | str | None
+    stats: dict[str, Any]
+    prompt_logprobs: list[Known] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a step added to a text."""
+
+    id: int
+    text: str
+    tokens: list[int]
+    logprobs: list[Known] | None
+    steps: list[dict[str, Any]]
+    done: Done | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a step added to all texts, and how many run and wait behind it."""
+
+    parts: list[Part]
+    running: int
+    waiting: int
+    load: dict[str, Any] = field(default_factory=dict[str, Any])  # further gauges and counters
+
+
+ToEngine = Add | Abort | Ask | Stop
+FromEngine = Ready | Failed | Answer | Refusal | Parts

@@ -1,0 +1,79 @@
+"""Tokens as reports show them: each one's own text and bytes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from foretoken.text.decoding import BYTE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from foretoken.request import StepRecord
+
+
+class Words:
+    """Of one tokenizer; without one a token is shown as its id."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self.tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.spells_bytes = "ByteLevel" in str(getattr(backend, "decoder", ""))
+        self.word = lru_cache(2**16)(self._word)
+
+    def text(self, token: int) -> str:
+        return self.word(token)[0]
+
+    def step(self, step: StepRecord) -> dict[str, Any]:
+        """A step as the page shows it: what was kept, and where it came from; what was rejected."""
+        last = "plain" if not step.drafted else "bonus"
+        if step.accepted < step.drafted:
+            last = "corrected"
+        sources = ["accepted"] * step.accepted + [last]
+        return {
+            "tokens": [
+                {"id": token, "text": self.text(token), "source": source}
+                for token, source in zip(step.kept, sources, strict=False)
+            ],
+            "rejected": [
+                {"id": token, "text": self.text(token)} for token in step.guesses[step.accepted :]
+            ],
+            "gamma": step.gamma,
+            "overlaps": list(step.overlaps),
+            "draft_seconds": step.draft_seconds,
+            "target_seconds": step.score_seconds,
+            "verify_seconds": step.verify_seconds,
+            "rows": step.rows,
+        }
+
+    def _word(self, token: int) -> tuple[str, bytes]:
+        if self.tokenizer is None:
+            return f"<{token}>", b""
+        name: Any = self.tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(name, str):  # an id of the output layer's padding
+            return "", b""
+        if BYTE.fullmatch(name):
+            own = bytes([int(name[3:5], 16)])
+            return own.decode(errors="replace"), own
+        if not self.spells_bytes:
+            text = name.replace("\u2581", " ")
+            return text, text.encode()
+        try:
+            own = bytes(_BYTES[letter] for letter in name)
+        except KeyError:  # a special token
+            own = name.encode()
+        return own.decode(errors="replace"), own
+
+
+def _letters() -> dict[str, int]:
+    """The letters that byte-level tokenizers write for bytes: printable ones stand for themselves,
+    the others for the first letters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
+
+
+_BYTES = _letters()

@@ -1,0 +1,305 @@
+"""The engine's own process: one thread hears requests, another takes the steps.
+
+It is spawned with plain data, loads the models itself, and talks through a pipe, so that nothing a
+model or a C library does can take the HTTP process with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import BusyError, ForetokenError, InputError, one_line
+from foretoken.server.engine.messages import (
+    Abort,
+    Add,
+    Answer,
+    Ask,
+    Done,
+    Failed,
+    FromEngine,
+    Kind,
+    Known,
+    Part,
+    Parts,
+    Ready,
+    Refusal,
+    Stop,
+)
+
+if TYPE_CHECKING:
+    from foretoken.request import Completion
+    from foretoken.sampling.logprobs import Logprobs
+    from foretoken.server.engine.words import Words
+    from foretoken.serving.engine import Engine, Event
+    from foretoken.speculator import Speculator
+
+UNBOUNDED = 4096  # new tokens of a text, for a model without a context
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the engine's process is made from: arguments of `foretoken.load` and of `Engine`."""
+
+    target: str | None
+    draft: str | None
+    loading: dict[str, Any] = field(default_factory=dict[str, Any])
+    engine: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def work(pipe: Connection, setup: Setup) -> None:
+    """The process's whole life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group
+    try:
+        from foretoken.loading.load import load
+        from foretoken.serving.engine import Engine
+
+        spec = load(setup.target, setup.draft, **setup.loading)
+        engine = Engine(spec, **setup.engine)
+        measure(spec, engine.max_rows)
+    except (ForetokenError, OSError) as error:
+        pipe.send(Failed(one_line(error)))
+        return
+    with engine:
+        Worker(pipe, spec, engine).run()
+
+
+def measure(spec: Speculator, rows: int) -> None:
+    """What steps cost, before requests wait for it; kept on disk where the machine is quiet."""
+    from foretoken.drafters.none import NoDrafter
+    from foretoken.sampling.params import SamplingParams
+
+    if not isinstance(spec.drafter, NoDrafter):
+        spec.step_costs(SamplingParams(temperature=1.0), rows)
+
+
+class Worker:
+    """An engine between two ends of a pipe."""
+
+    def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
+        from foretoken.server.engine.ledger import Ledger
+        from foretoken.server.engine.words import Words
+
+        self.pipe, self.spec, self.engine = pipe, spec, engine
+        self.words: Words = Words(spec.tokenizer)
+        self.ledger = Ledger()
+        self.requests: dict[int, int] = {}  # the engine's ids -> the pipe's
+        self.sending, self.awake = Lock(), Condition()
+        self.over = False
+
+    def run(self) -> None:
+        """Until the other end says so, or is gone."""
+        Thread(target=self._hear, name="foretoken requests", daemon=True).start()
+        self._send(Ready(self._facts()))
+        while self._wait():
+            try:
+                events = self.engine.step()
+            except Exception as error:  # nobody knows of which request
+                log.exception("a step failed")
+                self._fail(one_line(error))
+                continue
+            self._tell(events)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError):  # the HTTP process is gone
+                message = Stop()
+            match message:
+                case Add():
+                    self._add(message)
+                case Abort(id):
+                    self._abort(id)
+                case Ask(id, name, arguments):
+                    self._answer(id, name, arguments)
+                case _:
+                    with self.awake:
+                        self.over = True
+                        self.awake.notify()
+                    return
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False at the end."""
+        with self.awake:
+            self.awake.wait_for(lambda: self.requests or self.over)
+            return not self.over
+
+    def _add(self, message: Add) -> None:
+        options = dict(message.options)
+        most = options.pop("most_tokens", None)
+        names = ("chat_template", "chat_template_kwargs")
+        template = {name: options.pop(name) for name in names if name in options}
+        try:
+            with self.awake:
+                ids = self._ids(message.prompt, template)
+                options["max_new_tokens"] = self._limit(
+                    len(ids), options.get("max_new_tokens"), most
+                )
+                self.requests[self.engine.add(ids, **options)] = message.id
+                self._send(Answer(message.id, len(ids)))
+                self.awake.notify()
+        except Exception as error:
+            self._refuse(message.id, error)
+
+    def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return self.spec.ids(prompt)
+        (given,) = self.spec.prompts(prompt, **template)
+        return self.spec.ids(given)
+
+    def _limit(self, prompt: int, asked: int | None, most: int | None) -> int:
+        """New tokens of a text: as many as are asked for, else what the context leaves and the
+        server allows."""
+        context = self.engine.longest
+        if context is not None and prompt + (asked or 1) > context:
+            behind = f" and max_tokens is {asked}" if asked else ""
+            raise _TooLongError(
+                f"the prompt has {prompt} tokens{behind}, the context is {context}; shorten it"
+            )
+        if asked is not None:
+            return asked
+        left = UNBOUNDED if context is None else context - prompt
+        return left if most is None else min(left, most)
+
+    def _abort(self, id: int) -> None:
+        with self.awake:
+            for own in [own for own, pipes in self.requests.items() if pipes == id]:
+                del self.requests[own]
+                try:
+                    self.engine.abort(own)
+                except InputError:  # it has just finished
+                    pass
+
+    def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
+        questions = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "speculation": self._speculation,
+        }
+        try:
+            self._send(Answer(id, questions[name](**arguments)))
+        except Exception as error:
+            self._refuse(id, error)
+
+    def _tokenize(self, prompt: Any, template: dict[str, Any]) -> dict[str, Any]:
+        ids = self._ids(prompt, template)
+        texts = [self.words.text(id) for id in ids]
+        return {"tokens": ids, "token_strs": texts}
+
+    def _detokenize(self, tokens: list[int]) -> str:
+        from foretoken.text.decoding import decode
+
+        ids = self.spec.ids(tokens)
+        if self.spec.tokenizer is None:
+            raise InputError("there is no tokenizer; the model has none")
+        return decode(self.spec.tokenizer, ids)
+
+    def _speculation(self) -> dict[str, Any]:
+        return self.ledger.report(self.spec) | {
+            "running": self.engine.running,
+            "waiting": self.engine.waiting,
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        from foretoken.drafters.none import NoDrafter
+
+        spec, tokenizer = self.spec, self.spec.tokenizer
+        drafts = not isinstance(spec.drafter, NoDrafter)
+        return {
+            "target": spec.target_name,
+            "draft": spec.draft_name if drafts else None,
+            "context": self.engine.longest,
+            "vocab_size": spec.target.vocab_size,
+            "chat": bool(getattr(tokenizer, "chat_template", None)),
+            "text": tokenizer is not None,
+            "runtime": spec.target.runtime,
+            "draft_runtime": getattr(spec.drafter, "runtime", "python") if drafts else None,
+            "dtype": spec.target.computed,
+            "temperature": spec.suggested.get("temperature"),
+            "top_p": spec.suggested.get("top_p"),
+            "top_k": spec.suggested.get("top_k"),
+            "max_rows": self.engine.max_rows,
+            "pid": os.getpid(),
+        }
+
+    def _tell(self, events: list[Event]) -> None:
+        parts: list[Part] = []
+        with self.awake:
+            for event in events:
+                self.ledger.note(event)
+                ended = event.finish_reason is not None
+                id = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
+                if id is None:  # aborted meanwhile
+                    continue
+                if event.completion is not None and event.finish_reason not in ("stop", "length"):
+                    self._send(Refusal(id, "refused", event.completion.error or "it broke off"))
+                    continue
+                parts.append(self._part(id, event))
+        load = {"preempted": self.engine.stats().preempted}
+        self._send(Parts(parts, self.engine.running, self.engine.waiting, load))
+
+    def _part(self, id: int, event: Event) -> Part:
+        known = None if event.logprobs is None else self._known(event.logprobs)
+        steps = [self.words.step(step) for step in event.steps]
+        done = None if event.completion is None else self._done(event.completion)
+        return Part(id, event.text or "", event.tokens, known, steps, done)
+
+    def _done(self, completion: Completion) -> Done:
+        known = completion.prompt_logprobs
+        return Done(
+            completion.finish_reason,
+            completion.stop_reason,
+            completion.stats.to_dict(),
+            None if known is None else self._known(known),
+        )
+
+    def _known(self, logprobs: list[Logprobs]) -> list[Known]:
+        word = self.words.word
+        return [
+            Known(
+                *word(each.token),
+                each.logprob,
+                [(*word(token), value) for token, value in each.top],
+            )
+            for each in logprobs
+        ]
+
+    def _fail(self, message: str) -> None:
+        """All requests end: what broke the step off may break the next one off too."""
+        with self.awake:
+            for own, id in self.requests.items():
+                self.engine.abort(own)
+                self._send(Refusal(id, "failed", message))
+            self.requests.clear()
+
+    def _refuse(self, id: int, error: Exception) -> None:
+        kind: Kind = "failed"
+        if isinstance(error, _TooLongError):
+            kind = "length"
+        elif isinstance(error, BusyError):
+            kind = "busy"
+        elif isinstance(error, InputError):
+            kind = "input"
+        elif isinstance(error, ForetokenError):
+            kind = "refused"
+        else:
+            log.exception("a request failed")
+        self._send(Refusal(id, kind, one_line(error)))
+
+    def _send(self, message: FromEngine) -> None:
+        with self.sending:
+            try:
+                self.pipe.send(message)
+            except OSError:  # the HTTP process is gone; `_hear` ends this one
+                pass
+
+
+class _TooLongError(InputError):
+    """A prompt and its limit beyond the context."""

@@ -1,0 +1,121 @@
+"""One request's texts: several prompts, several texts of each, side by side in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from foretoken.server.engine.link import Link
+from foretoken.server.engine.messages import Done, Known, Part
+
+Said = tuple[int, int | Part | Exception]  # of which text
+
+
+@dataclass(slots=True)
+class Written:
+    """A text as far as it is written."""
+
+    prompt_tokens: int = 0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[Known] = field(default_factory=list[Known])
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    done: Done | None = None
+
+    def add(self, part: Part) -> None:
+        self.text += part.text
+        self.tokens += part.tokens
+        self.logprobs += part.logprobs or []
+        self.steps += part.steps
+        self.done = part.done
+
+
+class Writing:
+    """The texts of a request: use it within `async with`, whose end frees what still runs.
+
+    Text i is the (i % n)th of prompt i // n, and is keyed (seed, i): the same request with the same
+    seed gives the same texts, whatever else runs.
+    """
+
+    def __init__(
+        self, link: Link, prompts: Sequence[Any], n: int, options: dict[str, Any], seed: int
+    ) -> None:
+        self.n = n
+        self.texts = [Written() for _ in range(len(prompts) * n)]
+        self.began = perf_counter()
+        self.first: float | None = None  # seconds until the first token of any text
+        self.gaps: list[float] = []  # seconds between two parts of a text, a token
+        self._link, self._prompts, self._options, self._seed = link, prompts, options, seed
+        self._inbox: asyncio.Queue[Said] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._early: list[Said] = []
+        self._heard = [self.began] * len(self.texts)
+
+    async def __aenter__(self) -> Writing:
+        """Raises what the engine refuses, before anything is written."""
+        self._tasks = [asyncio.create_task(self._write(i)) for i in range(len(self.texts))]
+        try:
+            while not all(text.prompt_tokens for text in self.texts):
+                i, said = await self._inbox.get()
+                if isinstance(said, Exception):
+                    raise said
+                if isinstance(said, int):
+                    self.texts[i].prompt_tokens = said
+                else:
+                    self._early.append((i, said))
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def parts(self) -> AsyncGenerator[tuple[int, Part]]:
+        """What is written, text by text as it comes."""
+        left = len(self.texts)
+        while left:
+            i, part = self._early.pop(0) if self._early else await self._inbox.get()
+            if isinstance(part, Exception):
+                raise part
+            assert isinstance(part, Part)
+            self._note(i, part)
+            left -= part.done is not None
+            yield i, part
+
+    async def all(self) -> list[Written]:
+        """The finished texts."""
+        async with aclosing(self.parts()) as parts:
+            async for _ in parts:
+                pass
+        return self.texts
+
+    def _note(self, i: int, part: Part) -> None:
+        self.texts[i].add(part)
+        if not part.tokens:
+            return
+        now = perf_counter()
+        if self.first is None:
+            self.first = now - self.began
+        elif len(self.texts[i].tokens) > len(part.tokens):
+            self.gaps.append((now - self._heard[i]) / len(part.tokens))
+        self._heard[i] = now
+
+    async def _write(self, i: int) -> None:
+        prompt = self._prompts[i // self.n]
+        options = self._options | {"seed": (self._seed, i)}
+        try:
+            async with aclosing(self._link.submit(prompt, options)) as said:
+                async for message in said:
+                    self._inbox.put_nowait((i, message))
+        except Exception as error:
+            self._inbox.put_nowait((i, error))
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

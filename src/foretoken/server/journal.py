@@ -1,0 +1,48 @@
+"""A log line for every request: what it took, and how well guesses did. No prompt and no text."""
+
+from __future__ import annotations
+
+import json
+import logging
+from time import time
+from typing import Any
+
+from foretoken.server.api import answers
+from foretoken.server.engine.writing import Writing
+
+log = logging.getLogger("foretoken.requests")
+
+
+def line(
+    id: str, endpoint: str, status: int, seconds: float, writing: Writing | None
+) -> dict[str, Any]:
+    """What there is to say of a request."""
+    told: dict[str, Any] = {"id": id, "endpoint": endpoint, "status": status, "seconds": seconds}
+    if writing is None:
+        return told
+    rates, usage = answers.rates(writing.texts), answers.usage(writing)
+    told |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    told |= {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
+    told |= {name: rates[name] for name in ("drafted", "accepted", "tokens_per_call")}
+    return told | {"first_token_seconds": writing.first}
+
+
+def write(told: dict[str, Any]) -> None:
+    """Put it into the log."""
+    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in told.items()), extra={"told": told})
+
+
+class Json(logging.Formatter):
+    """Every record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": time(), "level": record.levelname, "logger": record.name}
+        told = getattr(record, "told", None)
+        line |= told if isinstance(told, dict) else {"message": record.getMessage()}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -1,0 +1,115 @@
+"""What Prometheus reads at /metrics: our own names, and vLLM's for dashboards that know those."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from foretoken.server.engine.link import Link
+from foretoken.server.engine.writing import Writing
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+COUNTERS = {  # our name: (what, vLLM's name)
+    "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
+    "generation_tokens": ("Tokens written.", "generation_tokens"),
+    "cached_tokens": ("Tokens of prompts that had been read before.", "prefix_cache_hits"),
+    "drafts": ("Steps of a text with guesses.", "spec_decode_num_drafts"),
+    "drafted_tokens": ("Guesses.", "spec_decode_num_draft_tokens"),
+    "accepted_tokens": ("Guesses that were kept.", "spec_decode_num_accepted_tokens"),
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Until the first token.", SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a text, on average of a step.", GAPS),
+    "e2e_request_latency_seconds": ("Of a whole request.", SECONDS),
+}
+GAUGES = {
+    "num_requests_running": "Texts that are written.",
+    "num_requests_waiting": "Texts that wait.",
+}
+
+
+class Metrics:
+    """All of them, under `prefixes`: "foretoken_", and "vllm:" where that is asked for."""
+
+    def __init__(self, model: str, *, vllm: bool) -> None:
+        self.registry = CollectorRegistry()
+        self.labels = {"model_name": model}
+        names = list(self.labels)
+        made: dict[str, Any] = {"registry": self.registry, "labelnames": names}
+
+        def both(kind: Any, name: str, help: str, other: str, **more: Any) -> list[Any]:
+            labelled = made | {"labelnames": [*names, *more.pop("labels", [])]} | more
+            own = [kind(f"foretoken_{name}", help, **labelled)]
+            return own + ([kind(f"vllm:{other}", help, **labelled)] if vllm else [])
+
+        self.counters = {name: both(Counter, name, *texts) for name, texts in COUNTERS.items()}
+        self.histograms = {
+            name: both(Histogram, name, help, name, buckets=buckets)
+            for name, (help, buckets) in HISTOGRAMS.items()
+        }
+        self.gauges = {name: both(Gauge, name, help, name) for name, help in GAUGES.items()}
+        self.by_position = both(
+            Counter,
+            "accepted_tokens_per_position",
+            "Guesses that were kept, by their place.",
+            "spec_decode_num_accepted_tokens_per_pos",
+            labels=["position"],
+        )
+        self.requests = both(
+            Counter,
+            "requests",
+            "Requests, by endpoint and status.",
+            "http_requests",
+            labels=["endpoint", "status"],
+        )
+        self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **made)
+
+    def answered(self, endpoint: str, status: int) -> None:
+        for counter in self.requests:
+            counter.labels(endpoint=endpoint, status=str(status), **self.labels).inc()
+
+    def written(self, writing: Writing, seconds: float) -> None:
+        """A request that is over, however it ended."""
+        texts = writing.texts
+        steps = [step for text in texts for step in text.steps]
+        kept = [sum(t["source"] == "accepted" for t in step["tokens"]) for step in steps]
+        drafted = sum(len(s["rejected"]) for s in steps) + sum(kept)
+        done = [text.done.stats["cached_tokens"] for text in texts if text.done is not None]
+        sums = {
+            "prompt_tokens": sum(text.prompt_tokens for text in texts[:: writing.n]),
+            "generation_tokens": sum(len(text.tokens) for text in texts),
+            "cached_tokens": sum(done),
+            "drafts": sum(
+                bool(step["rejected"]) or k > 0 for step, k in zip(steps, kept, strict=True)
+            ),
+            "drafted_tokens": drafted,
+            "accepted_tokens": sum(kept),
+        }
+        for name, value in sums.items():
+            for counter in self.counters[name]:
+                counter.labels(**self.labels).inc(value)
+        places = Counts(place for count in kept for place in range(count))
+        for place, count in places.items():
+            for counter in self.by_position:
+                counter.labels(position=str(place), **self.labels).inc(count)
+        self._observe("e2e_request_latency_seconds", seconds)
+        if writing.first is not None:
+            self._observe("time_to_first_token_seconds", writing.first)
+        for gap in writing.gaps:
+            self._observe("inter_token_latency_seconds", gap)
+
+    def text(self, link: Link) -> bytes:
+        """As Prometheus reads them."""
+        values = {"num_requests_running": link.running, "num_requests_waiting": link.waiting}
+        for name, value in values.items():
+            for gauge in self.gauges[name]:
+                gauge.labels(**self.labels).set(value)
+        self.restarts.labels(**self.labels).set(link.restarts)
+        return generate_latest(self.registry)
+
+    def _observe(self, name: str, value: float) -> None:
+        for histogram in self.histograms[name]:
+            histogram.labels(**self.labels).observe(value)
