@@ -25,7 +25,7 @@ from foretoken.server.api import answers, chat, completions, responses
 from foretoken.server.api.errors import ApiError, BadRequestError, answered
 from foretoken.server.api.responses import Responses
 from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import Chat, Detokenize, Text, Tokenize, Wire, Wishes, read
+from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wire, Wishes, read
 from foretoken.server.engine.link import Link, RefusedRequest, UnavailableError
 from foretoken.server.engine.writing import Writing
 from foretoken.server.limits import Gate, Keys, Limits
@@ -198,7 +198,7 @@ class Server:
     async def page(self) -> Response:
         return FileResponse(PAGE / "index.html")
 
-    async def _read[T: Wire](self, request: Request, kind: type[T]) -> T:
+    async def _read(self, request: Request, kind: type[T]) -> T:
         try:
             given = json.loads(await request.body(), parse_constant=_refuse)
         except (ValueError, RecursionError) as error:

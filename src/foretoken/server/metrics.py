@@ -76,7 +76,7 @@ class Metrics:
         texts = writing.texts
         steps = [step for text in texts for step in text.steps]
         kept = [sum(t["source"] == "accepted" for t in step["tokens"]) for step in steps]
-        drafted = sum(len(s["rejected"]) for s in steps) + sum(kept)
+        drafted = [len(s["rejected"]) + k for s, k in zip(steps, kept, strict=True)]
         done = [text.done.stats["cached_tokens"] for text in texts if text.done is not None]
         sums = {
             "prompt_tokens": sum(text.prompt_tokens for text in texts[:: writing.n]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -52,6 +52,9 @@ class Wire(BaseModel):
     """A part of a request: only fields that are known here."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+T = TypeVar("T", bound=Wire)
 
 
 class Speculation(Wire):
@@ -135,9 +138,7 @@ class Wishes(Wire):
         try:
             return {int(token): bias for token, bias in self.logit_bias.items()}
         except ValueError:
-            raise BadRequestError(
-                "logit_bias must map token ids to numbers", "logit_bias"
-            ) from None
+            raise BadRequestError("logit_bias maps token ids to numbers", "logit_bias") from None
 
     def _structured(self) -> dict[str, Any] | None:
         given = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
@@ -260,7 +261,7 @@ class Detokenize(Wire):
     tokens: list[Whole]
 
 
-def read[T: Wire](kind: type[T], body: Any) -> T:
+def read(kind: type[T], body: Any) -> T:
     """A request of this kind. BadRequestError for what is unknown, refused or of another type."""
     if not isinstance(body, dict):
         raise BadRequestError("the body must be a JSON object")

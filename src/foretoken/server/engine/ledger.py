@@ -1,4 +1,4 @@
-"""What all requests' steps come to: rates of speculation, as /v1/speculation and the metrics tell."""
+"""What all requests' steps come to: rates of speculation, as /v1/speculation tells them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes through the pipe between the HTTP process and the engine's: plain data, without torch."""
+"""What goes through the pipe between HTTP process and engine process: plain data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A token of a text, how likely it was, and the likeliest at its place: text, bytes, logprob."""
+    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob."""
 
     text: str
     bytes: bytes

@@ -1,0 +1,67 @@
+"""A server on a free port of this machine, its engine in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import uvicorn
+
+from foretoken.server.app import Settings, make
+from foretoken.server.engine.link import Link
+from foretoken.server.engine.worker import Setup
+from tiny import byte_level, folder, llama
+
+LOADING = {"runtime": "transformers", "dtype": "float64"}
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def pair(base: Path, template: str | None = TEMPLATE) -> tuple[str, str]:
+    """Folders of a tiny target and draft with a byte-level tokenizer, and a chat template."""
+    tokenizer = deepcopy(byte_level())
+    tokenizer.chat_template = template
+    folder(base / "target", llama(320, 1024), tokenizer)
+    folder(base / "draft", llama(320, 1024, 1, num_hidden_layers=1), tokenizer)
+    return str(base / "target"), str(base / "draft")
+
+
+@contextmanager
+def serving(
+    target: str, draft: str | None, settings: Settings | None = None, **engine: Any
+) -> Iterator[tuple[str, Link]]:
+    """The server's address, and its link to the engine, once it is ready."""
+    link = Link(Setup(target, draft, LOADING, {"max_rows": 4, **engine}))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    app = make(link, settings or Settings("tiny", patience=1.0))
+    config = uvicorn.Config(app, port=port, log_config=None, access_log=False, ws="none")
+    server = uvicorn.Server(config)
+    thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    try:
+        until(lambda: link.state in ("ready", "failed"))
+        assert link.state == "ready", link.problem
+        yield f"http://127.0.0.1:{port}", link
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not end"
+
+
+def until(good: Any, seconds: float = 60.0) -> None:
+    """Wait until it is so; AssertionError where it never is."""
+    end = time.monotonic() + seconds
+    while not good():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)

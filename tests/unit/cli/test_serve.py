@@ -1,0 +1,76 @@
+"""`foretoken serve` as a process: it answers, ends in order, and names mistakes before it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from console import Run, mistake
+from served import pair, until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "70000"], "--port is 70000"),
+        (["--metrics-compat", "sglang"], "give vllm"),
+        (["--log-format", "xml"], "text, json"),
+        (["--log-level", "loud"], "debug, info"),
+        (["--max-rows", "0"], "--max-rows is 0"),
+        (["nowhere/at/all"], "nowhere"),
+        (["--draft", "none", "--speculative-config", "{}"], "both given"),
+        (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
+    ],
+)
+def test_mistakes_are_told_at_once(console: Run, arguments: list[str], said: str) -> None:
+    assert said in mistake(console("serve", *arguments))
+
+
+def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 70000\n")
+    assert "70000" in mistake(console("serve", "--config", file))
+    file.write_text("log-format: xml\nport: 70000\n")
+    assert "'xml'" in mistake(console("serve", "--config", file, "--port", 8000))
+    for text, said in (("prot: 1", "did you mean port?"), ("- a", "no mapping"), ("a: [", "YAML")):
+        file.write_text(text)
+        assert said in mistake(console("serve", "--config", file))
+
+
+def test_a_server_answers_and_ends_in_order(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    command = [sys.executable, "-m", "foretoken", "serve", target, "--draft", draft]
+    command += ["--runtime", "transformers", "--port", "0", "--served-model-name", "tiny"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, "--log-format", "json"], stderr=log)
+    try:
+
+        def address() -> str | None:
+            found = re.search(r"http://127\.0\.0\.1:\d+", (tmp_path / "log").read_text())
+            return found.group() if found else None
+
+        until(address)
+        url = str(address())
+        until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+        wishes = {"prompt": "It", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{url}/v1/completions", json=wishes, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert list(lines)[-2] == "data: [DONE]"  # what runs may end
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    (line,) = [each for each in told if each["logger"] == "foretoken.requests"]
+    assert line["status"] == 200 and line["completion_tokens"] == 400
+    children = subprocess.run(["ps", "--ppid", str(process.pid)], capture_output=True, text=True)
+    assert str(os.getpid()) and "python" not in children.stdout

@@ -1,0 +1,99 @@
+"""Every field that OpenAI's clients can send is honoured, or refused by name."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from foretoken.server.api.errors import BadRequestError
+from foretoken.server.api.responses import Responses
+from foretoken.server.api.turns import turns
+from foretoken.server.api.wire import NEUTRAL, NOTED, Chat, Text, Wire, read
+
+CLIENTS: dict[type[Wire], Any] = {
+    Chat: chat_create_params.CompletionCreateParamsBase,
+    Text: completion_create_params.CompletionCreateParamsBase,
+    Responses: response_create_params.ResponseCreateParamsBase,
+}
+LEAST: dict[type[Wire], dict[str, Any]] = {
+    Chat: {"messages": [{"role": "user", "content": "a"}]},
+    Text: {"prompt": "a"},
+    Responses: {"input": "a"},
+}
+DOCS = Path(__file__).parents[4] / "docs" / "serving.md"
+
+
+def fields(kind: type[Wire]) -> set[str]:
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_no_field_of_the_client_is_unknown(kind: type[Wire]) -> None:
+    theirs = set(typing.get_type_hints(CLIENTS[kind])) | {"stream"}
+    assert theirs - fields(kind) - set(NEUTRAL) - NOTED == set()
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_docs_name_every_field(kind: type[Wire]) -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    theirs = set(typing.get_type_hints(CLIENTS[kind])) | fields(kind)
+    assert [name for name in sorted(theirs) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_refused_fields_say_why_and_neutral_values_pass(name: str) -> None:
+    honoured, why = NEUTRAL[name]
+    kinds = [kind for kind in CLIENTS if name not in fields(kind)]
+    for kind in kinds:
+        for value in honoured:
+            read(kind, LEAST[kind] | {name: value})
+        with pytest.raises(BadRequestError) as caught:
+            read(kind, LEAST[kind] | {name: {"un": "likely"}})
+        assert caught.value.param == name and why in caught.value.message
+
+
+def test_unknown_fields_get_the_nearest_known() -> None:
+    with pytest.raises(BadRequestError, match="did you mean max_tokens"):
+        read(Text, {"prompt": "a", "max_token": 3})
+    with pytest.raises(BadRequestError, match="did you mean|known are"):
+        read(Text, {"prompt": "a", "zzz": 3})
+
+
+def test_types_are_not_guessed() -> None:
+    for value in ("0.5", True, [1], float("1e400")):
+        with pytest.raises(BadRequestError, match="temperature"):
+            read(Text, {"prompt": "a", "temperature": value})
+
+
+def test_what_is_left_out_follows_the_model() -> None:
+    facts = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    options = read(Text, {"prompt": "a"}).options(facts)
+    assert (options["temperature"], options["top_p"], options["top_k"]) == (0.6, 0.9, 20)
+    own = read(Text, {"prompt": "a", "temperature": 0, "top_k": -1}).options(facts)
+    assert (own["temperature"], own["top_k"]) == (0, 0)
+    assert read(Text, {"prompt": "a"}).options({})["temperature"] == 1.0
+
+
+def test_one_grammar_at_a_time() -> None:
+    asked = LEAST[Chat] | {
+        "response_format": {"type": "json_object"},
+        "structured_outputs": {"regex": "a"},
+    }
+    with pytest.raises(BadRequestError, match="give one"):
+        read(Chat, asked).options({})
+    with pytest.raises(BadRequestError, match="give one of json, regex"):
+        read(Text, {"prompt": "a", "structured_outputs": {"xml": "a"}}).options({})
+
+
+def test_turns_name_what_is_no_text() -> None:
+    said = [{"role": "user", "content": [{"type": "input_audio"}]}]
+    with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\] is 'input_audio'"):
+        turns(said, "messages")
+    with pytest.raises(BadRequestError, match="no message with a role"):
+        turns(["a"], "input")

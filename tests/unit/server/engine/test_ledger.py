@@ -1,0 +1,48 @@
+"""Rates follow from the steps, and are None before there are any."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken import Engine, Speculator
+from foretoken.costs import Costs
+from foretoken.drafters.lm import LMDrafter
+from foretoken.ends import Ends
+from foretoken.models.table import TableModel
+from foretoken.server.engine.ledger import Ledger
+from oracle import random_model
+
+V = 12
+COSTS = Costs(((0, 0.0), (4, 0.004)), ((1, 0.01), (5, 0.012)), ((1, 0.0), (5, 0.0)))
+
+
+def speculator() -> Speculator:
+    target, draft = (TableModel(random_model(seed, V), V) for seed in (1, 2))
+    return Speculator(target, LMDrafter(draft, V), None, Ends())
+
+
+def test_nothing_is_made_up() -> None:
+    told = Ledger().report(speculator())
+    unknown = ("alpha", "c", "v", "predicted_speedup", "measured_speedup", "tokens_per_call")
+    assert {told[name] for name in unknown} == {None} and told["acceptance_by_position"] == []
+
+
+def test_rates_are_those_of_the_steps() -> None:
+    spec, ledger = speculator(), Ledger()
+    done = []
+    with Engine(spec) as engine:
+        for seed, gamma in ((1, 3), (2, 3), (3, 0)):
+            engine.add([1], gamma=gamma, seed=seed, temperature=1.0, max_new_tokens=30)
+        while engine.running or engine.waiting:
+            for event in engine.step():
+                ledger.note(event)
+                done += [] if event.completion is None else [event.completion]
+    steps = [step for each in done for step in each.steps]
+    spec._costs["sampled", 1] = COSTS
+    told = ledger.report(spec)
+    assert told["tokens_per_call"] == sum(len(s.kept) for s in steps) / len(steps)
+    assert told["drafted"] == sum(s.drafted for s in steps)
+    firsts = [s.accepted > 0 for s in steps if s.drafted]
+    assert told["acceptance_by_position"][0] == sum(firsts) / len(firsts)
+    assert 0 < told["alpha"] < 1 and told["c"] == pytest.approx(0.1)
+    assert told["predicted_speedup"] >= 1 and told["measured_speedup"] > 0

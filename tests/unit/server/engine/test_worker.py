@@ -1,0 +1,144 @@
+"""The engine's end of the pipe, in this process: what it says to every message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import Engine, Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.ends import Ends
+from foretoken.models.table import TableModel
+from foretoken.server.engine.messages import (
+    Abort,
+    Add,
+    Answer,
+    Ask,
+    Failed,
+    Part,
+    Parts,
+    Ready,
+    Refusal,
+    Stop,
+)
+from foretoken.server.engine.worker import Setup, Worker, work
+from oracle import random_model
+from tiny import byte_level
+
+V = 320
+LAW = random_model(1, V)
+
+
+class Broken(TableModel):
+    """Raises where a text holds id 9: what no row is to blame for."""
+
+    def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+        if any(9 in block for block in blocks):
+            raise OSError("the disk is gone")
+        return super().score(blocks, need)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Connection]:
+    ours, theirs = Pipe()
+    draft = TableModel(random_model(2, V), V)
+    spec = Speculator(Broken(LAW, V, context=200), LMDrafter(draft, V), byte_level(), Ends())
+    engine = Engine(spec, 2, max_waiting=1)
+    thread = Thread(target=Worker(theirs, spec, engine).run, daemon=True)
+    thread.start()
+    assert isinstance(hear(ours), Ready)
+    yield ours
+    ours.send(Stop())
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def hear(pipe: Connection) -> Any:
+    assert pipe.poll(30), "nothing is said"
+    return pipe.recv()
+
+
+def parts(pipe: Connection, id: int) -> list[Part]:
+    """Of one text, to its end."""
+    heard: list[Part] = []
+    while not (heard and heard[-1].done):
+        message = hear(pipe)
+        assert isinstance(message, Parts), message
+        heard += [part for part in message.parts if part.id == id]
+    return heard
+
+
+WISHES = {"gamma": 2, "seed": 5, "temperature": 1.0, "max_new_tokens": 12}
+
+
+def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
+    draft = LMDrafter(TableModel(random_model(2, V), V), V)
+    spec = Speculator(TableModel(LAW, V, context=200), draft, byte_level(), Ends())
+    (expected,) = spec.generate("It", **WISHES)
+    pipe.send(Add(3, "It", WISHES))
+    assert hear(pipe) == Answer(3, len(spec.ids("It")))
+    told = parts(pipe, 3)
+    assert "".join(part.text for part in told) == expected.text
+    assert [token for part in told for token in part.tokens] == expected.tokens
+    assert told[-1].done is not None and told[-1].done.reason == expected.finish_reason
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "kind", "said"),
+    [
+        ("It", {"temperature": -1}, "input", "temperature"),
+        ("It", {"tempature": 1}, "input", "did you mean temperature?"),
+        ([400], {}, "input", "400"),
+        ([1] * 300, {}, "length", "the prompt has 300 tokens, the context is 200"),
+        ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
+        ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
+    ],
+)
+def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str, said: str) -> None:
+    pipe.send(Add(0, prompt, options))
+    refusal = hear(pipe)
+    assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
+
+
+def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:
+    for id, most, written in ((0, None, 195), (1, 7, 7)):
+        more = {} if most is None else {"most_tokens": most}
+        pipe.send(Add(id, [1] * 5, {"gamma": 2, "ignore_eos": True} | more))
+        assert hear(pipe) == Answer(id, 5)
+        assert sum(len(part.tokens) for part in parts(pipe, id)) == written
+
+
+def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
+    endless = {"gamma": 0, "ignore_eos": True}
+    for id in range(4):
+        pipe.send(Add(id, [1], endless))
+    said = [message for message in (hear(pipe) for _ in range(200)) if isinstance(message, Refusal)]
+    assert [(each.id, each.kind) for each in said] == [(3, "busy")]
+    for id in range(3):
+        pipe.send(Abort(id))
+    pipe.send(Ask(9, "speculation", {}))
+    while not isinstance(answer := hear(pipe), Answer):
+        pass
+    assert (answer.value["running"], answer.value["waiting"]) == (0, 0)
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
+    pipe.send(Add(0, [1, 9, 1], {"gamma": 0}))
+    assert hear(pipe) == Answer(0, 3)
+    assert hear(pipe) == Refusal(0, "failed", "the disk is gone")
+    pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
+    assert hear(pipe) == Answer(1, 1)
+    assert parts(pipe, 1)[-1].done is not None
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
+    ours, theirs = Pipe()
+    work(theirs, Setup(str(tmp_path / "nowhere"), None))
+    failed = hear(ours)
+    assert isinstance(failed, Failed) and "nowhere" in failed.message

@@ -1,0 +1,367 @@
+"""The server as its clients meet it: the official openai package, and plain HTTP for what that
+never sends. The texts are those that `generate` gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+import foretoken
+from foretoken.server.app import Settings
+from foretoken.server.engine.link import Link
+from foretoken.server.limits import Keys, Limits
+from served import LOADING, pair, serving, until
+
+WISHES: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return pair(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def spec(folders: tuple[str, str]) -> foretoken.Speculator:
+    return foretoken.load(*folders, **LOADING)
+
+
+@pytest.fixture(scope="module")
+def server(folders: tuple[str, str]) -> Iterator[tuple[str, Link]]:
+    with serving(*folders, max_waiting=64) as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: tuple[str, Link]) -> str:
+    return server[0]
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def offline(spec: foretoken.Speculator, prompt: Any, row: int = 0, **options: Any) -> Any:
+    wishes = {"temperature": 1.0, "max_new_tokens": 24, "gamma": 2} | options
+    return spec.generate([prompt], seed=[(7, row)], **wishes)[0]
+
+
+def post(url: str, path: str, body: Any) -> httpx2.Response:
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    return httpx2.post(f"{url}{path}", content=content, timeout=60)
+
+
+def events(response: Any) -> list[Any]:
+    """The data of server-sent events, the last of which says that they are done."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+GAMMA = {"speculation": {"gamma": 2}}
+
+
+def test_completions_are_what_generate_gives(client: openai.OpenAI, spec: Any) -> None:
+    done = client.completions.create(prompt="It was", **WISHES, extra_body=GAMMA)
+    expected = offline(spec, "It was")
+    assert done.choices[0].text == expected.text
+    assert done.choices[0].finish_reason == expected.finish_reason
+    assert done.usage is not None and done.usage.completion_tokens == len(expected.tokens)
+    assert done.usage.prompt_tokens == len(spec.ids("It was"))
+
+
+def test_chat_goes_through_the_models_template(client: openai.OpenAI, spec: Any) -> None:
+    done = client.chat.completions.create(messages=HELLO, **WISHES, extra_body=GAMMA)
+    assert done.choices[0].message.content == offline(spec, HELLO).text
+
+
+def test_parts_of_text_are_one_text(client: openai.OpenAI, spec: Any) -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "user", "content": parts}]
+    done = client.chat.completions.create(messages=messages, **WISHES, extra_body=GAMMA)
+    assert done.choices[0].message.content == offline(spec, HELLO).text
+
+
+def test_a_stream_concatenates_to_the_answer(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        messages=HELLO, **WISHES, logprobs=True, top_logprobs=2, extra_body=GAMMA
+    )
+    stream = client.chat.completions.create(
+        messages=HELLO,
+        **WISHES,
+        logprobs=True,
+        top_logprobs=2,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=GAMMA,
+    )
+    *chunks, last = list(stream)
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert choices[0].delta.role == "assistant"
+    text = "".join(choice.delta.content or "" for choice in choices)
+    assert text == whole.choices[0].message.content
+    told = [each for c in choices if c.logprobs for each in c.logprobs.content or ()]
+    assert whole.choices[0].logprobs is not None
+    assert told == whole.choices[0].logprobs.content
+    assert choices[-1].finish_reason == whole.choices[0].finish_reason
+    assert last.usage == whole.usage and not last.choices
+
+
+def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) -> None:
+    done = client.completions.create(prompt=["It was", "She"], n=2, **WISHES, extra_body=GAMMA)
+    prompts = ["It was", "It was", "She", "She"]
+    expected = [offline(spec, prompt, i).text for i, prompt in enumerate(prompts)]
+    assert [choice.text for choice in done.choices] == expected
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert len(set(expected)) == 4
+    read = len(spec.ids("It was")) + len(spec.ids("She"))
+    assert done.usage is not None and done.usage.prompt_tokens == read
+
+
+def test_best_of_has_the_greatest_mean_logprob(client: openai.OpenAI, spec: Any) -> None:
+    done = client.completions.create(prompt="It was", best_of=4, **WISHES, extra_body=GAMMA)
+    texts = [offline(spec, "It was", i, logprobs=0) for i in range(4)]
+    means = [sum(each.logprob for each in text.logprobs) / len(text.tokens) for text in texts]
+    assert done.choices[0].text == texts[means.index(max(means))].text
+
+
+def test_ids_go_in_and_texts_end_at_stop_strings(client: openai.OpenAI, spec: Any) -> None:
+    ids = spec.ids("It was")
+    free = offline(spec, ids).text
+    stop = free[5:7]
+    done = client.completions.create(prompt=ids, stop=[stop], **WISHES, extra_body=GAMMA)
+    assert done.choices[0].text == free[: free.index(stop)]
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
+    done = client.completions.create(prompt="It was", logprobs=2, **WISHES, extra_body=GAMMA)
+    told, expected = done.choices[0].logprobs, offline(spec, "It was", logprobs=2)
+    assert told is not None and told.token_logprobs == pytest.approx(
+        [each.logprob for each in expected.logprobs], abs=1e-12
+    )
+    assert "".join(told.tokens or ()).encode() == b"".join(t.encode() for t in told.tokens or ())
+    assert told.text_offset is not None and told.text_offset[0] == 0
+    assert told.top_logprobs is not None and all(len(top) <= 2 for top in told.top_logprobs)
+
+
+def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"good": {"type": "boolean"}},
+        "required": ["good"],
+        "additionalProperties": False,
+    }
+    wishes = WISHES | {"max_tokens": 60}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    done = client.chat.completions.create(messages=HELLO, **wishes, response_format=asked)
+    assert isinstance(json.loads(done.choices[0].message.content or "")["good"], bool)
+
+
+def test_responses(client: openai.OpenAI, spec: Any) -> None:
+    wishes = {"model": "tiny", "temperature": 1.0, "max_output_tokens": 24}
+    more = {"extra_body": GAMMA | {"seed": 7}}
+    done = client.responses.create(input="Hello", **wishes, **more)
+    expected = offline(spec, HELLO)
+    assert done.output_text == expected.text
+    assert done.status == ("incomplete" if expected.finish_reason == "length" else "completed")
+    assert done.usage is not None and done.usage.output_tokens == len(expected.tokens)
+    with client.responses.stream(input="Hello", **wishes, **more) as stream:
+        told = [event for event in stream if event.type == "response.output_text.delta"]
+        assert stream.get_final_response().output_text == expected.text
+    assert "".join(event.delta for event in told) == expected.text
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "foretoken"
+    with pytest.raises(openai.NotFoundError, match="'other' is not served here; 'tiny' is"):
+        client.models.retrieve("other")
+
+
+def test_tokens_and_back(url: str, spec: Any) -> None:
+    told = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
+    assert told["tokens"] == spec.ids("It was") and told["count"] == len(told["tokens"])
+    assert "".join(told["token_strs"]).endswith("was")
+    assert post(url, "/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "It was"}
+    chat = post(url, "/tokenize", {"messages": HELLO}).json()
+    assert chat["tokens"] == spec.prompts([HELLO])[0]
+
+
+def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
+    asked = WISHES | {
+        "prompt": "It was",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "speculation": {"gamma": 3, "steps": True},
+    }
+    *chunks, last = events(post(url, "/v1/completions", asked))
+    steps = [step for chunk in chunks for step in chunk["speculation"]["steps"]]
+    expected = offline(spec, "It was", gamma=3)
+    kept = [[token["id"] for token in step["tokens"]] for step in steps]
+    assert kept == [list(step.kept) for step in expected.steps]
+    for step, record in zip(steps, expected.steps, strict=True):
+        rejected = record.guesses[record.accepted :]
+        assert [token["id"] for token in step["rejected"]] == list(rejected)
+        sources = [token["source"] for token in step["tokens"]]
+        whole = len(record.kept) == record.accepted + 1
+        assert sources[: record.accepted] == ["accepted"] * min(record.accepted, len(sources))
+        if whole:
+            mine = "plain" if not record.guesses else "corrected" if rejected else "bonus"
+            assert sources[-1] == mine
+    assert last["speculation"]["target_calls"] == len(expected.steps)
+    assert last["speculation"]["accepted"] == expected.stats.accepted
+
+
+def test_what_speculation_does_now(url: str) -> None:
+    post(url, "/v1/completions", WISHES | {"prompt": "It was"} | GAMMA)
+    told = httpx2.get(f"{url}/v1/speculation").json()
+    assert told["target"] and told["draft"] and told["active"] is True and told["chat"] is True
+    assert 0 <= told["alpha"] <= 1 and told["tokens_per_call"] >= 1
+    assert told["acceptance_by_position"] and told["running"] == told["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status", "said"),
+    [
+        ("chat/completions", {"messages": HELLO, "model": "x"}, 404, "'x' is not served here"),
+        ("chat/completions", {"messages": HELLO, "tempature": 1}, 400, "did you mean temperature?"),
+        ("chat/completions", {"messages": []}, 400, "messages"),
+        ("chat/completions", {"messages": HELLO, "temperature": "1"}, 400, "temperature"),
+        ("chat/completions", {"messages": HELLO, "n": 0}, 400, "n:"),
+        ("chat/completions", {"messages": HELLO, "n": 99}, 400, "at most 16"),
+        ("chat/completions", {"messages": HELLO, "store": True}, 400, "nothing is stored"),
+        ("chat/completions", {"messages": HELLO, "top_logprobs": 2}, 400, "needs logprobs"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         400, "reads text only"),
+        ("completions", {"prompt": [5, 400]}, 400, "400"),
+        ("completions", {"prompt": [5] * 1100, "max_tokens": 5}, 400, "the prompt has 1100 tokens"),
+        ("completions", {"prompt": "a", "suffix": "b"}, 400, "not filled in"),
+        ("completions", {"prompt": "a", "best_of": 1, "n": 2}, 400, "best_of"),
+        ("completions", {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "regex"),
+        ("responses", {"input": "a", "previous_response_id": "x"}, 400, "nothing is stored"),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_named(
+    url: str, path: str, more: dict[str, Any], status: int, said: str
+) -> None:
+    answer = post(url, f"/v1/{path}", more)
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert said in error["message"] and error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "null", '{"prompt": NaN}', "[" * 100_000, b"\xff"])
+def test_what_is_no_json_object(url: str, body: str | bytes) -> None:
+    answer = post(url, "/v1/completions", body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_errors_reach_the_official_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=[5] * 1100, **WISHES)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(prompt="a", **WISHES | {"model": "gpt"})
+    assert missing.value.code == "model_not_found"
+
+
+def test_paths_and_methods_that_are_not_there(url: str) -> None:
+    assert httpx2.get(f"{url}/v1/embeddings").json()["error"]["message"] == "there is no /v1/embeddings"
+    assert httpx2.get(f"{url}/v1/completions").status_code == 405
+
+
+def test_a_client_that_goes_away_frees_its_row(server: tuple[str, Link]) -> None:
+    url, link = server
+    long = WISHES | {"prompt": "It was", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    for stream in (True, False):
+        with httpx2.Client(timeout=60) as client:
+            with pytest.raises((httpx2.ReadTimeout, StopIteration)):
+                body = json.dumps(long | {"stream": stream})
+                with client.stream("POST", f"{url}/v1/completions", content=body, timeout=0.5) as s:
+                    for n, _ in enumerate(s.iter_lines()):
+                        if n > 4:
+                            raise StopIteration
+        until(lambda: not link.running and not link._inboxes)
+    assert httpx2.get(f"{url}/v1/speculation").json()["running"] == 0
+
+
+def test_a_full_queue(folders: tuple[str, str]) -> None:
+    long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
+    with serving(*folders, max_rows=1, max_waiting=1) as (url, _), ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: post(url, "/v1/completions", long), range(6)))
+    codes = {answer.status_code for answer in answers}
+    assert codes == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
+    long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
+    with serving(*folders) as (url, link), ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(post, url, "/v1/completions", long)
+        streamed = pool.submit(post, url, "/v1/completions", long | {"stream": True})
+        until(lambda: link.running == 2)
+        os.kill(link.facts["pid"], signal.SIGKILL)
+        answer = whole.result()
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "engine_stopped"
+        *_, last = streamed.result().text.strip().split("\n\n")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_stopped"
+        until(lambda: link.state == "restarting")
+        now = post(url, "/v1/completions", long)
+        assert now.status_code == 503 and now.headers["retry-after"]
+        until(lambda: link.state == "ready")
+        again = post(url, "/v1/completions", long | {"max_tokens": 3})
+        assert again.status_code == 200 and link.restarts == 1
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nowhere"):
+        with serving(str(tmp_path / "nowhere"), None):
+            pass
+
+
+def test_keys_and_bounds(folders: tuple[str, str]) -> None:
+    settings = Settings("tiny", Limits(2000, 8, 2), Keys(("secret", "other")), patience=1.0)
+    with serving(*folders, settings) as (url, _):
+        assert httpx2.get(f"{url}/health").status_code == 200
+        assert httpx2.get(f"{url}/v1/models").status_code == 401
+        asked = {"prompt": "a", "max_tokens": 4}
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                client.completions.create(model="tiny", **asked)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret") as client:
+            client.completions.create(model="tiny", **asked)
+            with pytest.raises(openai.BadRequestError, match="at most 8"):
+                client.completions.create(model="tiny", prompt="a", max_tokens=9)
+            with pytest.raises(openai.BadRequestError, match="at most 2"):
+                client.completions.create(model="tiny", n=3, **asked)
+            with pytest.raises(openai.APIStatusError) as caught:
+                client.completions.create(model="tiny", prompt="a" * 2000)
+        assert caught.value.status_code == 413
+        headers = {"Authorization": "Bearer other", "X-Request-Id": "mine"}
+        answer = httpx2.get(f"{url}/v1/models", headers=headers)
+        assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine"
+
+
+def test_numbers_for_prometheus(url: str) -> None:
+    post(url, "/v1/completions", WISHES | {"prompt": "It was"} | GAMMA)
+    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    for name in ("prompt_tokens", "generation_tokens", "drafted_tokens"):
+        assert float(values[f'foretoken_{name}_total{{model_name="tiny"}}']) > 0
+    assert float(values['foretoken_num_requests_running{model_name="tiny"}']) == 0

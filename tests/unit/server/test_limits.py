@@ -1,0 +1,58 @@
+"""Keys and bounds, before anything else looks at a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from foretoken.server.api.errors import BadRequestError
+from foretoken.server.limits import Gate, Keys, Limits
+
+
+def scope(path: str = "/v1/models", **headers: str) -> dict[str, Any]:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "path": path, "method": "POST", "headers": pairs, "state": {}}
+
+
+def test_a_key_has_a_salt_of_its_own() -> None:
+    keys = Keys(("one", "two"))
+    salts = {keys.salt(scope(authorization=f"Bearer {key}")) for key in ("one", "two")}
+    assert len(salts) == 2 and None not in salts
+    assert "one" not in "".join(str(salt) for salt in salts)
+    for wrong in ("", "one", "Bearer on", "Bearer one ", "bearer one"):
+        assert keys.salt(scope(authorization=wrong)) in (None, *salts)
+        assert (keys.salt(scope(authorization=wrong)) is None) == (wrong != "one")
+    assert keys.salt(scope()) is None and Keys().salt(scope()) == ""
+
+
+def test_limits() -> None:
+    limits = Limits(tokens=8, texts=2)
+    assert limits.require(2, 8) == 8 and limits.require(1, None) is None
+    with pytest.raises(BadRequestError, match="3 texts"):
+        limits.require(3, 8)
+    with pytest.raises(BadRequestError, match="max_tokens is 9"):
+        limits.require(1, 9)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_large(declared: bool) -> None:
+    """Also where its length is not said: it is counted as it comes."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"a" * 60, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = {"content_length": "101"} if declared else {}
+    gate = Gate(app, Limits(body=100), Keys())
+    asyncio.run(gate(scope(**headers), receive, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 413 and b"larger than 100 bytes" in sent[1]["body"]
+    assert any(name == b"x-request-id" for name, _ in sent[0]["headers"])
