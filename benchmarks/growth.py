@@ -6,6 +6,7 @@ proportion; the target's pass grows with parameters in proportion (bytes over ba
 the context by its keys and values.
 
     python benchmarks/growth.py --folder DIR     # makes the models in DIR, some GB, once
+    python benchmarks/growth.py --folder DIR --sweeps rows vocabulary
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from foretoken import Speculator, load
 from machine import save
 
 GAMMA, STEPS, PARTS = 4, 9, ("draft", "score", "verify", "rest")
+SWEEPS = ["context", "rows", "vocabulary", "parameters"]
 PAIRS = Path(__file__).parent / "pairs.py"
 
 
@@ -31,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--largest", default="1B", help="the largest model")
+    parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=SWEEPS)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
 
@@ -41,14 +44,19 @@ def main() -> None:
             print(rows[-1], file=sys.stderr, flush=True)
 
     small = pair(given.folder, "30M", 32000)
-    for context in (64, 256, 1024, 2048, 4096):
-        note("context", context, small, context=context - STEPS * (GAMMA + 1) - 1)
-    for count in (1, 2, 4, 8, 16, 32):
-        note("rows", count, small, context=64, count=count)
-    for vocabulary in (4096, 32000, 128000, 256000):
-        note("vocabulary", vocabulary, pair(given.folder, "400M", vocabulary), context=64)
-    for size in ("10M", "100M", "400M", given.largest):
-        note("parameters", size, pair(given.folder, size, 32000), context=64)
+    if "context" in given.sweeps:
+        for context in (64, 256, 1024, 2048, 4096):
+            note("context", context, small, context=context - STEPS * (GAMMA + 1) - 1)
+    if "rows" in given.sweeps:
+        for count in (1, 2, 4, 8, 16, 32):
+            note("rows", count, small, context=64, count=count)
+    if "vocabulary" in given.sweeps:
+        for vocabulary in (4096, 32000, 128000, 256000):
+            large = pair(given.folder, "400M", vocabulary)
+            note("vocabulary", vocabulary, large, context=64)
+    if "parameters" in given.sweeps:
+        for size in ("10M", "100M", "400M", given.largest):
+            note("parameters", size, pair(given.folder, size, 32000), context=64)
     print(save("growth", {"gamma": GAMMA, "steps": STEPS, "rows": rows}), file=sys.stderr)
     show(rows)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -27,7 +26,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import versions
 
-FILE, FORMAT = "costs.json", 3
+FILE, FORMAT = "costs.json", 4
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
 PLAIN = SamplingParams()
@@ -71,34 +70,45 @@ class Costs:
         plain = at(self.score, 1) + at(self.verify, 1)
         return float((at(self.score, n) + at(self.verify, n)) / plain)
 
-    def among(self, steps: list[StepRecord], rows: int) -> Costs:
-        """These costs, extended by steps of `rows` equal rows."""
-        shared = of(steps, rows)
-        longest, seconds = shared.draft[-1]
+    def among(self, steps: list[StepRecord], guesses: list[int], rows: int) -> Costs:
+        """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
+        of them, with so many `guesses` of all in each."""
+        positions = [rows + count for count in guesses]
+        score = dict(self.score) | dict(_passes(steps, positions))
+        verify = dict(self.verify) | dict(_medians("verify_seconds", steps, positions))
+        longest, seconds = _medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
         alone = at(self.draft, longest)
         ratio = max(1.0, seconds / alone) if longest and alone > 0 else 1.0
-        score = tuple(sorted((dict(self.score) | dict(shared.score)).items()))
-        verify = tuple(sorted((dict(self.verify) | dict(shared.verify)).items()))
-        return replace(self, score=score, verify=verify, rows=((1, 1.0), (rows, ratio)))
-
-
-def of(steps: list[StepRecord], rows: int = 1) -> Costs:
-    """Costs from one row's steps, at least one, in a batch of `rows` rows like it."""
-    groups: dict[int, list[StepRecord]] = {}
-    for step in steps:
-        groups.setdefault(step.drafted, []).append(step)
-
-    def table(name: str, size: Callable[[int], int]) -> Table:
-        return tuple(
-            (size(n), median_low(getattr(step, name) for step in groups[n])) for n in sorted(groups)
+        return replace(
+            self,
+            score=tuple(sorted(score.items())),
+            verify=tuple(sorted(verify.items())),
+            rows=((1, 1.0), (rows, float(ratio))),
         )
 
-    score = table("score_seconds", lambda n: rows * (n + 1))
+
+def of(steps: list[StepRecord]) -> Costs:
+    """Costs from steps of one row, at least one."""
+    guesses = [step.drafted for step in steps]
+    positions = [1 + count for count in guesses]
     return Costs(
-        draft=table("draft_seconds", lambda n: n),
-        score=tuple((n, max(seconds, TICK)) for n, seconds in score),
-        verify=table("verify_seconds", lambda n: rows * (n + 1)),
+        draft=_medians("draft_seconds", steps, guesses),
+        score=_passes(steps, positions),
+        verify=_medians("verify_seconds", steps, positions),
     )
+
+
+def _passes(steps: list[StepRecord], positions: list[int]) -> Table:
+    table = _medians("score_seconds", steps, positions)
+    return tuple((n, max(seconds, TICK)) for n, seconds in table)
+
+
+def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:
+    """The medians of what steps of each size took."""
+    groups: dict[int, list[float]] = {}
+    for step, size in zip(steps, sizes, strict=True):
+        groups.setdefault(size, []).append(getattr(step, name))
+    return tuple((size, median_low(groups[size])) for size in sorted(groups))
 
 
 def at(table: Table, x: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Costs of steps, measured on the pair at hand: real steps through the engine at several gammas.
+"""Costs of steps, measured on the pair at hand: real steps through the engine, of several sizes.
 
 Their text is thrown away, so guesses may be made up where the drafter has none.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median_low
 from time import perf_counter
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
-from foretoken.costs import Costs, of
+from foretoken.costs import Costs, at, of
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
 from foretoken.gamma import NOTHING, Beside
@@ -21,11 +21,10 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import choose
 from foretoken.sampling.verify import block
 
-# Gammas, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so costs rise in
-# steps, which a few sizes would not show.
+# Guesses of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so costs
+# rise in steps, which a few sizes would not show.
 ALONE = (*range(9), 11, 12, 15)
-SHARED = (0, 3)  # gammas where many rows share a pass
-TWICE = 2  # steps of each gamma in a row: a pass of another size than the last is slower
+TWICE = 2  # steps of each size in a row: a pass of another size than the last is slower
 SETTLE = 2  # more at the beginning of a round: small passes may be padded to the last sizes
 WORTH = 10.0  # weight of the probe's alpha, in guesses of a new row
 SECONDS = 1.0  # no round after the second begins later than this
@@ -33,7 +32,10 @@ ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
 TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
 AGREE = 1.25  # largest ratio of two halves of the rounds: on a busy machine it is larger
-STRAY = 4  # one gamma in so many may exceed it: steps that grow the cache are slow
+STRAY = 4  # one size in so many may exceed it: steps that grow the cache are slow
+
+
+T = TypeVar("T")
 
 
 class Probed(NamedTuple):
@@ -47,49 +49,60 @@ def probe(batch: Batch, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which ends of sequence do not stop. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
     drafter = _NeverSilent(batch.drafter)
-    records = _records(batch, drafter, [request], params, ALONE)
-    steps = _steady_ones(records, ALONE)
-    overlaps = [overlap for record in records for overlap in record.overlaps]
+    (row,) = _run(batch, drafter, [request], params, ALONE)
+    steps = _settled(row.records, ALONE)
+    overlaps = [overlap for record in row.records for overlap in record.overlaps]
     costs = of(steps)
     if len(overlaps) >= WORTH and not drafter.made_up:
         costs = replace(costs, prior=(WORTH, fmean(overlaps)))
-    return Probed(costs, _steady(steps, ALONE))
+    return Probed(costs, _steady(steps, [step.drafted for step in steps], ALONE))
 
 
 def probe_shared(
     costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, extended by steps of so many rows, all like `request`."""
-    records = _records(batch, _NeverSilent(batch.drafter), [request] * rows, params, SHARED)
-    steps = _steady_ones(records, SHARED)
-    return Probed(costs.among(steps, rows), _steady(steps, SHARED))
+    sizes = shared(rows)
+    ran = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
+    steps = _settled(ran[0].records, sizes)
+    together = zip(*(row.records for row in ran), strict=False)  # to where the first one ends
+    drafted = [sum(step.drafted for step in each) for each in together]
+    guesses = _settled(drafted, sizes)
+    return Probed(costs.among(steps, guesses, rows), _steady(steps, guesses, sizes))
 
 
-def _steady(steps: list[StepRecord], gammas: tuple[int, ...]) -> bool:
-    """Whether odd and even rounds agree, but for a few gammas."""
-    halves: list[list[StepRecord]] = [[], []]
-    for i, step in enumerate(steps):
-        halves[i // len(gammas) % 2].append(step)
+def shared(rows: int) -> tuple[int, ...]:
+    """Guesses of so many rows together."""
+    return tuple(sorted({0, rows // 2, rows, 3 * rows}))
+
+
+def _steady(steps: list[StepRecord], guesses: list[int], sizes: tuple[int, ...]) -> bool:
+    """Whether odd and even rounds agree, but for a few sizes."""
+    halves: list[dict[int, list[float]]] = [{}, {}]
+    for i, (step, count) in enumerate(zip(steps, guesses, strict=True)):
+        seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
+        halves[i // len(sizes) % 2].setdefault(count, []).append(seconds)
     if not all(halves):
         return False
-    even, odd = (of(half) for half in halves)
-    ratios = [even.seconds(g) / odd.seconds(g) for g in gammas]
+    even, odd = (tuple((n, median_low(half[n])) for n in sorted(half)) for half in halves)
+    ratios = [float(at(even, size)) / float(at(odd, size)) for size in sizes]
     apart = sorted(max(ratio, 1 / ratio) for ratio in ratios)
-    return apart[-1 - len(gammas) // STRAY] <= AGREE
+    return apart[-1 - len(sizes) // STRAY] <= AGREE
 
 
-def _records(
+def _run(
     batch: Batch,
     drafter: _NeverSilent,
     requests: list[Request],
     params: SamplingParams,
-    gammas: tuple[int, ...],
-) -> list[StepRecord]:
-    """The first row's records of rounds over the gammas, at least two."""
+    sizes: tuple[int, ...],
+) -> list[Row]:
+    """Rows that have been through rounds over the sizes, at least two; the first one has guessed
+    most."""
     rows = [Row.of(replace(request, params=params)) for request in requests]
     batch = Batch(batch.target, cast(Drafter, drafter))
-    run = batch.run(rows, choose(block), _Rounds(gammas))
-    length = len(_round(gammas))
+    run = batch.run(rows, choose(block), _Rounds(sizes))
+    length = len(_round(sizes))
     began = perf_counter()
     with closing(run):
         for _ in run:
@@ -97,26 +110,26 @@ def _records(
             late = perf_counter() - began > SECONDS
             if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
                 break
-    return rows[0].records
+    return rows
 
 
-def _round(gammas: tuple[int, ...]) -> list[int]:
-    """The gammas of a round's steps."""
-    return [gammas[0]] * SETTLE + [gamma for gamma in gammas for _ in range(TWICE)]
+def _round(sizes: tuple[int, ...]) -> list[int]:
+    """The guesses of a round's steps."""
+    return [sizes[0]] * SETTLE + [size for size in sizes for _ in range(TWICE)]
 
 
-def _steady_ones(records: list[StepRecord], gammas: tuple[int, ...]) -> list[StepRecord]:
-    """The last step of each gamma in each round; all records where no round got so far."""
-    length = len(_round(gammas))
+def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:
+    """Of the steps the last of each size in each round; all where no round got so far."""
+    length = len(_round(sizes))
     last = range(SETTLE + TWICE - 1, length, TWICE)
-    return [r for i, r in enumerate(records) if i % length in last] or records
+    return [x for i, x in enumerate(each) if i % length in last] or each
 
 
 class _Rounds:
     """A policy that repeats the round for ever."""
 
-    def __init__(self, gammas: tuple[int, ...]) -> None:
-        self.round = _round(gammas)
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.round = _round(sizes)
 
     @property
     def most(self) -> int:
@@ -124,7 +137,8 @@ class _Rounds:
 
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         step = len(rows[0].records)
-        return [self.round[step % len(self.round)]] * len(rows)
+        all_, more = divmod(self.round[step % len(self.round)], len(rows))
+        return [all_ + (b < more) for b in range(len(rows))]
 
 
 class _NeverSilent:

@@ -67,7 +67,7 @@ def test_without_guesses_c_is_0():
 
 def test_rows_that_share_a_pass():
     steps = [record(0, score=4.0), record(3, 1.2, 9.0)]
-    measured = KNOWN.among(steps, rows=8)
+    measured = KNOWN.among(steps, [0, 24], rows=8)
     assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (32, 9.0))
     assert measured.rows == ((1, 1.0), (8, pytest.approx(2.0)))
     assert measured.seconds(3, 8) == pytest.approx(1.2 + 9)
@@ -76,9 +76,16 @@ def test_rows_that_share_a_pass():
     assert KNOWN.seconds(3) < alone < measured.seconds(3, 8)
 
 
+def test_rows_that_guess_otherwise_count_by_their_guesses_together():
+    """One row of eight makes two guesses, the others one, so nine are in the pass."""
+    steps = [record(0, score=4.0), record(2, 1.2, 6.0), record(3, 1.2, 9.0)]
+    measured = KNOWN.among(steps, [0, 9, 24], rows=8)
+    assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (17, 6.0), (32, 9.0))
+
+
 def test_what_was_kept_is_recalled():
     keep("a", KNOWN)
-    keep("b", KNOWN.among([record(0), record(3, 1.0, 2.0)], 2))
+    keep("b", KNOWN.among([record(0), record(3, 1.0, 2.0)], [0, 6], 2))
     assert recall("a") == KNOWN and recall("b") != KNOWN and recall("c") is None
 
 

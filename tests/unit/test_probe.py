@@ -12,7 +12,7 @@ from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
-from foretoken.probe import ALONE, SHARED, TOKENS, _steady, probe, probe_shared
+from foretoken.probe import ALONE, TOKENS, _steady, probe, probe_shared, shared
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Sampled
@@ -48,11 +48,18 @@ def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     assert e.target._texts == []
 
 
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(1, (0, 1, 3)), (2, (0, 1, 2, 6)), (16, (0, 8, 16, 48))]
+)
+def test_guesses_of_rows_together(rows, sizes):
+    assert shared(rows) == sizes
+
+
 def test_rows_that_share_a_pass():
     e = engine()
     alone, _ = probe(e, request(), SAMPLED)
     measured, _ = probe_shared(alone, e, request(), SAMPLED, rows=4)
-    sizes = {4 * (g + 1) for g in SHARED} | {g + 1 for g in ALONE}
+    sizes = {4, 6, 8, 16} | {g + 1 for g in ALONE}
     assert [n for n, _ in measured.score] == sorted(sizes)
     assert measured.rows[-1][0] == 4 and measured.rows[-1][1] >= 1
     assert e.target._texts == []
@@ -75,6 +82,9 @@ def test_an_open_stream_is_left_alone():
     assert isinstance(probe(e, request(), SAMPLED).costs, Costs)
 
 
+SHARED = (0, 3)
+
+
 def rounds(*slowness: float) -> list[StepRecord]:
     """Rounds of two gammas, each round so many times slower than it should be."""
     return [
@@ -84,12 +94,17 @@ def rounds(*slowness: float) -> list[StepRecord]:
     ]
 
 
+def steady(*slowness: float) -> bool:
+    steps = rounds(*slowness)
+    return _steady(steps, [step.drafted for step in steps], SHARED)
+
+
 def test_what_two_halves_do_not_agree_on_is_not_steady():
-    assert _steady(rounds(1.0, 1.1), SHARED)
-    assert not _steady(rounds(1.0, 1.5), SHARED)
-    assert not _steady(rounds(1.5, 1.0), SHARED)
-    assert _steady(rounds(9.0, 1.0, 1.1, 1.1, 1.0, 7.0), SHARED)  # each half was mostly quiet
-    assert not _steady(rounds(1.0), SHARED)  # nothing to compare
+    assert steady(1.0, 1.1)
+    assert not steady(1.0, 1.5)
+    assert not steady(1.5, 1.0)
+    assert steady(9.0, 1.0, 1.1, 1.1, 1.0, 7.0)  # each half was mostly quiet
+    assert not steady(1.0)  # nothing to compare
 
 
 @pytest.mark.parametrize(("stray", "expected"), [(0, True), (3, True), (4, False)])
@@ -100,4 +115,4 @@ def test_a_few_gammas_may_disagree(stray: int, expected: bool) -> None:
         for odd in (False, True, False, True, False)
         for i, g in enumerate(ALONE)
     ]
-    assert _steady(steps, ALONE) == expected
+    assert _steady(steps, [step.drafted for step in steps], ALONE) == expected

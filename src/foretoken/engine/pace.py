@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from foretoken.request import Row
 
-LONGEST = 2.0  # times a step that reads nothing
+LONGEST = 1.75  # times a step that reads nothing
 LEAST, MOST = 16, 512  # tokens of a step
 FADE = 0.8  # of what was measured, with each step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 
 import uvicorn
 
@@ -26,7 +27,8 @@ def run(
         access_log=False,
         timeout_graceful_shutdown=int(settings.patience) + 5,
     )
-    uvicorn.Server(config).run()
+    with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
+        uvicorn.Server(config).run()
 
 
 def _log(kind: str, level: str) -> None:
