@@ -78,7 +78,7 @@ def said(*texts: str) -> Answer:
 
 
 @contextmanager
-def served(**answers: list[Answer]) -> Iterator[Foreign]:
+def replaying(**answers: list[Answer]) -> Iterator[Foreign]:
     """The server; `chat` and `completions` are the answers of these, `models`, `speculation`."""
     places = {"chat": "chat/completions"}
     told = {f"/v1/{places.get(name, name)}": list(known) for name, known in answers.items()}

@@ -12,7 +12,6 @@ from email.utils import parsedate_to_datetime
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli.messages import Template
 from foretoken.cli.reply import Part, Prompt, Reply, TextError, Token
 from foretoken.errors import InputError, one_line, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
@@ -52,7 +51,7 @@ class Remote:
     client: Client
     model: str
     facts: Mapping[str, Any]
-    template: Template = Template()
+    variables: Mapping[str, Any] | None = None  # of its chat template
     seed: int | None = None
     speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -109,9 +108,8 @@ class Remote:
         body |= _structured(wishes.get("structured"), chat=not isinstance(prompt, str))
         if isinstance(prompt, str):
             return body | {"prompt": prompt}
-        text, variables = self.template
-        body |= {} if text is None else {"chat_template": text}
-        body |= {} if variables is None else {"chat_template_kwargs": variables}
+        if self.variables is not None:
+            body["chat_template_kwargs"] = self.variables
         return body | {"messages": prompt}
 
 
@@ -120,7 +118,7 @@ def remote(
     url: str,
     key: str | None,
     model: str | None,
-    template: Template,
+    variables: Mapping[str, Any] | None,
     *,
     messages: bool,
     seed: int | None,
@@ -128,9 +126,9 @@ def remote(
 ) -> Iterator[Remote]:
     """A server as a source: asked what it is, so that mistakes are told before anything else.
 
-    `model`: None for the first that it lists. `messages`: whether prompts are conversations.
-    `speculation`: how requests are to be guessed for, as ours takes it. InputError for what the
-    server does not have, and where it cannot be reached.
+    `model`: None for the first that it lists. `variables`: of its chat template. `messages`:
+    whether prompts are conversations. `speculation`: how requests are to be guessed for, as ours
+    takes it. InputError for what the server does not have, and where it cannot be reached.
     """
     with _client(url, key) as client:
         model = _first_model(client) if model is None else model
@@ -140,12 +138,12 @@ def remote(
                 f"{_place(client)} is no server of foretoken's, so nothing can be said of its "
                 f"guesses; leave --{next(iter(speculation))} out"
             )
-        if messages and template.text is None and facts.get("chat") is False:
+        if messages and facts.get("chat") is False:
             raise InputError(
                 f"{model} has no chat template, which makes a prompt of messages; give "
-                "--chat-template FILE, or continue plain text: foretoken complete"
+                "--chat-template FILE to the server, or continue plain text: foretoken complete"
             )
-        yield Remote(client, model, facts, template, seed, speculation)
+        yield Remote(client, model, facts, variables, seed, speculation)
 
 
 def _client(url: str, key: str | None) -> Client:

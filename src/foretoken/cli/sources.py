@@ -105,10 +105,18 @@ def opened(
     server.require_used(asked, loading)
     chat, template = template is not None, template or Template()
     if server.url is not None:
+        if template.text is not None:
+            raise InputError("--chat-template is read by a server when it starts; give it that one")
         key = os.environ.get(KEY) if server.api_key is None else server.api_key
         how = asked.speculation
         with remote(
-            server.url, key, server.model, template, messages=chat, seed=asked.seed, speculation=how
+            server.url,
+            key,
+            server.model,
+            template.variables,
+            messages=chat,
+            seed=asked.seed,
+            speculation=how,
         ) as source:
             source.require(wishes)
             yield source

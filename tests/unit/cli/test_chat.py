@@ -11,7 +11,7 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake
-from foreign import refusal, said, served
+from foreign import refusal, replaying, said
 from terminal import CTRL_C, CTRL_D, terminal
 from tiny import byte_level, folder, llama
 
@@ -115,7 +115,7 @@ def test_one_that_fails(run, pair, template):
 def test_a_server_instead(run, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("FORETOKEN_API_KEY", "secret")
-    with served(chat=[said("It", " was."), said("Yes."), refusal(401, "no key")]) as server:
+    with replaying(chat=[said("It", " was."), said("Yes."), refusal(401, "no key")]) as server:
         result = run("chat", "--url", server.url, "--top-k", 4, stdin=b"Where?\nWhy?\n")
         assert result == Result(0, "It was.\nYes.\n", "")
         first, second = server.bodies("/v1/chat/completions")

@@ -10,7 +10,7 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake
-from foreign import served, streamed
+from foreign import replaying, streamed
 from tiny import byte_level, folder, llama
 
 
@@ -74,7 +74,7 @@ def test_the_context_s_end_is_said(run, pair):
 def test_a_server_instead(run, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     choice = {"index": 0, "text": " cold.", "finish_reason": "stop"}
-    with served(completions=[streamed({"choices": [choice]})]) as server:
+    with replaying(completions=[streamed({"choices": [choice]})]) as server:
         result = run("complete", "--url", server.url, "--seed", 3, stdin=b"It was\nIt is\n")
         assert result == Result(0, " cold.\n cold.\n", "")
         asked = server.bodies("/v1/completions")

@@ -49,7 +49,9 @@ def options(run: Run, *command: str) -> set[str]:
     return shown & (READING | PLACING | OF_PAIRS)
 
 
-@pytest.mark.parametrize("command", ["generate", "measure", "plan", "bench", "certify"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "complete", "measure", "plan", "bench", "certify"]
+)
 def test_commands_with_a_pair_take_all(run, command):
     assert options(run, command) == READING | PLACING | OF_PAIRS
 

@@ -1,5 +1,5 @@
 """A client of servers: of a foreign one, a test double that replays bytes (tests/foreign.py), and
-of ours, which runs in test_chat.py."""
+of ours in tests/e2e/test_clients.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from email.utils import format_datetime
 
 import pytest
 
-from foreign import Answer, body, chat, event, refusal, said, served, streamed
+from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
 from foretoken.cli import remote as module
-from foretoken.cli.messages import Template
 from foretoken.cli.remote import remote
 from foretoken.cli.reply import Reply, TextError, Token
 from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]
-PLAIN = Template()
 FACTS = {"target": "t", "draft": "d", "chat": True, "runtime": "r", "draft_runtime": "s"}
 STEP = {
     "tokens": [{"id": 1, "text": " a", "source": "accepted"}]
@@ -42,8 +40,8 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-def opened(url: str, key=None, model=None, template=PLAIN, *, messages=True, seed=None, **how):
-    return remote(url, key, model, template, messages=messages, seed=seed, speculation=how)
+def opened(url: str, key=None, model=None, variables=None, *, messages=True, seed=None, **how):
+    return remote(url, key, model, variables, messages=messages, seed=seed, speculation=how)
 
 
 def answered(source, prompt=TALK, number: int = 0, **wishes) -> tuple[str, list[Token], Reply]:
@@ -54,7 +52,7 @@ def answered(source, prompt=TALK, number: int = 0, **wishes) -> tuple[str, list[
 
 
 def test_a_foreign_server_s_answer():
-    with served(chat=[said("It", " was", " naïve \U0001f600\u2028.")]) as server:
+    with replaying(chat=[said("It", " was", " naïve \U0001f600\u2028.")]) as server:
         with opened(server.url + "/v1/") as source:
             text, tokens, reply = answered(source)
         assert text == "It was naïve \U0001f600\u2028." and tokens == [] and not source.colours
@@ -74,7 +72,7 @@ def test_a_foreign_server_s_answer():
 def test_ours_says_what_became_of_the_guesses():
     chunk = chat(" a b") | {"speculation": {"steps": [STEP]}}
     end = chat(None, "length") | {"speculation": {"steps": []}}
-    with served(chat=[streamed(chunk, end)], speculation=[body(FACTS)]) as server:
+    with replaying(chat=[streamed(chunk, end)], speculation=[body(FACTS)]) as server:
         with opened(server.url, gamma=3, lenience=0.5) as source:
             text, tokens, reply = answered(source)
     assert text == " a b" and tokens == [Token(" a", "accepted"), Token(" b", "corrected")]
@@ -88,7 +86,7 @@ def test_ours_says_what_became_of_the_guesses():
 def test_completions():
     texts = [{"choices": [{"index": 0, "text": t, "finish_reason": None}]} for t in ("a", " b")]
     texts[1]["choices"][0]["finish_reason"] = "length"
-    with served(completions=[streamed(*texts)]) as server:
+    with replaying(completions=[streamed(*texts)]) as server:
         with opened(server.url, model="m", messages=False, seed=2**63 - 1) as source:
             assert answered(source, "It was", 1)[0] == "a b"
     (asked,) = server.bodies("/v1/completions")
@@ -102,13 +100,12 @@ def test_wishes_have_the_names_of_the_api():
     wishes |= {"logit_bias": {"5": 1.5}, "ignore_eos": True, "min_new_tokens": 2}
     names = ("stop_strings", "include_stop_string", "min_new_tokens", "max_new_tokens")
     sent = ("stop", "include_stop_str_in_output", "min_tokens", "max_tokens")
-    template = Template("{{ messages }}", {"enable_thinking": False})
-    with served(chat=[said("a")]) as server, opened(server.url, template=template) as source:
+    variables = {"enable_thinking": False}
+    with replaying(chat=[said("a")]) as server, opened(server.url, variables=variables) as source:
         answered(source, **wishes)
     (asked,) = server.bodies("/v1/chat/completions")
     renamed = dict(zip(names, sent, strict=True))
     assert {renamed.get(n, n): v for n, v in wishes.items()}.items() <= asked.items()
-    assert asked["chat_template"] == "{{ messages }}"
     assert asked["chat_template_kwargs"] == {"enable_thinking": False}
 
 
@@ -136,14 +133,14 @@ def test_wishes_have_the_names_of_the_api():
 )
 def test_what_a_text_must_match(structured, prompt, sent):
     end = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
-    with served(chat=[said("a")], completions=[streamed(end)]) as server:
+    with replaying(chat=[said("a")], completions=[streamed(end)]) as server:
         with opened(server.url, messages=False) as source:
             answered(source, prompt, structured=structured)
     assert sent.items() <= server.requests[-1][1].items()
 
 
 def test_a_wish_without_a_name_is_refused():
-    with served() as server, opened(server.url) as source:
+    with replaying() as server, opened(server.url) as source:
         with pytest.raises(InputError, match="typical_p has no name in a server's API; leave it"):
             source.require({"typical_p": 0.5})
         with pytest.raises(InputError, match="top_p is 2"):
@@ -151,10 +148,10 @@ def test_a_wish_without_a_name_is_refused():
 
 
 def test_the_key_is_sent_and_asked_for():
-    with served(chat=[said("a")]) as server, opened(server.url, "secret") as source:
+    with replaying(chat=[said("a")]) as server, opened(server.url, "secret") as source:
         answered(source)
     assert {headers["authorization"] for _, _, headers in server.requests} == {"Bearer secret"}
-    with served(models=[refusal(401, "no key.")]) as server:
+    with replaying(models=[refusal(401, "no key.")]) as server:
         with pytest.raises(InputError, match="^no key; give --api-key, or FORETOKEN_API_KEY"):
             with opened(server.url):
                 pass
@@ -190,14 +187,14 @@ def test_the_key_is_sent_and_asked_for():
     ],
 )
 def test_failures_are_one_line(naps, answer, kind, says):
-    with served(chat=[answer]) as server, opened(server.url) as source:
+    with replaying(chat=[answer]) as server, opened(server.url) as source:
         with pytest.raises(kind, match=says) as error:
             answered(source)
     assert "\n" not in str(error.value) and naps == []
 
 
 def test_half_a_character_is_no_failure():
-    with served(chat=[streamed(event('{"choices": [{"delta": {"content": "a\\ud83d"}}]}'),
+    with replaying(chat=[streamed(event('{"choices": [{"delta": {"content": "a\\ud83d"}}]}'),
                                chat("b", "stop"))]) as server:  # fmt: skip
         with opened(server.url) as source:
             assert answered(source)[0] == "a?b"
@@ -207,12 +204,12 @@ def test_a_server_that_says_when_to_come_again(naps, capsys):
     at = datetime.now(UTC) + timedelta(seconds=40)
     later = [refusal(503, "the engine is loading", Retry_After="5")]
     later += [refusal(429, "full", Retry_After=format_datetime(at, usegmt=True)), said("a")]
-    with served(chat=later) as server, opened(server.url) as source:
+    with replaying(chat=later) as server, opened(server.url) as source:
         assert answered(source)[0] == "a"
     assert naps[0] == 5 and 30 < naps[1] <= 40
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "the engine is loading; again in 5 s" and len(lines) == 2
-    with served(chat=[refusal(503, "loading", Retry_After="50")]) as server:
+    with replaying(chat=[refusal(503, "loading", Retry_After="50")]) as server:
         with opened(server.url) as source, pytest.raises(TextError, match="^loading$"):
             answered(source)
     assert naps[2:] == [50, 50]  # and then 120 s would be over
@@ -220,19 +217,19 @@ def test_a_server_that_says_when_to_come_again(naps, capsys):
 
 def test_a_loading_server_is_waited_for_at_the_start(naps):
     answers = [refusal(503, "loading", Retry_After="1"), body({"data": [{"id": "m"}]})]
-    with served(models=answers, chat=[said("a")]) as server, opened(server.url) as source:
+    with replaying(models=answers, chat=[said("a")]) as server, opened(server.url) as source:
         assert source.model == "m" and naps == [1]
 
 
 def test_silence_ends(monkeypatch):
     monkeypatch.setattr(module, "SILENCE", 0.2)
-    with served(chat=[streamed(chat("a"), None)]) as server, opened(server.url) as source:
+    with replaying(chat=[streamed(chat("a"), None)]) as server, opened(server.url) as source:
         with pytest.raises(TextError, match=f"{server.url} said nothing for 0.2 s"):
             answered(source)
 
 
 def test_leaving_early_closes_the_connection():
-    with served(chat=[streamed(chat("a"), None, *[chat("b" * 10**5)] * 200)]) as server:
+    with replaying(chat=[streamed(chat("a"), None, *[chat("b" * 10**5)] * 200)]) as server:
         with opened(server.url) as source:
             reply = Reply()
             with closing(source.parts(TALK, {}, 0, reply)) as parts:
@@ -259,35 +256,37 @@ def test_urls_that_lead_nowhere(url, says):
 
 def test_models_that_are_not_listed():
     for answer in (body({"data": []}), body([]), body({"data": [{}]}), Answer([b"<html>"])):
-        with served(models=[answer]) as server:
+        with replaying(models=[answer]) as server:
             with pytest.raises(InputError, match="lists no model; give --model$"):
                 with opened(server.url):
                     pass
-    with served(models=[refusal(404, "no path")]) as server:
+    with replaying(models=[refusal(404, "no path")]) as server:
         with pytest.raises(InputError, match="lists no model; give --model: no path"):
             with opened(server.url):
                 pass
 
 
 def test_what_a_server_cannot_do_is_told_before_anything_is_asked():
-    with served() as server:
+    with replaying() as server:
         with pytest.raises(InputError, match="no server of foretoken's.* leave --gamma out"):
             with opened(server.url, gamma=2):
                 pass
     bare = body(FACTS | {"chat": False})
-    with served(speculation=[bare]) as server:
-        with pytest.raises(InputError, match="--chat-template FILE, .* foretoken complete"):
+    with replaying(speculation=[bare]) as server:
+        with pytest.raises(
+            InputError, match="--chat-template FILE to the server, .* foretoken complete"
+        ):
             with opened(server.url):
                 pass
-        with opened(server.url, messages=False), opened(server.url, template=Template("{")):
+        with opened(server.url, messages=False):
             pass
     for page in (Answer([b"<html>"]), refusal(403, "no"), body({"other": 1})):
-        with served(speculation=[page]) as server, opened(server.url) as source:
+        with replaying(speculation=[page]) as server, opened(server.url) as source:
             assert source.facts == {}
 
 
 def test_requests_are_json_in_utf8():
-    with served(chat=[said("a")]) as server, opened(server.url) as source:
+    with replaying(chat=[said("a")]) as server, opened(server.url) as source:
         answered(source, [{"role": "user", "content": "naïve \U0001f600"}])
     path, asked, headers = server.requests[-1]
     assert headers["content-type"] == "application/json" and json.dumps(asked)

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from console import Result
-from foreign import body, chat, said, served, streamed
+from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
 from foretoken.cli.conversation import Conversation
 from foretoken.cli.reply import Part, Reply, TextError, Token
@@ -262,7 +262,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys(direct):
     """Ctrl-C in the middle of an answer keeps what came; at a line it clears it; Ctrl-D leaves."""
     slow = streamed(chat("Once upon"), None, chat(" a time", "stop"))
-    with served(chat=[slow, said("Yes."), said("Bye.")]) as server:
+    with replaying(chat=[slow, said("Yes."), said("Bye.")]) as server:
         with terminal("chat", "--url", server.url) as screen:
             screen.until("Ctrl-D leaves")
             screen.until("> ")
@@ -287,11 +287,11 @@ def test_keys(direct):
 
 
 def test_ctrl_c_at_an_empty_prompt_leaves(direct):
-    with served(chat=[said("a")]) as server, terminal("chat", "--url", server.url) as screen:
+    with replaying(chat=[said("a")]) as server, terminal("chat", "--url", server.url) as screen:
         screen.until("> ")
         screen.type(CTRL_C)
         assert screen.code() == 0
-    with served(completions=[streamed(None)]) as server:
+    with replaying(completions=[streamed(None)]) as server:
         with terminal("complete", "--url", server.url) as screen:
             screen.until("> ")
             screen.type("Hi\n")
@@ -305,7 +305,7 @@ def test_colours_on_a_terminal(direct):
     step |= {"rejected": [], "overlaps": [0.9]}
     answer = streamed(chat(" yes", "stop") | {"speculation": {"steps": [step]}})
     facts = body({"target": "t", "draft": "d", "chat": True})
-    with served(chat=[answer], speculation=[facts]) as server:
+    with replaying(chat=[answer], speculation=[facts]) as server:
         with terminal("chat", "--url", server.url, "--show-tokens", NO_COLOR="") as screen:
             assert "accepted guess" in screen.until("> ")
             screen.type("Hi\n")
