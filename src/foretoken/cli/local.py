@@ -65,6 +65,7 @@ class Local:
             {} if isinstance(prompt, str) else {"max_new_tokens": spec.target.context or UNBOUNDED}
         )
         params = SamplingParams(**{**room, **wishes})
+        spec.tell_suggested([params])
         behind = [] if spec.target.encoder_decoder else ids
         stream = Stream(spec.tokenizer, behind) if spec.tokenizer else None
         id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))

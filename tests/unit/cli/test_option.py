@@ -161,6 +161,7 @@ SAYS = (
 def test_what_the_model_suggests_is_said_once(run, base, sampling):
     said = run("generate", "It was", *sampling)
     assert said.code == 0 and said.err == SAYS and "suggests" not in said.out
+    assert run("complete", "-q", "It was", *sampling) == said
     document = run("generate", "It was", *sampling, "--json", "--compare")
     assert document.err == SAYS and json.loads(document.out)["completions"]
     measured = run("measure", "--prompts", base / "prompts.txt", *sampling, *FEW)
