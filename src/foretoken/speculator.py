@@ -130,7 +130,7 @@ class Speculator:
         """What `generate` makes of its rows, also where all of them fail: in their order, each as
         soon as it and those before it are done."""
         requests = [row.request for row in rows]
-        self._tell_suggested(requests)
+        self.tell_suggested([request.params for request in requests])
         policy = self.policy(requests, gamma, len(requests))
         left = deque(rows)
         try:
@@ -167,7 +167,7 @@ class Speculator:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
         requests = self.requests(given, gathered(params, controls, len(given), "stream"), seed)
         rows = self.rows(requests)
-        self._tell_suggested(requests)
+        self.tell_suggested([request.params for request in requests])
         return self._pieces(rows, judge, self.policy(requests, gamma, len(rows)))
 
     def beam_search(
@@ -277,9 +277,9 @@ class Speculator:
         stream.end()
         return output(task, rows)
 
-    def _tell_suggested(self, requests: list[Request]) -> None:
-        """Warn once, where a call differs from what the model's own generation config suggests."""
-        unlike = any(getattr(r.params, n) != v for n, v in self.suggested.items() for r in requests)
+    def tell_suggested(self, params: list[SamplingParams]) -> None:
+        """Warn once, where texts differ from what the model's own generation config suggests."""
+        unlike = any(getattr(each, n) != v for n, v in self.suggested.items() for each in params)
         if unlike and not self._told:
             self._told = True
             values = ", ".join(f"{name}={value}" for name, value in self.suggested.items())

@@ -48,7 +48,18 @@ def modules(*calls: tuple[str, ...]) -> list[tuple[int, set[str], str]]:
     return found
 
 
-COMMANDS = ("generate", "measure", "plan", "bench", "certify", "theory", "doctor", "train")
+COMMANDS = (
+    "generate",
+    "chat",
+    "complete",
+    "measure",
+    "plan",
+    "bench",
+    "certify",
+    "theory",
+    "doctor",
+    "train",
+)
 
 
 def test_help_and_version_import_nothing_heavy():
@@ -66,6 +77,11 @@ def test_theory_imports_numpy_at_most():
 
 MISTAKES = {
     ("generate", "hi", "--temperature", "-1"): "temperature is -1.0",
+    ("chat", "--top-p", "2"): "top_p is 2.0",
+    ("chat", "-q", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
+    ("chat", "-q", "hi", "--url", "http://127.0.0.1:9"): "cannot be reached",
+    ("complete", "-q", "hi", "--rule", "nonsense"): "rule is 'nonsense'",
+    ("complete", "-q", "hi", "--url", "x"): "url is 'x'",
     ("generate", "hi", "--gamma", "-1"): "gamma is -1",
     ("generate", "hi", "--seed", "-1"): "seed is -1",
     ("generate", "hi", "--rule", "nonsense"): "rule is 'nonsense'",

@@ -84,6 +84,13 @@ def _asked(task: Task) -> str:
     return line.prompt if isinstance(line.prompt, str) else _ids(line.prompt)
 
 
+def piece(text: str | None, tokens: list[int], before: int) -> str:
+    """What is printed of a text as it comes, behind so many tokens: ids without a tokenizer."""
+    if text is not None:
+        return text
+    return "," * (bool(tokens) and before > 0) + _ids(tokens)
+
+
 def _ids(tokens: list[Any]) -> str:
     return ",".join(map(str, tokens))
 

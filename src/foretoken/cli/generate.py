@@ -39,20 +39,10 @@ def generate(
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
     target: option.Target = None,
     draft: option.Draft = None,
-    gamma: Annotated[
-        int | None, Option(help="Guesses per target call; 0: plain; left out: chosen every step.")
-    ] = None,
+    gamma: option.Guesses = None,
     seed: Annotated[int, Option(help="The same seed, pair and gamma give the same text.")] = 0,
-    rule: Annotated[
-        str,
-        Option(
-            help="block, speculative; coupled: a seed gives one text, whatever guesses; "
-            "to compare: match, rejection."
-        ),
-    ] = "block",
-    lenience: Annotated[
-        float, Option(help="1 is exact; below, guesses pass more easily: another law.")
-    ] = 1.0,
+    rule: option.Rule = "block",
+    lenience: option.Lenience = 1.0,
     output: Annotated[
         Path | None,
         Option(
@@ -126,12 +116,8 @@ def _stream(
     try:
         while True:
             piece = next(pieces)
-            text = piece.text
-            if text is None:
-                text = "".join(f",{token}" for token in piece.tokens)
-                text = text if tokens else text.removeprefix(",")
+            print(answer.piece(piece.text, piece.tokens, tokens), end="", flush=True)
             tokens += len(piece.tokens)
-            print(text, end="", flush=True)
     except StopIteration as end:
         print()
         return end.value

@@ -37,13 +37,9 @@ def _messages(text: str, *flags: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Messages:
-    """Whether prompts are messages, and how these become text."""
+class Rendering:
+    """How messages become text."""
 
-    chat: Annotated[
-        bool, _messages("Every prompt is a user's message, for an assistant's reply.", "--chat")
-    ] = False
-    system: Annotated[str | None, _messages("The system's message before it.")] = None
     chat_template: Annotated[
         Path | None, _messages("A file with a Jinja template instead of the tokenizer's.")
     ] = None
@@ -62,6 +58,21 @@ class Messages:
         if not isinstance(variables, dict):
             raise InputError(f"chat_template_kwargs is {shown(given)}; give a JSON object")
         return Template(text, variables)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Whether prompts are messages."""
+
+    chat: Annotated[
+        bool, _messages("Every prompt is a user's message, for an assistant's reply.", "--chat")
+    ] = False
+    system: Annotated[str | None, _messages("The system's message before it.")] = None
+
+
+@dataclass(frozen=True)
+class Messages(Rendering, Roles):
+    """Both; `--help` has the roles first."""
 
     def wrap(self, lines: list[Line]) -> list[Line]:
         """The lines, with `chat` as messages; InputError for options that no line has a use for."""

@@ -33,6 +33,19 @@ PROMPTS = 'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.'
 Prompts = Annotated[Path, Option(help=PROMPTS)]
 Limit = Annotated[int | None, Option(help="Prompts of the file to use; left out: all.")]
 Gamma = Annotated[int, Option(help="Guesses per target call while measuring.")]
+Guesses = Annotated[
+    int | None, Option(help="Guesses per target call; 0: plain; left out: chosen every step.")
+]
+Rule = Annotated[
+    str,
+    Option(
+        help="block, speculative; coupled: a seed gives one text, whatever guesses; "
+        "to compare: match, rejection."
+    ),
+]
+Lenience = Annotated[
+    float, Option(help="1 is exact; below, guesses pass more easily: another law.")
+]
 Temperature = Annotated[float, Option(help="0 is greedy.")]
 TopK = Annotated[int, Option(help="0 is off.")]
 TopP = Annotated[float, Option(help="1 is off.")]

@@ -14,7 +14,19 @@ from typing import Annotated
 import typer
 
 import foretoken
-from foretoken.cli import bench, certify, doctor, generate, measure, plan, serve, theory, train
+from foretoken.cli import (
+    bench,
+    certify,
+    chat,
+    complete,
+    doctor,
+    generate,
+    measure,
+    plan,
+    serve,
+    theory,
+    train,
+)
 from foretoken.errors import ForetokenError
 
 app = typer.Typer(
@@ -42,6 +54,8 @@ def options(
 
 
 app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(complete.complete)
 app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(bench.bench)

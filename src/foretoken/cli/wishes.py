@@ -14,7 +14,7 @@ from typer import Option
 from foretoken.cli import files
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.checks import CHECKS
-from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
+from foretoken.sampling.params import FIELDS, MAX_NEW_TOKENS
 
 Text = str | None
 Count = int | None
@@ -30,7 +30,6 @@ def _panel(name: str) -> Callable[..., Any]:
     return option
 
 
-DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 _sampling = _panel("Sampling")
 _ends = _panel("Ends")
 _penalty = _panel("Penalties and bans")
@@ -64,6 +63,12 @@ class Sampling:
     eta_cutoff: Annotated[
         Number, _sampling("The same, with a lower bound where many tokens are likely; 0 is off.")
     ] = None
+
+
+@dataclass(frozen=True)
+class Several:
+    """What matters where there are several texts."""
+
     num_return_sequences: Annotated[int, _sampling("Texts for every prompt.")] = 1
     deterministic: Annotated[
         bool,
@@ -75,7 +80,7 @@ class Sampling:
 class Ends:
     """How long a text goes on."""
 
-    max_new_tokens: Annotated[int, _ends("New tokens per text at most.")] = MAX_NEW_TOKENS
+    max_new_tokens: Annotated[Count, _ends("New tokens per text at most.")] = MAX_NEW_TOKENS
     min_new_tokens: Annotated[Count, _ends("No end of sequence before so many new tokens.")] = None
     stop_strings: Annotated[
         list[str] | None,
@@ -169,6 +174,35 @@ class Structure:
 
 
 @dataclass(frozen=True)
+class OneText(Structure, Penalties, Ends, Sampling):
+    """Those of a text that stands alone."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are not as they are when left out, by the names of `SamplingParams` and as a
+        line of JSON has them. InputError for one that is invalid by itself."""
+        said: dict[str, Any] = {**vars(self), "structured": self.structured()}
+        left_out = {field.name: field.default for field in fields(self)}
+        given: dict[str, Any] = {}
+        for name in FIELDS:  # in this order errors are told
+            value = said.get(name)
+            if value is None or value is False or value == [] or value == left_out.get(name):
+                continue
+            given[name] = READERS[name](name, value) if name in READERS else value
+            CHECKS[name](name, given[name])
+        return given
+
+
+@dataclass(frozen=True)
+class OneAnswer(OneText):
+    """The same for what should end by itself."""
+
+    max_new_tokens: Annotated[
+        Count, _ends("New tokens per answer at most; left out: as many as there is room for.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Report:
     """What is told beside a text."""
 
@@ -186,22 +220,8 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Wishes(Report, Structure, Penalties, Ends, Sampling):
+class Wishes(Report, Several, OneText):
     """All of them."""
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """Those that are not as they are when left out, by the names of `SamplingParams` and as a
-        line of JSON has them. InputError for one that is invalid by itself."""
-        said: dict[str, Any] = {**vars(self), "structured": self.structured()}
-        given: dict[str, Any] = {}
-        for name, default in DEFAULTS.items():  # in this order errors are told
-            value = said.get(name)
-            if value is None or value is False or value == [] or value == default:
-                continue
-            given[name] = READERS[name](name, value) if name in READERS else value
-            CHECKS[name](name, given[name])
-        return given
 
 
 def as_json(name: str, value: str) -> Any:

@@ -3,11 +3,16 @@ or between marks where there are no colours."""
 
 from __future__ import annotations
 
-from rich.text import Text
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
-from foretoken.request import StepRecord
+from rich.text import Text
+
 from foretoken.text import decoding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from foretoken.request import StepRecord
 
 ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
 MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # before and behind a token
@@ -29,7 +34,7 @@ def trace(
 
         def add(token: int, fate: str, line: Text = line) -> None:
             spelled = _on_one_line(spell(tokenizer, so_far, token))
-            line.append(_marked(spelled, fate) if marks else spelled, style=fate)
+            line.append(marked(spelled, fate) if marks else spelled, style=fate)
 
         for token in step.kept[: step.accepted]:
             add(token, ACCEPTED)
@@ -58,19 +63,16 @@ def paragraph(
     return shown
 
 
-def legend(*, marks: bool = False) -> Text:
-    """The meaning of the colours, or of the marks."""
-    fates = (
-        ("accepted guess", ACCEPTED),
-        ("rejected guess", REJECTED),
-        ("target's own", CORRECTED),
-    )
-    named = [(_marked(name, fate) if marks else name, fate) for name, fate in fates]
+def legend(*, marks: bool = False, rejected: bool = True) -> Text:
+    """The meaning of the colours, or of the marks; `rejected`: whether such guesses are shown."""
+    fates = {"accepted guess": ACCEPTED, "rejected guess": REJECTED, "target's own": CORRECTED}
+    shown = [(name, fate) for name, fate in fates.items() if rejected or fate != REJECTED]
+    named = [(marked(name, fate) if marks else name, fate) for name, fate in shown]
     return Text("  ").join(Text(name, style) for name, style in named)
 
 
-def _marked(spelled: str, fate: str) -> str:
-    """Marks inside the token's spaces, so that words stay apart."""
+def marked(spelled: str, fate: str) -> str:
+    """A token between the marks of its fate: inside its spaces, so that words stay apart."""
     mark, word = MARKS[fate], spelled.strip(" ")
     if not mark or not word:
         return f"{mark[:1]}{spelled}{mark[1:]}"

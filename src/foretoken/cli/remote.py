@@ -1,0 +1,335 @@
+"""Answers from an OpenAI-compatible server, as they stream. Of ours also what became of every
+guess; of others the text alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+from foretoken.cli.reply import Part, Prompt, Reply, TextError, Token
+from foretoken.errors import InputError, one_line, shown
+from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
+from foretoken.storage.files import parse_json
+
+if TYPE_CHECKING:
+    from httpx2 import Client, Response
+
+CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
+PATIENCE = 120.0  # seconds that a busy or loading server may ask to wait, in all
+WIDEST = 300  # characters of a server's message
+
+# OpenAI's names and, for what these lack, vLLM's
+NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+    "stop_strings": "stop",
+    "include_stop_string": "include_stop_str_in_output",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+}
+GRAMMARS = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server and one of its models. `facts`: what ours tells of itself; {} of others."""
+
+    client: Client
+    model: str
+    facts: Mapping[str, Any]
+    variables: Mapping[str, Any] | None = None  # of its chat template
+    seed: int | None = None
+    speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def name(self) -> str:
+        draft = self.facts.get("draft")
+        return f"{self.model} at {_place(self.client)}{f', {draft}' if draft else ''}"
+
+    @property
+    def runtime(self) -> str:
+        own, draft = self.facts.get("runtime"), self.facts.get("draft_runtime")
+        return f"{own}, draft {draft}" if draft else str(own or "")
+
+    @property
+    def colours(self) -> bool:
+        return bool(self.facts)
+
+    def require(self, wishes: Mapping[str, Any]) -> None:
+        SamplingParams(**wishes)
+        for name in wishes:
+            if name not in NAMES and name != "structured":
+                raise InputError(
+                    f"{name} has no name in a server's API; leave it out, or run the model in this "
+                    "process, without --url"
+                )
+
+    def parts(
+        self, prompt: Prompt, wishes: Mapping[str, Any], number: int, reply: Reply
+    ) -> Generator[Part]:
+        began = perf_counter()
+        self.require(wishes)
+        where = "completions" if isinstance(prompt, str) else "chat/completions"
+        body = self._body(prompt, wishes, number)
+        with _response(self.client, "POST", f"/v1/{where}", body) as response:
+            for chunk in _chunks(response):
+                part = _read(chunk, reply)
+                reply.seconds = perf_counter() - began
+                if part.text or part.tokens:
+                    yield part
+        if reply.finish_reason is None:
+            raise TextError("the server broke off before the text's end")
+
+    def _body(self, prompt: Prompt, wishes: Mapping[str, Any], number: int) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.model, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        # Said also where they are left out, so that a command means the same here and there
+        always: dict[str, Any] = {"temperature": 0.0}
+        always |= {"max_new_tokens": MAX_NEW_TOKENS} if isinstance(prompt, str) else {}
+        body |= {NAMES[n]: v for n, v in {**always, **wishes}.items() if n in NAMES}
+        if self.seed is not None:
+            body["seed"] = (self.seed + number) % 2**63
+        if self.facts:
+            body["speculation"] = {"steps": True, **self.speculation}
+        body |= _structured(wishes.get("structured"), chat=not isinstance(prompt, str))
+        if isinstance(prompt, str):
+            return body | {"prompt": prompt}
+        if self.variables is not None:
+            body["chat_template_kwargs"] = self.variables
+        return body | {"messages": prompt}
+
+
+@contextmanager
+def remote(
+    url: str,
+    key: str | None,
+    model: str | None,
+    variables: Mapping[str, Any] | None,
+    *,
+    messages: bool,
+    seed: int | None,
+    speculation: Mapping[str, Any],
+) -> Iterator[Remote]:
+    """A server as a source: asked what it is, so that mistakes are told before anything else.
+
+    `model`: None for the first that it lists. `variables`: of its chat template. `messages`:
+    whether prompts are conversations. `speculation`: how requests are to be guessed for, as ours
+    takes it. InputError for what the server does not have, and where it cannot be reached.
+    """
+    with _client(url, key) as client:
+        model = _first_model(client) if model is None else model
+        facts = _facts(client)
+        if speculation and not facts:
+            raise InputError(
+                f"{_place(client)} is no server of foretoken's, so nothing can be said of its "
+                f"guesses; leave --{next(iter(speculation))} out"
+            )
+        if messages and facts.get("chat") is False:
+            raise InputError(
+                f"{model} has no chat template, which makes a prompt of messages; give "
+                "--chat-template FILE to the server, or continue plain text: foretoken complete"
+            )
+        yield Remote(client, model, facts, variables, seed, speculation)
+
+
+def _client(url: str, key: str | None) -> Client:
+    import httpx2  # late: `--help` does without it
+
+    try:
+        base = httpx2.URL(url.strip().rstrip("/").removesuffix("/v1"))
+    except httpx2.InvalidURL as error:
+        raise InputError(f"url is {shown(url)}: {one_line(error)}") from None
+    if base.scheme not in ("http", "https") or not base.host:
+        raise InputError(f"url is {shown(url)}; give one such as http://127.0.0.1:8000")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise InputError("the API key holds characters that no header can; give it as it was made")
+    headers = {} if not key else {"Authorization": f"Bearer {key}"}
+    return httpx2.Client(
+        base_url=base, headers=headers, timeout=httpx2.Timeout(SILENCE, connect=CONNECT)
+    )
+
+
+def _first_model(client: Client) -> str:
+    try:
+        known = [str(model["id"]) for model in _get(client, "/v1/models")["data"]]
+        return known[0]
+    except _RefusedError as error:
+        said = f": {error}"
+    except (IndexError, KeyError, TypeError):
+        said = ""
+    raise InputError(f"{_place(client)} lists no model; give --model{said}")
+
+
+def _facts(client: Client) -> dict[str, Any]:
+    """What a server of ours tells of itself; {} for another's."""
+    try:
+        facts = _get(client, "/v1/speculation")
+    except _RefusedError:
+        return {}
+    return facts if "target" in facts else {}
+
+
+def _get(client: Client, path: str) -> dict[str, Any]:
+    """The JSON there; {} where it is no object."""
+    try:
+        with _response(client, "GET", path) as response:
+            read = parse_json(response.read())
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _place(client: Client) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+class _RefusedError(InputError):
+    """What the server does not take."""
+
+
+@contextmanager
+def _response(client: Client, method: str, path: str, body: Any = None) -> Generator[Response]:
+    """The head of a good answer; where the server says when to come again, that is waited for.
+    InputError for what it refuses, TextError where it fails."""
+    patience = PATIENCE
+    while True:
+        with _named(client), client.stream(method, path, json=body) as response:
+            if response.status_code == 200:
+                yield response
+                return
+            said, status = _message(response), response.status_code
+            after = _after(response.headers.get("retry-after", ""))
+        if status not in (429, 503) or after is None or after > patience:
+            raise _error(status, said)
+        print(f"{said}; again in {after:g} s", file=sys.stderr)
+        sleep(after)
+        patience -= max(1.0, after)
+
+
+@contextmanager
+def _named(client: Client) -> Generator[None]:
+    """Errors of the connection in one line."""
+    import httpx2
+
+    try:
+        yield
+    except httpx2.ConnectTimeout:
+        raise InputError(f"{_place(client)} does not answer within {CONNECT:g} s") from None
+    except httpx2.ConnectError as error:
+        raise InputError(f"{_place(client)} cannot be reached: {one_line(error)}") from None
+    except httpx2.TimeoutException:
+        raise TextError(f"{_place(client)} said nothing for {SILENCE:g} s") from None
+    except httpx2.HTTPError as error:
+        raise TextError(f"{_place(client)} broke off: {one_line(error)}") from None
+
+
+def _error(status: int, said: str) -> Exception:
+    """What a status means."""
+    if status == 401:
+        return InputError(f"{said}; give --api-key, or FORETOKEN_API_KEY in the environment")
+    return _RefusedError(said) if status < 500 and status != 429 else TextError(said)
+
+
+def _message(response: Response) -> str:
+    """What the body of an error says, or else its status."""
+    plain = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
+    try:
+        error = parse_json(response.read())["error"]
+        said = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        return plain
+    return _told(said) or plain
+
+
+def _told(said: object) -> str:
+    """A server's words in one line."""
+    text = "".join(c if c.isprintable() else " " for c in str(said or ""))
+    return " ".join(text.split())[:WIDEST].rstrip(".")
+
+
+def _after(header: str) -> float | None:
+    """The seconds of a Retry-After; None where there is none."""
+    if header.strip().isdigit():
+        return float(header)
+    try:
+        at = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    return max(0.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo else None
+
+
+def _chunks(response: Response) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream. TextError for an error among them."""
+    import httpx2
+
+    for event in httpx2.EventSource(response):
+        if event.data == "[DONE]":
+            return
+        try:
+            chunk = parse_json(event.data)
+        except ValueError as error:
+            raise TextError(f"the server sent no JSON: {one_line(error)}") from None
+        if not isinstance(chunk, dict):
+            raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
+        if error := chunk.get("error"):
+            said = error.get("message") if isinstance(error, dict) else error
+            raise TextError(_told(said) or "the server failed")
+        yield chunk
+
+
+def _read(chunk: dict[str, Any], reply: Reply) -> Part:
+    """What a chunk adds. TextError for one that is not as it should be."""
+    try:
+        text = "".join(_text(choice, reply) for choice in chunk.get("choices") or [])
+        if usage := chunk.get("usage"):
+            reply.tokens = int(usage["completion_tokens"])
+        steps = (chunk.get("speculation") or {}).get("steps") or []
+        tokens = [token for step in steps for token in _step(step, reply)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise TextError(f"the server sent {shown(chunk)}, which is no chunk") from None
+    return Part(text, tokens)
+
+
+def _text(choice: dict[str, Any], reply: Reply) -> str:
+    """What a choice goes on by."""
+    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    return (text or "").encode("utf-8", "replace").decode()  # JSON may hold half a character
+
+
+def _step(step: dict[str, Any], reply: Reply) -> list[Token]:
+    tokens = [Token(str(each["text"]), str(each["source"])) for each in step["tokens"]]
+    accepted = sum(token.fate == "accepted" for token in tokens)
+    reply.tokens += len(tokens)
+    reply.calls += 1
+    reply.accepted += accepted
+    reply.drafted += accepted + len(step["rejected"])
+    reply.overlaps += [float(overlap) for overlap in step["overlaps"]]
+    return tokens
+
+
+def _structured(asked: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
+    """What a text must match: a schema as OpenAI has it, where it has it."""
+    if not asked:
+        return {}
+    ((kind, value),) = asked.items()
+    if chat and kind == "json_schema":
+        schema = {"name": "answer", "schema": value, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"structured_outputs": {GRAMMARS[kind]: value}}

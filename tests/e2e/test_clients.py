@@ -1,0 +1,169 @@
+"""`foretoken chat` and `complete` against our own server: the same texts, colours and counts as in
+process, and one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from console import Result, Run, mistake
+from foretoken.cli.remote import Remote, remote
+from foretoken.cli.reply import Reply, TextError
+from foretoken.server.app import Settings
+from foretoken.server.engine.link import Link
+from foretoken.server.limits import Keys
+from served import LOADING, pair, serving, until
+
+TALK = [{"role": "user", "content": "Where?"}]
+SAMPLED = ("--temperature", 1, "--gamma", 2, "--max-new-tokens", 30, "--seed", 4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return pair(tmp_path_factory.mktemp("clients"))
+
+
+@pytest.fixture(scope="module")
+def server(folders: tuple[str, str]) -> Iterator[tuple[str, Link]]:
+    with serving(*folders) as running:
+        yield running
+
+
+@pytest.fixture
+def here(folders: tuple[str, str]) -> tuple[object, ...]:
+    loading = (part for name, value in LOADING.items() for part in (f"--{name}", value))
+    return ("--target", folders[0], "--draft", folders[1], *loading)
+
+
+@pytest.fixture
+def there(server: tuple[str, Link]) -> tuple[object, ...]:
+    return ("--url", server[0])
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def run(console: Run) -> Run:
+    return console
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        SAMPLED,
+        ("--max-new-tokens", 40, "--gamma", 0),
+        (*SAMPLED, "--stop", "the", "--stop", "e", "--include-stop-string"),
+        (*SAMPLED, "--top-k", 9, "--repetition-penalty", 1.3, "--logit-bias", '{"5": -2}'),
+        (*SAMPLED, "--rule", "speculative", "--lenience", 0.5),
+    ],
+)
+def test_the_same_here_and_there(run, here, there, command, wishes):
+    own = run(command, "-q", "It was naïve", *here, *wishes)
+    assert own.code == 0 and own.err == "" and len(own.out) > 2
+    assert run(command, "-q", "It was naïve", *there, *wishes) == own
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_colours_are_the_same(run, here, there, command):
+    """Of every token; here they are marks. The text has whole characters only: halves are spelled
+    otherwise by a server, which shows each token by itself."""
+    asked = (command, "-q", "It was", *SAMPLED, "--regex", "[a-z ]{20,40}", "--show-tokens")
+    own = run(*asked, *here)
+    assert own.code == 0 and own.out.count("[") > 2 and own.err == ""
+    assert run(*asked, *there) == own
+    assert re.sub(r"\[[^]]*\]", "", own.out).strip()  # some guesses are accepted
+
+
+def opened(url: str, *, messages: bool = True, **how: object):
+    return remote(url, None, None, None, messages=messages, seed=1, speculation=how)
+
+
+def answered(source: Remote, prompt, **wishes) -> tuple[str, Reply]:
+    reply = Reply()
+    return "".join(part.text for part in source.parts(prompt, wishes, 0, reply)), reply
+
+
+def test_what_a_reply_counts(server):
+    with opened(server[0], gamma=2) as source:
+        _, reply = answered(source, TALK, temperature=1.0, max_new_tokens=30)
+        assert source.name.startswith(f"tiny at {server[0]}, ")
+        assert source.runtime == "transformers, draft transformers"
+    assert reply.tokens == 30 and reply.finish_reason == "length"
+    assert reply.calls + reply.accepted in (30, 31) and reply.accepted < reply.drafted
+    assert 0 < sum(reply.overlaps) / len(reply.overlaps) < 1 and reply.seconds > 0
+
+
+def test_leaving_frees_the_row(server):
+    with opened(server[0]) as source:
+        reply = Reply()
+        with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
+            next(parts)
+        assert reply.finish_reason is None
+        until(lambda: source.client.get("/v1/speculation").json()["running"] == 0)
+        assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
+
+
+def test_what_the_server_refuses(run, there):
+    long = "It was " * 2000
+    mistake(run("complete", "-q", long, *there), "the context is 1024")
+    mistake(run("chat", "-q", "x", *there, "--model", "tinny"), "'tinny' is not served here")
+    mistake(run("chat", "-q", "x", *there, "--regex", "["), "regex")
+    mistake(run("chat", "-q", "x", *there, "--presence-penalty", 3), "presence_penalty")
+    says = "--chat-template is read by a server when it starts"
+    mistake(run("chat", "-q", "x", *there, "--chat-template", __file__), says)
+
+
+def test_keys(run, folders, monkeypatch):
+    settings = Settings("tiny", keys=Keys(("secret",)), patience=1.0)
+    with serving(*folders, settings) as (url, _):
+        asked = ("complete", "-q", "It was", "--url", url, "--max-new-tokens", 2)
+        mistake(run(*asked), "give --api-key, or FORETOKEN_API_KEY")
+        mistake(run(*asked, "--api-key", "wrong"), "the API key is missing or wrong")
+        assert run(*asked, "--api-key", "secret").code == 0
+        monkeypatch.setenv("FORETOKEN_API_KEY", "secret")
+        assert run(*asked).code == 0
+
+
+def test_a_server_without_a_chat_template(run, tmp_path: Path):
+    with serving(*pair(tmp_path, None)) as (url, _):
+        says = "give --chat-template FILE to the server, or continue plain text: foretoken complete"
+        mistake(run("chat", "-q", "It was", "--url", url), says)
+        assert run("complete", "-q", "It was", "--url", url).code == 0
+
+
+def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
+    """The server is asked again when it says so."""
+    with serving(*folders) as (url, link), opened(url) as source:
+        reply = Reply()
+        with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
+            next(parts)
+            os.kill(link.facts["pid"], signal.SIGKILL)
+            with pytest.raises(TextError) as error:
+                list(parts)
+        assert "\n" not in str(error.value) and reply.finish_reason is None
+        assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
+
+
+def test_piped(run, here, there, monkeypatch):
+    """Turns of a conversation, kept by the client."""
+    import io
+    import sys
+
+    def piped(*args: object) -> Result:
+        lines = io.TextIOWrapper(io.BytesIO(b"Where?\nWhy?\n"), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", lines)
+        return run("chat", *args, "--max-new-tokens", 12, "--gamma", 2)
+
+    own = piped(*here)
+    assert own.code == 0 and own.out.count("\n") >= 2
+    assert piped(*there) == own

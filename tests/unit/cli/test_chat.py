@@ -1,0 +1,161 @@
+"""`foretoken chat`, in this process on small models."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from console import Result, Run, mistake
+from foreign import refusal, replaying, said
+from terminal import CTRL_C, CTRL_D, terminal
+from tiny import byte_level, folder, llama
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `target` and `draft`, without a chat template; one in a file; and a long context."""
+    base = tmp_path_factory.mktemp("chat")
+    folder(base / "target", llama(320, eos_token_id=None), byte_level())
+    folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
+    folder(base / "long", llama(320, 2**15, eos_token_id=None), byte_level())
+    (base / "chat.jinja").write_text(TEMPLATE)
+    return base
+
+
+@pytest.fixture
+def pair(base: Path) -> tuple[object, ...]:
+    return ("--target", base / "target", "--draft", base / "draft", "--gamma", 2)
+
+
+@pytest.fixture
+def template(base: Path) -> tuple[object, ...]:
+    return ("--chat-template", base / "chat.jinja")
+
+
+@pytest.fixture(scope="module")
+def spec(base: Path) -> foretoken.Speculator:
+    return foretoken.load(base / "target", base / "draft")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
+    """Call the console script; `stdin`: what is piped in."""
+
+    def call(*args: object, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        return console(*args)
+
+    return call
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": t} for role, t in zip(["user", "assistant"] * 9, texts)]  # noqa: B905
+
+
+def test_a_quick_one_is_generate_s(run, pair, template, spec):
+    system = {"role": "system", "content": "Be brief."}
+    wishes = {"temperature": 1.0, "max_new_tokens": 12}
+    (done,) = spec.generate(
+        [system, *turns("Where?")], gamma=2, seed=3, chat_template=TEMPLATE, **wishes
+    )
+    flags = ("--system-prompt", "Be brief.", "--temperature", 1, "--max-new-tokens", 12)
+    result = run("chat", "-q", "Where?", *pair, *template, *flags, "--seed", 3)
+    assert result == Result(0, done.text + "\n", "")
+    coloured = run("chat", "-q", "Where?", *pair, *template, *flags, "--seed", 3, "--show-tokens")
+    assert coloured.out.replace("[", "").replace("]", "") == result.out and "[" in coloured.out
+
+
+def test_lines_are_turns(run, pair, template, spec):
+    (first,) = spec.generate(turns("Where?"), gamma=2, chat_template=TEMPLATE, max_new_tokens=8)
+    talk = turns("Where?", first.text, "Why?")
+    (second,) = spec.generate(talk, gamma=2, chat_template=TEMPLATE, max_new_tokens=8)
+    flags = (*pair, *template, "--max-new-tokens", 8)
+    result = run("chat", *flags, stdin=b"Where?\nWhy?\n")
+    assert result == Result(0, f"{first.text}\n{second.text}\n", "")
+
+
+def test_variables_of_a_template(run, pair, base, spec):
+    (base / "named.jinja").write_text("{{ name }}: {{ messages[-1].content }}")
+    flags = ("--chat-template", base / "named.jinja", "--chat-template-kwargs", '{"name": "It"}')
+    (done,) = spec.generate("It: was", gamma=2, max_new_tokens=5)
+    result = run("chat", "-q", "was", *pair, *flags, "--max-new-tokens", 5)
+    assert result.out == done.text + "\n"
+
+
+def test_answers_fill_what_the_context_holds(run, pair, template):
+    result = run("chat", *pair, *template, stdin=b"Where?\nWhy?\n")
+    assert result.code == 1  # the second turn has no room
+    assert "the text is cut off after" in result.err and "there is room for no more" in result.err
+    assert "error: line 2: prompt 0 has" in result.err
+
+
+def test_mistakes(run, pair, template, base):
+    mistake(run("chat", "-q", "x", *pair), "give --chat-template FILE, or continue plain text")
+    mistake(run("chat", "-q", "x"), "has no chat template")  # the pair that ships
+    mistake(run("chat", *pair, *template), "standard input is empty")
+    mistake(run("chat", "-q", " ", *pair, *template), "--quick is empty")
+    mistake(run("chat", "-q", "x", *pair, "--chat-template", base / "no"), "there is no such file")
+    mistake(run("chat", "-q", "x" * 200, *pair, *template), "the model holds 96")
+
+
+def test_one_that_fails(run, pair, template):
+    every = ",".join(map(str, range(320)))
+    result = run("chat", "-q", "x", *pair, *template, "--suppress-tokens", every)
+    assert result.code == 1 and result.out == "" and result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+
+
+def test_a_server_instead(run, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("FORETOKEN_API_KEY", "secret")
+    with replaying(chat=[said("It", " was."), said("Yes."), refusal(401, "no key")]) as server:
+        result = run("chat", "--url", server.url, "--top-k", 4, stdin=b"Where?\nWhy?\n")
+        assert result == Result(0, "It was.\nYes.\n", "")
+        first, second = server.bodies("/v1/chat/completions")
+        assert first["messages"] == turns("Where?") and first["top_k"] == 4
+        assert second["messages"] == turns("Where?", "It was.", "Why?")
+        assert server.requests[0][2]["authorization"] == "Bearer secret"
+        mistake(run("chat", "-q", "x", "--url", server.url), "no key; give --api-key")
+        assert json.dumps(server.requests[-1][1])
+    mistake(run("chat", "-q", "x", "--url", server.url), "cannot be reached")
+
+
+def test_on_a_terminal(base, template):
+    """Ctrl-C ends an answer that would go on for long; what came is in the next prompt."""
+    args = ("--target", base / "long", "--draft", "none", "--runtime", "transformers", *template)
+    with terminal("chat", *args) as screen:
+        screen.until("> ")
+        screen.type("Where?\n")
+        screen.until("Where?\r\n")
+        screen.type(CTRL_C)
+        screen.until("stopped after ")
+        assert int(screen.until(" tokens")) > 0
+        screen.until("> ")
+        screen.type("/set max_new_tokens 3\n")
+        screen.until("> ")
+        screen.type("Why?\n")
+        screen.until("cut off after 3 tokens")
+        screen.until("> ")
+        screen.type(f"/save {base / 'talk.json'}\n")
+        screen.until("4 messages are in")
+        screen.type(CTRL_D)
+        assert screen.code() == 0
+    talk = json.loads((base / "talk.json").read_text())
+    assert [m["role"] for m in talk] == ["user", "assistant"] * 2 and talk[1]["content"]
+    assert talk[2]["content"] == "Why?"
+
+
+def test_quick_is_interrupted(base, template):
+    args = ("--target", base / "long", "--draft", "none", "--runtime", "transformers", *template)
+    with terminal("chat", "-q", "Where?", "--show-tokens", *args, NO_COLOR="1") as screen:
+        while not screen.shown.strip():
+            assert screen.read(60)
+        screen.type(CTRL_C)
+        assert screen.code() == 130 and "Traceback" not in screen.shown

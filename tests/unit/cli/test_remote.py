@@ -1,0 +1,293 @@
+"""A client of servers: of a foreign one, a test double that replays bytes (tests/foreign.py), and
+of ours in tests/e2e/test_clients.py."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
+from foretoken.cli import remote as module
+from foretoken.cli.remote import remote
+from foretoken.cli.reply import Reply, TextError, Token
+from foretoken.errors import InputError
+
+TALK = [{"role": "user", "content": "Where?"}]
+FACTS = {"target": "t", "draft": "d", "chat": True, "runtime": "r", "draft_runtime": "s"}
+STEP = {
+    "tokens": [{"id": 1, "text": " a", "source": "accepted"}]
+    + [{"id": 2, "text": " b", "source": "corrected"}],
+    "rejected": [{"id": 3, "text": " c"}, {"id": 4, "text": " d"}],
+    "gamma": 3,
+    "overlaps": [0.9, 0.5],
+}
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, without waiting."""
+    slept: list[float] = []
+    monkeypatch.setattr(module, "sleep", slept.append)
+    return slept
+
+
+def opened(url: str, key=None, model=None, variables=None, *, messages=True, seed=None, **how):
+    return remote(url, key, model, variables, messages=messages, seed=seed, speculation=how)
+
+
+def answered(source, prompt=TALK, number: int = 0, **wishes) -> tuple[str, list[Token], Reply]:
+    reply = Reply()
+    parts = list(source.parts(prompt, wishes, number, reply))
+    text = "".join(part.text for part in parts)
+    return text, [token for part in parts for token in part.tokens], reply
+
+
+def test_a_foreign_server_s_answer():
+    with replaying(chat=[said("It", " was", " naïve \U0001f600\u2028.")]) as server:
+        with opened(server.url + "/v1/") as source:
+            text, tokens, reply = answered(source)
+        assert text == "It was naïve \U0001f600\u2028." and tokens == [] and not source.colours
+        assert reply.finish_reason == "stop" and reply.tokens == 3 and reply.calls == 0
+        assert source.name == f"other at {server.url}" and source.runtime == ""
+    assert server.bodies("/v1/chat/completions") == [
+        {
+            "model": "other",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0.0,
+            "messages": TALK,
+        }
+    ]
+
+
+def test_ours_says_what_became_of_the_guesses():
+    chunk = chat(" a b") | {"speculation": {"steps": [STEP]}}
+    end = chat(None, "length") | {"speculation": {"steps": []}}
+    with replaying(chat=[streamed(chunk, end)], speculation=[body(FACTS)]) as server:
+        with opened(server.url, gamma=3, lenience=0.5) as source:
+            text, tokens, reply = answered(source)
+    assert text == " a b" and tokens == [Token(" a", "accepted"), Token(" b", "corrected")]
+    counts = reply.tokens, reply.calls, reply.accepted, reply.drafted, reply.overlaps
+    assert counts == (2, 1, 1, 3, [0.9, 0.5]) and reply.finish_reason == "length"
+    assert source.name == f"other at {server.url}, d" and source.runtime == "r, draft s"
+    (asked,) = server.bodies("/v1/chat/completions")
+    assert asked["speculation"] == {"steps": True, "gamma": 3, "lenience": 0.5}
+
+
+def test_completions():
+    texts = [{"choices": [{"index": 0, "text": t, "finish_reason": None}]} for t in ("a", " b")]
+    texts[1]["choices"][0]["finish_reason"] = "length"
+    with replaying(completions=[streamed(*texts)]) as server:
+        with opened(server.url, model="m", messages=False, seed=2**63 - 1) as source:
+            assert answered(source, "It was", 1)[0] == "a b"
+    (asked,) = server.bodies("/v1/completions")
+    assert asked["prompt"] == "It was" and asked["max_tokens"] == 64 and asked["seed"] == 0
+    assert asked["model"] == "m" and not server.bodies("/v1/models")
+
+
+def test_wishes_have_the_names_of_the_api():
+    wishes = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "max_new_tokens": 9, "top_p": 0.9}
+    wishes |= {"stop_strings": ["x"], "stop_token_ids": [4], "include_stop_string": True}
+    wishes |= {"logit_bias": {"5": 1.5}, "ignore_eos": True, "min_new_tokens": 2}
+    names = ("stop_strings", "include_stop_string", "min_new_tokens", "max_new_tokens")
+    sent = ("stop", "include_stop_str_in_output", "min_tokens", "max_tokens")
+    variables = {"enable_thinking": False}
+    with replaying(chat=[said("a")]) as server, opened(server.url, variables=variables) as source:
+        answered(source, **wishes)
+    (asked,) = server.bodies("/v1/chat/completions")
+    renamed = dict(zip(names, sent, strict=True))
+    assert {renamed.get(n, n): v for n, v in wishes.items()}.items() <= asked.items()
+    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("structured", "prompt", "sent"),
+    [
+        (
+            {"json_schema": {"type": "integer"}},
+            TALK,
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "answer",
+                        "schema": {"type": "integer"},
+                        "strict": True,
+                    },
+                }
+            },
+        ),
+        ({"json_schema": {}}, "It", {"structured_outputs": {"json": {}}}),
+        ({"lark": "start: /a/"}, TALK, {"structured_outputs": {"grammar": "start: /a/"}}),
+        ({"choice": ["a"]}, "It", {"structured_outputs": {"choice": ["a"]}}),
+    ],
+)
+def test_what_a_text_must_match(structured, prompt, sent):
+    end = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+    with replaying(chat=[said("a")], completions=[streamed(end)]) as server:
+        with opened(server.url, messages=False) as source:
+            answered(source, prompt, structured=structured)
+    assert sent.items() <= server.requests[-1][1].items()
+
+
+def test_a_wish_without_a_name_is_refused():
+    with replaying() as server, opened(server.url) as source:
+        with pytest.raises(InputError, match="typical_p has no name in a server's API; leave it"):
+            source.require({"typical_p": 0.5})
+        with pytest.raises(InputError, match="top_p is 2"):
+            source.require({"top_p": 2})
+
+
+def test_the_key_is_sent_and_asked_for():
+    with replaying(chat=[said("a")]) as server, opened(server.url, "secret") as source:
+        answered(source)
+    assert {headers["authorization"] for _, _, headers in server.requests} == {"Bearer secret"}
+    with replaying(models=[refusal(401, "no key.")]) as server:
+        with pytest.raises(InputError, match="^no key; give --api-key, or FORETOKEN_API_KEY"):
+            with opened(server.url):
+                pass
+    with pytest.raises(InputError, match="holds characters that no header can"):
+        with opened("http://127.0.0.1:9", "a\nb"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (refusal(400, "temperature is\n9."), InputError, "^temperature is 9$"),
+        (refusal(404, "no model 'm'"), InputError, "^no model 'm'$"),
+        (body({"error": "plain words"}, 422), InputError, "^plain words$"),
+        (body({"detail": "x"}, 403), InputError, "^the server answers 403 Forbidden$"),
+        (Answer([b"<html>"], 502), TextError, "^the server answers 502 Bad Gateway$"),
+        (Answer([b""], 301, {"location": "/x"}), InputError, "^the server answers 301 Moved"),
+        (refusal(500, "it broke\x1b[2J"), TextError, r"^it broke \[2J$"),
+        (refusal(503, "loading"), TextError, "^loading$"),
+        (refusal(503, "loading", Retry_After="3600"), TextError, "^loading$"),
+        (refusal(429, "full", Retry_After="soon"), TextError, "^full$"),
+        (body({"choices": []}), TextError, "broke off: Expected response with content type"),
+        (streamed(chat("a"), {"error": {"message": "out of rows"}}), TextError, "^out of rows$"),
+        (streamed({"error": "plain words"}), TextError, "^plain words$"),
+        (streamed(chat("a")), TextError, "broke off before the text's end"),
+        (streamed(chat("a"), done=False), TextError, "broke off before the text's end"),
+        (streamed("{nonsense"), TextError, "the server sent no JSON: "),
+        (streamed("[1]"), TextError, r"the server sent \[1\], which is no chunk"),
+        (streamed({"choices": [{"delta": 5}]}), TextError, "which is no chunk"),
+        (streamed({"choices": 5}), TextError, "which is no chunk"),
+        (streamed({"usage": {"x": 1}}), TextError, "which is no chunk"),
+        (streamed({"speculation": {"steps": [{}]}}), TextError, "which is no chunk"),
+    ],
+)
+def test_failures_are_one_line(naps, answer, kind, says):
+    with replaying(chat=[answer]) as server, opened(server.url) as source:
+        with pytest.raises(kind, match=says) as error:
+            answered(source)
+    assert "\n" not in str(error.value) and naps == []
+
+
+def test_half_a_character_is_no_failure():
+    with replaying(chat=[streamed(event('{"choices": [{"delta": {"content": "a\\ud83d"}}]}'),
+                               chat("b", "stop"))]) as server:  # fmt: skip
+        with opened(server.url) as source:
+            assert answered(source)[0] == "a?b"
+
+
+def test_a_server_that_says_when_to_come_again(naps, capsys):
+    at = datetime.now(UTC) + timedelta(seconds=40)
+    later = [refusal(503, "the engine is loading", Retry_After="5")]
+    later += [refusal(429, "full", Retry_After=format_datetime(at, usegmt=True)), said("a")]
+    with replaying(chat=later) as server, opened(server.url) as source:
+        assert answered(source)[0] == "a"
+    assert naps[0] == 5 and 30 < naps[1] <= 40
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "the engine is loading; again in 5 s" and len(lines) == 2
+    with replaying(chat=[refusal(503, "loading", Retry_After="50")]) as server:
+        with opened(server.url) as source, pytest.raises(TextError, match="^loading$"):
+            answered(source)
+    assert naps[2:] == [50, 50]  # and then 120 s would be over
+
+
+def test_a_loading_server_is_waited_for_at_the_start(naps):
+    answers = [refusal(503, "loading", Retry_After="1"), body({"data": [{"id": "m"}]})]
+    with replaying(models=answers, chat=[said("a")]) as server, opened(server.url) as source:
+        assert source.model == "m" and naps == [1]
+
+
+def test_silence_ends(monkeypatch):
+    monkeypatch.setattr(module, "SILENCE", 0.2)
+    with replaying(chat=[streamed(chat("a"), None)]) as server, opened(server.url) as source:
+        with pytest.raises(TextError, match=f"{server.url} said nothing for 0.2 s"):
+            answered(source)
+
+
+def test_leaving_early_closes_the_connection():
+    with replaying(chat=[streamed(chat("a"), None, *[chat("b" * 10**5)] * 200)]) as server:
+        with opened(server.url) as source:
+            reply = Reply()
+            with closing(source.parts(TALK, {}, 0, reply)) as parts:
+                assert next(parts).text == "a"
+            server.on.set()
+            assert server.left.wait(10) and reply.finish_reason is None
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:8000", "url is 'localhost:8000'; give one such as http://127.0.0.1:8000"),
+        ("ftp://x", "give one such as"),
+        ("http://", "give one such as"),
+        ("http://x:port", "url is 'http://x:port': "),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached: "),
+    ],
+)
+def test_urls_that_lead_nowhere(url, says):
+    with pytest.raises(InputError) as error, opened(url):
+        pass
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_models_that_are_not_listed():
+    for answer in (body({"data": []}), body([]), body({"data": [{}]}), Answer([b"<html>"])):
+        with replaying(models=[answer]) as server:
+            with pytest.raises(InputError, match="lists no model; give --model$"):
+                with opened(server.url):
+                    pass
+    with replaying(models=[refusal(404, "no path")]) as server:
+        with pytest.raises(InputError, match="lists no model; give --model: no path"):
+            with opened(server.url):
+                pass
+
+
+def test_what_a_server_cannot_do_is_told_before_anything_is_asked():
+    with replaying() as server:
+        with pytest.raises(InputError, match="no server of foretoken's.* leave --gamma out"):
+            with opened(server.url, gamma=2):
+                pass
+    bare = body(FACTS | {"chat": False})
+    with replaying(speculation=[bare]) as server:
+        with pytest.raises(
+            InputError, match="--chat-template FILE to the server, .* foretoken complete"
+        ):
+            with opened(server.url):
+                pass
+        with opened(server.url, messages=False):
+            pass
+    for page in (Answer([b"<html>"]), refusal(403, "no"), body({"other": 1})):
+        with replaying(speculation=[page]) as server, opened(server.url) as source:
+            assert source.facts == {}
+
+
+def test_requests_are_json_in_utf8():
+    with replaying(chat=[said("a")]) as server, opened(server.url) as source:
+        answered(source, [{"role": "user", "content": "naïve \U0001f600"}])
+    path, asked, headers = server.requests[-1]
+    assert headers["content-type"] == "application/json" and json.dumps(asked)
+    assert asked["messages"][0]["content"] == "naïve \U0001f600"

@@ -1,0 +1,317 @@
+"""Prompts one after the other: single, piped and typed; the source is a stand-in that says what it
+is told to, but on the terminal, where it is a server (tests/foreign.py)."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pytest
+import typer
+
+from console import Result
+from foreign import body, chat, replaying, said, streamed
+from foretoken.cli import session
+from foretoken.cli.conversation import Conversation
+from foretoken.cli.reply import Part, Reply, TextError, Token
+from foretoken.cli.wishes import OneAnswer, OneText
+from foretoken.errors import InputError
+from terminal import CTRL_C, CTRL_D, terminal
+
+
+class Said:
+    """Answers by list: a text, which comes letter by letter, or an error, which follows the text
+    behind it."""
+
+    name, runtime, colours = "said", "here", True
+
+    def __init__(self, *answers: str | tuple[str, BaseException]) -> None:
+        self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
+
+    def require(self, wishes: Mapping[str, Any]) -> None:
+        if "typical_p" in wishes:
+            raise InputError("typical_p is nothing here")
+
+    def parts(
+        self, prompt: Any, wishes: Mapping[str, Any], number: int, reply: Reply
+    ) -> Generator[Part]:
+        self.asked.append((prompt, dict(wishes), number))
+        answer = self.answers.pop(0)
+        text, error = answer if isinstance(answer, tuple) else (answer, None)
+        for letter in text:
+            reply.tokens += 1
+            yield Part(letter, [Token(letter, "accepted")])
+        if error is not None:
+            raise error
+        reply.finish_reason = "length" if text.endswith("...") else "stop"
+        reply.seconds = 0.5
+
+
+USER, ASSISTANT = "user", "assistant"
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    roles = [USER, ASSISTANT] * len(texts)
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run a session; `typed`: lines on a terminal, the last of which is Ctrl-D; `piped`: others."""
+
+    def call(source, *, typed=None, piped=None, quick=None, talk=True, wishes=None) -> Result:
+        stdin = io.TextIOWrapper(io.BytesIO(piped or b""), encoding="utf-8")
+        stdin.isatty = lambda: typed is not None
+        monkeypatch.setattr(sys, "stdin", stdin)
+        left = list(typed or [])
+
+        def line(_: str) -> str:
+            if not left:
+                raise EOFError
+            if isinstance(left[0], BaseException):
+                raise left.pop(0)
+            return left.pop(0)
+
+        monkeypatch.setattr("builtins.input", line)
+        monkeypatch.setattr(session.signal, "signal", lambda *_: None)
+        wishes = wishes or (OneAnswer() if talk else OneText())
+        conversation = Conversation() if talk else None
+        code = 0
+        try:
+            session.run(source, wishes, show_tokens=False, quick=quick, conversation=conversation)
+        except typer.Exit as end:
+            code = end.exit_code
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+# A single prompt
+
+
+def test_one_answer(run):
+    source = Said("Well.")
+    assert run(source, quick="Hi") == Result(0, "Well.\n", "")
+    assert source.asked == [(turns("Hi"), {}, 0)]
+    assert run(Said("..."), quick="Hi", talk=False, wishes=OneText(max_new_tokens=3)).err == ""
+    cut = run(Said("..."), quick="Hi", talk=False)
+    assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
+
+
+def test_one_that_fails(run):
+    assert run(Said(("We", TextError("gone"))), quick="Hi") == Result(1, "We\n", "error: gone\n")
+    assert run(Said(("", TextError("gone"))), quick="Hi") == Result(1, "", "error: gone\n")
+    with pytest.raises(InputError, match="no such"):  # a mistake: for the console script
+        run(Said(("", InputError("no such"))), quick="Hi")
+    with pytest.raises(KeyboardInterrupt):  # Typer's exit code for it is 130
+        run(Said(("We", KeyboardInterrupt())), quick="Hi")
+    with pytest.raises(InputError, match="--quick is empty"):
+        run(Said(), quick=" ")
+
+
+# Standard input
+
+
+def test_lines_are_messages_and_only_answers_are_printed(run):
+    source = Said("a", "b")
+    piped = b"Hi\n\n /help\\ \n"
+    assert run(source, piped=piped) == Result(0, "a\nb\n", "")
+    assert [asked[0] for asked in source.asked] == [turns("Hi"), turns("Hi", "a", " /help\\ ")]
+    source = Said("a", "b")
+    assert run(source, piped=b"Hi\r\nHo", talk=False).out == "a\nb\n"
+    assert source.asked == [("Hi", {}, 0), ("Ho", {}, 1)]
+
+
+def test_a_line_that_fails_leaves_the_others(run):
+    source = Said(("ab", TextError("gone")), ("", InputError("too long")), "c")
+    result = run(source, piped=b"1\n2\n3\n")
+    assert result == Result(1, "ab\nc\n", "error: line 1: gone\nerror: line 2: too long\n")
+    assert source.asked[2][0] == turns("1", "ab", "3")
+
+
+def test_standard_input_without_a_line(run):
+    for piped in (b"", b"\n \n"):
+        with pytest.raises(InputError, match="standard input is empty"):
+            run(Said(), piped=piped)
+    with pytest.raises(InputError, match="standard input is no text"):
+        run(Said(), piped=b"\xff\n")
+
+
+# A terminal
+
+
+def test_turns_and_commands(run, tmp_path):
+    source, file = Said("b", "d", "f", "h", "j"), tmp_path / "talk.json"
+    typed = ["a", "", "c", "/undo", "/system Be brief.", "e", f"/save {file}", "/reset", "g"]
+    result = run(source, typed=[*typed, f"/load {file}", "i", "/exit", "never"])
+    assert result.code == 0 and result.out == "b\nd\nf\nh\nj\n"
+    system = {"role": "system", "content": "Be brief."}
+    assert [asked[0] for asked in source.asked] == [
+        turns("a"),
+        turns("a", "b", "c"),
+        [system, *turns("a", "b", "e")],
+        [system, *turns("g")],
+        [system, *turns("a", "b", "e", "f", "i")],
+    ]
+    assert json.loads(file.read_text()) == [system, *turns("a", "b", "e", "f")]
+    assert [number for _, _, number in source.asked] == [0, 1, 2, 3, 4]
+    assert result.err.splitlines()[:2] == [
+        "said; /help lists the commands, Ctrl-D leaves",
+        "taken back: c",
+    ]
+
+
+def test_wishes_are_set_and_checked(run):
+    source = Said("a", "b")
+    typed = ["/set temperature 0.5", "x", "/set", "/set temperature", "/set", "y"]
+    wrong = ["/set temperature -1", "/set typical_p 0.5", "/set nonsense 1", "/set top_k x"]
+    result = run(source, typed=[*typed, *wrong])
+    assert [wishes for _, wishes, _ in source.asked] == [{"temperature": 0.5}, {}]
+    told = result.err.splitlines()[1:-1]
+    assert told[:4] == ["temperature 0.5", "temperature 0.5", "nothing is set", "nothing is set"]
+    assert [line.split(";")[0] for line in told[4:]] == [
+        "error: temperature is -1.0",
+        "error: typical_p is nothing here",
+        "error: 'nonsense' cannot be set",
+        "error: top_k is 'x'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("/hepl", "/hepl is no command; did you mean /help?"),
+        ("/zzzz", "/zzzz is no command; /help lists all"),
+        ("/", "/ is no command; /help lists all"),
+        ("/undo", "there is no turn to take back"),
+        ("/undo 2", "/undo takes nothing; leave '2' out"),
+        ("/save", "give /save FILE"),
+        ("/save /no/such/folder/x", "cannot be written"),
+        ("/load /no/such/file", "there is no such file"),
+        ("/stats", "there is no text yet"),
+    ],
+)
+def test_mistakes_end_nothing(run, typed, says):
+    result = run(Said("a"), typed=[typed, "x"])
+    assert result.code == 0 and result.out == "a\n" and says in result.err
+    assert result.err.count("\n") == 3 and result.err.endswith("\n\n")
+
+
+def test_plain_text_has_no_turns(run):
+    source = Said("a", "b")
+    result = run(source, typed=["x", "//y", "/undo", "/help"], talk=False)
+    assert [asked[0] for asked in source.asked] == ["x", "/y"]
+    assert "/undo is no command" in result.err and "/system" not in result.out
+    for name in ("/set [NAME VALUE]", "/stats", "/exit", "//..."):
+        assert name in result.out
+
+
+def test_stats_are_of_the_last_text(run):
+    shown = run(Said("abc", ("d", KeyboardInterrupt())), typed=["x", "/stats", "y", "/stats"]).out
+    rows = [line.split(maxsplit=1) for line in shown.splitlines()]
+    assert ["tokens", "3"] in rows and ["seconds", "0.50, 6.0 tokens a second"] in rows
+    assert ["runs", "on                here"] in rows or "runs on" in shown
+    assert "ended by" in shown and "a stop on the way" in shown
+
+
+def test_stats_of_guesses():
+    reply = Reply(tokens=8, calls=4, drafted=10, accepted=5, overlaps=[0.5, 0.7], bias=0.4)
+    rows = dict(session._rows(reply, Said()))
+    assert rows["tokens"] == "8 in 4 target runs (2.00 a run)"
+    assert rows["guesses"] == "5 of 10 kept (0.50), alpha 0.60"
+    assert rows["law"].startswith("0.0500 from the target's")
+    assert dict(session._rows(Reply(tokens=2, calls=2), Said()))["guesses"] == "none"
+
+
+def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
+    source = Said(("We", KeyboardInterrupt()), ("", KeyboardInterrupt()), "d")
+    result = run(source, typed=["a", "b", "c"])
+    assert result.out == "We\nd\n" and source.asked[2][0] == turns("a", "We", "c")
+    assert "stopped after 2 tokens\nstopped after 0 tokens\n" in result.err
+
+
+def test_errors_end_nothing(run):
+    source = Said(("a", TextError("gone")), ("", InputError("too long")), "...")
+    result = run(source, typed=["x", "y", "z"], wishes=OneAnswer(max_new_tokens=3))
+    assert result.code == 0 and result.out == "a\n...\n"
+    assert result.err.splitlines()[1:-1] == [
+        "error: gone",
+        "error: too long",
+        "the text is cut off after 3 tokens; /set max_new_tokens allows more",
+    ]
+
+
+def test_lines_that_go_on(run):
+    source = Said("1", "2")
+    typed = ["a\\", " b\\", "c", "x\\", KeyboardInterrupt(), "y", KeyboardInterrupt(), "never"]
+    result = run(source, typed=typed, talk=False)
+    assert [asked[0] for asked in source.asked] == ["a\n b\nc", "y"] and result.code == 0
+
+
+# A terminal of its own, with keys
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def test_keys(direct):
+    """Ctrl-C in the middle of an answer keeps what came; at a line it clears it; Ctrl-D leaves."""
+    slow = streamed(chat("Once upon"), None, chat(" a time", "stop"))
+    with replaying(chat=[slow, said("Yes."), said("Bye.")]) as server:
+        with terminal("chat", "--url", server.url) as screen:
+            screen.until("Ctrl-D leaves")
+            screen.until("> ")
+            screen.type("Hi\n")
+            screen.until("Once upon")
+            screen.type(CTRL_C)
+            screen.until("stopped after")
+            screen.until("> ")
+            screen.type("half a line")
+            screen.until("half a line")  # Ctrl-C would take what nobody has read yet
+            screen.type(CTRL_C)
+            screen.until("\n> ")
+            screen.type("and\\\n")
+            screen.until("... ")
+            screen.type("then?\x01\x01so, \x05\n")  # edited: at the line's begin and end
+            screen.until("Yes.")
+            screen.until("> ")
+            screen.type(CTRL_D)
+            assert screen.code() == 0
+    asked = [each["messages"] for each in server.bodies("/v1/chat/completions")]
+    assert asked == [turns("Hi"), turns("Hi", "Once upon", "and\nso, then?")]
+
+
+def test_ctrl_c_at_an_empty_prompt_leaves(direct):
+    with replaying(chat=[said("a")]) as server, terminal("chat", "--url", server.url) as screen:
+        screen.until("> ")
+        screen.type(CTRL_C)
+        assert screen.code() == 0
+    with replaying(completions=[streamed(None)]) as server:
+        with terminal("complete", "--url", server.url) as screen:
+            screen.until("> ")
+            screen.type("Hi\n")
+            screen.until("Hi")
+            screen.process.terminate()
+            assert screen.code() == 130
+
+
+def test_colours_on_a_terminal(direct):
+    step = {"tokens": [{"id": 1, "text": " yes", "source": "accepted"}]}
+    step |= {"rejected": [], "overlaps": [0.9]}
+    answer = streamed(chat(" yes", "stop") | {"speculation": {"steps": [step]}})
+    facts = body({"target": "t", "draft": "d", "chat": True})
+    with replaying(chat=[answer], speculation=[facts]) as server:
+        with terminal("chat", "--url", server.url, "--show-tokens", NO_COLOR="") as screen:
+            assert "accepted guess" in screen.until("> ")
+            screen.type("Hi\n")
+            screen.until("\x1b[32m yes\x1b[0m")
+            screen.until("> ")
+            screen.type("/stats\n")
+            assert "1 in 1 target runs (1.00 a run)" in screen.until("> ")
+            screen.type("/exit\n")
+            assert screen.code() == 0

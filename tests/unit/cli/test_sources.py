@@ -1,0 +1,50 @@
+"""Which options go together, and which source they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.cli.option import PairLoading
+from foretoken.cli.sources import Asked, Server, opened
+from foretoken.errors import ForetokenError
+
+SERVER = ("url", "api_key", "model")
+HERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("asked", "where", "says"),
+    [
+        ({"gamma": -1}, {}, "gamma is -1"),
+        ({"seed": -1}, {}, "seed is -1"),
+        ({"rule": "x"}, {}, "rule is 'x'"),
+        ({"lenience": 2.0}, {"url": HERE}, "lenience is 2.0"),
+        ({"target": "no-such-folder"}, {}, "there is no folder 'no-such-folder'"),
+        ({}, {"dtype": "float31"}, "dtype is 'float31'"),
+        ({}, {"api_key": "k"}, "--api-key is for a server; add --url"),
+        ({}, {"model": "m"}, "--model is for a server; add --url"),
+        ({"target": "t"}, {"url": HERE}, "--target is for models in this process; leave it or"),
+        ({"draft": "t"}, {"url": HERE}, "--draft is for models"),
+        ({}, {"url": HERE, "dtype": "int8"}, "--dtype is for models"),
+        ({}, {"url": HERE, "trust_remote_code": True}, "--trust-remote-code is for models"),
+        ({}, {"url": HERE}, f"{HERE} cannot be reached"),
+    ],
+)
+def test_mistakes_are_told_before_models_load(asked, where, says):
+    with pytest.raises(ForetokenError, match="^" + says):
+        server = Server(**{n: v for n, v in where.items() if n in SERVER})
+        loading = PairLoading(**{n: v for n, v in where.items() if n not in SERVER})
+        with opened(Asked(**asked), server, loading, None, {}):
+            raise AssertionError("nothing should be opened")
+
+
+def test_wishes_are_checked_before_models_load():
+    with pytest.raises(ForetokenError, match="top_p is 2"):
+        with opened(Asked(), Server(), PairLoading(), None, {"top_p": 2}):
+            raise AssertionError("nothing should be opened")
+
+
+def test_only_what_was_said_of_guesses():
+    assert Asked().speculation == {} and Asked(gamma=0).speculation == {"gamma": 0}
+    said = {"rule": "coupled", "lenience": 0.5}
+    assert Asked(**said).speculation == said
