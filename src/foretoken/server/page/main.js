@@ -1,23 +1,25 @@
-// The page: conversations and their list, the prompt, what the server says, and the measurements of
-// the text that is shown. What each part looks like is its own module's.
+// The page, put together: conversations, the prompt, what the server says, what is drawn when.
 
-import { acceptance, factors } from "./charts.js";
 import { Conversation } from "./conversation.js";
 import { el, nextFrame, paced } from "./dom.js";
-import { UNKNOWN, count, duration, measures, shown, speedup } from "./numbers.js";
+import { List } from "./list.js";
+import { closeDrawer, followDrawers, followTheme, followViews } from "./look.js";
+import { described, drawPanel } from "./panel.js";
 import { Server } from "./server.js";
 import { Settings } from "./settings.js";
 import { key } from "./stream.js";
 
 const EXAMPLES = {
-  true: ["Why is the sky blue?", "Write four lines about the first snow.", "What is rejection sampling?"],
-  false: ["The captain looked", "It was a cold morning in November, and", "“My dear,” said the old gentleman,"],
+  chat: ["Why is the sky blue?", "Write four lines about the first snow.", "What is rejection sampling?"],
+  text: ["The captain looked", "It was a cold morning in November, and", "“My dear,” said the old gentleman,"],
 };
-const ERRORS = { 503: "The engine is loading.", 0: "The server does not answer." };
+const PROBLEMS = { 503: "The engine is loading.", 0: "The server does not answer." };
+const NEAR = 160; // pixels from the end of the text within which it is followed
 
 const $ = (id) => document.getElementById(id);
 const settings = new Settings($("settings"));
 const server = new Server(serverTold);
+const list = new List($("list"), { show, remove });
 const conversations = [];
 let current = null;
 let ready = false;
@@ -25,9 +27,11 @@ let ready = false;
 // Conversations
 
 function begin() {
-  const empty = conversations.find((conversation) => !conversation.turns.length);
-  const conversation = empty ?? new Conversation(changed, ended);
-  if (!empty) conversations.unshift(conversation);
+  let conversation = conversations.find(({ turns }) => !turns.length);
+  if (!conversation) {
+    conversation = new Conversation(changed, ended);
+    conversations.unshift(conversation);
+  }
   show(conversation);
   $("prompt").focus();
 }
@@ -41,7 +45,6 @@ function show(conversation) {
 }
 
 function remove(conversation) {
-  conversation.stop();
   conversations.splice(conversations.indexOf(conversation), 1);
   if (conversation === current) conversations.length ? show(conversations[0]) : begin();
   drawList();
@@ -49,94 +52,53 @@ function remove(conversation) {
 
 function changed(conversation) {
   drawList();
+  drawPanelSoon();
   if (conversation !== current) return;
   drawThread();
-  drawMeasures();
+  followText();
 }
 
+/** Says a finished text to screen readers: once, not token by token. */
 function ended(run) {
-  const outcome = run.error ? `Failed: ${run.error.message}` : run.state === "stopped" ? "Stopped." : run.text;
-  $("announcer").append(el("p", {}, run.plain ? `Plain decoding: ${run.error ? outcome : "finished."}` : outcome));
-  while ($("announcer").children.length > 3) $("announcer").firstChild.remove();
+  const outcome = { done: run.plain ? "Plain decoding is done." : run.text, stopped: "Stopped.", failed: "" };
+  $("announcer").replaceChildren(el("p", {}, outcome[run.state])); // a failure is an alert of its own
   server.ask();
 }
 
 // What is drawn
 
+const drawList = paced(() => list.draw(conversations, current));
+
+const drawPanelSoon = paced(() => {
+  const runs = conversations.flatMap((conversation) => conversation.runs);
+  drawPanel($, current.last?.run, runs, server.info);
+});
+
 const drawThread = nextFrame(() => {
   $("empty").hidden = current.turns.length > 0;
   $("send").textContent = current.open ? "Stop" : "Send";
   $("send").disabled = !ready && !current.open;
-  const { scrollTop, scrollHeight, clientHeight } = $("thread");
-  const follows = scrollHeight - scrollTop - clientHeight < 160;
-  if (current.open && follows) requestAnimationFrame(() => ($("thread").scrollTop = $("thread").scrollHeight));
 });
 
-const drawList = paced(() => {
-  const states = conversations.map((c) => [c.title, c.open, c === current, c.turns.length].join());
-  if (states.join("\n") === $("list").dataset.drawn) return; // keeps the focus where it is
-  $("list").dataset.drawn = states.join("\n");
-  $("list").replaceChildren(...conversations.map(listed));
+/** Keeps the end of the text in sight, unless somebody has scrolled away from it. */
+const followText = nextFrame(() => {
+  const thread = $("thread");
+  const below = thread.scrollHeight - thread.scrollTop - thread.clientHeight;
+  if (below < NEAR) thread.scrollTop = thread.scrollHeight;
 });
-
-function listed(conversation) {
-  const { title, open, turns } = conversation;
-  const state = open ? "writing" : turns.length ? count(turns.length, "text") : "empty";
-  const act = open ? () => conversation.stop() : () => remove(conversation);
-  const chosen = conversation === current ? { "aria-current": "true" } : {};
-  return el(
-    "li",
-    { class: open ? "open" : null, ...chosen },
-    el("button", { type: "button", class: "title", onclick: () => show(conversation) }, title, el("small", {}, state)),
-    el("button", { type: "button", class: "quiet", "aria-label": `${open ? "Stop" : "Remove"}: ${title}`, onclick: act }, open ? "■" : "×"),
-  );
-}
-
-const drawMeasures = paced(() => {
-  const run = current.last?.run;
-  const m = run?.steps.length ? measures(run) : null;
-  $("this").replaceChildren(...(m ? figures(m) : [el("p", { class: "none" }, "Nothing written yet.")]));
-  $("positions").replaceChildren(acceptance(m?.positions ?? []));
-  const here = speedup(conversations.flatMap((conversation) => conversation.runs));
-  const rows = [["Predicted", server.info?.predicted_speedup ?? null, "predicted"]];
-  rows.push(["Server", server.info?.measured_speedup ?? null, "measured"], ["This page", here, "measured"]);
-  const note = "This page compares its own texts, once some were made with guesses and some plainly.";
-  $("speedups").replaceChildren(factors(rows), el("p", { class: "note" }, here === null ? note : "Time a token, over all texts of this page."));
-});
-
-function figures(m) {
-  const guessed = m.drafted ? `${shown(m.accepted)} of ${shown(m.drafted)} guesses kept` : "no guesses";
-  const more = [
-    ["Tokens", shown(m.tokens)],
-    ["Speed", shown(m.perSecond, m.perSecond < 100 ? 1 : 0, " tokens/s")],
-    ["Engine time", duration(m.seconds)],
-    ["Overlap, α", m.alpha === null ? UNKNOWN : shown(m.alpha, 2)],
-  ];
-  if (m.mates) more.push(["Runs shared with", count(m.mates, "other text")]);
-  return [
-    el("p", { class: "hero" }, el("strong", {}, shown(m.perCall, 2)), " tokens per run of the target"),
-    el("p", { class: "note" }, `${count(m.calls, "run")}, ${guessed}`),
-    el("dl", {}, ...described(more)),
-  ];
-}
-
-function described(facts) {
-  return facts.map(([name, value]) => {
-    const known = value !== null && value !== undefined;
-    return el("div", {}, el("dt", {}, name), el("dd", { class: known ? null : "none" }, known ? `${value}` : UNKNOWN));
-  });
-}
 
 // The server
 
 function serverTold(problem) {
   ready = !problem;
-  $("door").hidden = problem?.status !== 401;
-  const message = problem && problem.status !== 401 ? `${ERRORS[problem.status] ?? problem.message} Trying again.` : "";
+  const locked = problem?.status === 401;
+  if (locked && $("door").hidden) requestAnimationFrame(() => $("key").focus());
+  $("door").hidden = !locked;
+  const message = problem && !locked ? `${PROBLEMS[problem.status] ?? problem.message} Trying again.` : "";
   if ($("banner").textContent !== message) $("banner").textContent = message;
   if (ready) describe(server.info);
   drawThread();
-  drawMeasures();
+  drawPanelSoon();
 }
 
 function describe(info) {
@@ -145,10 +107,10 @@ function describe(info) {
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);
   $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text, and the model goes on";
-  if ($("examples").dataset.chat === `${info.chat}`) return;
-  $("examples").dataset.chat = info.chat;
-  const send = (text) => el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));
-  $("examples").replaceChildren(...EXAMPLES[Boolean(info.chat)].map(send));
+  if ($("examples").hasChildNodes()) return;
+  const example = (text) =>
+    el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));
+  $("examples").append(...EXAMPLES[info.chat ? "chat" : "text"].map(example));
 }
 
 $("door").addEventListener("submit", (event) => {
@@ -188,48 +150,12 @@ $("prompt").addEventListener("keydown", (event) => {
   ask($("prompt").value);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  if (document.body.dataset.drawer) closeDrawer(true);
-  else current.stop();
+  if (event.key === "Escape" && !closeDrawer(true)) current.stop();
 });
 $("new").addEventListener("click", begin);
 
-// How it looks
-
-function closeDrawer(giveBack = false) {
-  const name = document.body.dataset.drawer;
-  if (!name) return;
-  delete document.body.dataset.drawer;
-  const button = document.querySelector(`[data-drawer=${name}]`);
-  button.setAttribute("aria-expanded", "false");
-  if (giveBack) button.focus();
-}
-
-for (const button of document.querySelectorAll("button[data-drawer]")) {
-  button.addEventListener("click", () => {
-    const name = button.dataset.drawer;
-    const opens = document.body.dataset.drawer !== name;
-    closeDrawer();
-    if (!opens) return;
-    document.body.dataset.drawer = name;
-    button.setAttribute("aria-expanded", "true");
-    $(name).querySelector("button")?.focus();
-  });
-}
-document.querySelector("main").addEventListener("click", () => closeDrawer());
-
-$("views").addEventListener("change", (event) => (document.body.dataset.view = event.target.value));
-document.body.dataset.view = document.querySelector("[name=view]:checked").value;
-
-const isDark = () =>
-  (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-$("theme").setAttribute("aria-pressed", isDark());
-$("theme").addEventListener("click", () => {
-  const theme = isDark() ? "light" : "dark";
-  document.documentElement.dataset.theme = theme;
-  localStorage.setItem("foretoken-theme", theme);
-  $("theme").setAttribute("aria-pressed", isDark());
-});
-
+followTheme($("theme"));
+followViews($("views"));
+followDrawers();
 begin();
 server.ask();

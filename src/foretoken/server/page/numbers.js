@@ -31,14 +31,14 @@ export function measures(run) {
 
 /** How much faster runs with guesses made tokens than those without; null before both are there. */
 export function speedup(runs) {
-  const rate = (group) => {
+  const speed = (group) => {
     const all = group.map(measures);
     return sum(all, (m) => m.tokens) / sum(all, (m) => m.seconds);
   };
   const done = runs.filter((run) => run.state === "done" && run.steps.length);
   const guessed = done.filter((run) => !run.plain);
   const plain = done.filter((run) => run.plain);
-  return guessed.length && plain.length ? rate(guessed) / rate(plain) : null;
+  return guessed.length && plain.length ? speed(guessed) / speed(plain) : null;
 }
 
 /** Seconds of a step. */
@@ -60,6 +60,10 @@ export function shown(value, digits = 0, unit = "") {
     maximumFractionDigits: digits,
   });
   return number + unit;
+}
+
+export function rate(perSecond) {
+  return shown(perSecond, perSecond < 100 ? 1 : 0, " tokens/s");
 }
 
 export function duration(seconds) {

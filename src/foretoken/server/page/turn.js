@@ -1,7 +1,7 @@
 // A prompt and what came of it: the text, what it cost, the timeline, and plain decoding beside it.
 
 import { el, nextFrame } from "./dom.js";
-import { count, duration, measures, shown } from "./numbers.js";
+import { count, duration, measures, rate, shown } from "./numbers.js";
 import { Timeline } from "./timeline.js";
 import { TokenText } from "./tokens.js";
 
@@ -52,7 +52,7 @@ function facts(run) {
     count(m.tokens, "token"),
     `${count(m.calls, "run")} of the target`,
     duration(m.seconds),
-    shown(m.perSecond, m.perSecond < 100 ? 1 : 0, " tokens/s"),
+    rate(m.perSecond),
   ];
   if (FINISHES[run.finish]) parts.push(FINISHES[run.finish]);
   return parts.join(" · ");
