@@ -10,34 +10,28 @@ function bar(share, kind) {
   return el("span", { class: "bar", "aria-hidden": "true" }, fill);
 }
 
-function row(name, drawn, value, note) {
-  const number = el("td", { class: "number" }, value);
-  if (note) number.append(el("small", {}, note));
-  return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "drawn" }, drawn), number);
-}
-
-function table(caption, rows) {
-  return el("table", { class: "chart" }, el("caption", { class: "hidden" }, caption), el("tbody", {}, ...rows));
-}
-
 /** positions: how many guesses were made and kept at each place of a block. */
 export function acceptance(positions) {
   if (!positions.length) return el("p", { class: "none" }, "No guesses yet.");
-  const rows = positions.map(({ made, kept }, i) =>
-    row(`${i + 1}`, bar(kept / made, "kept"), shown((100 * kept) / made, 0, " %"), ` of ${shown(made)}`),
-  );
-  return table("Share of the guesses kept, by position in the block", rows);
+  const rows = positions.map(({ made, kept }, i) => {
+    const number = el("td", {}, shown((100 * kept) / made, 0, " %"), el("small", {}, ` of ${shown(made)}`));
+    return el("tr", {}, el("th", { scope: "row" }, `${i + 1}`), el("td", {}, bar(kept / made, "kept")), number);
+  });
+  const caption = el("caption", { class: "hidden" }, "Share of the guesses kept, by position in the block");
+  return el("table", { class: "chart" }, caption, el("tbody", {}, ...rows));
 }
 
 /** speedups: names and factors, null where not measured; plain decoding is 1. */
 export function factors(speedups) {
   const most = Math.max(2, ...speedups.map(([, factor]) => factor ?? 0)) * 1.04;
-  const rows = speedups.map(([name, factor, kind]) => {
-    const drawn = bar((factor ?? 0) / most, factor === null ? "empty" : kind);
+  const items = speedups.map(([name, factor, kind]) => {
+    const drawn = bar((factor ?? 0) / most, kind);
     const one = el("span", { class: "one" });
     one.style.left = `${100 / most}%`;
     drawn.append(one);
-    return row(name, drawn, factor === null ? UNKNOWN : shown(factor, 2, "×"));
+    const known = factor !== null;
+    const value = el("dd", { class: known ? null : "none" }, known ? shown(factor, 2, "×") : UNKNOWN);
+    return el("div", {}, el("dt", {}, name), value, drawn);
   });
-  return table("How many times as fast as plain decoding", rows);
+  return el("dl", { class: "factors" }, ...items);
 }

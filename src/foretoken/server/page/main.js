@@ -14,7 +14,7 @@ const EXAMPLES = {
   text: ["The captain looked", "It was a cold morning in November, and", "“My dear,” said the old gentleman,"],
 };
 const PROBLEMS = { 503: "The engine is loading.", 0: "The server does not answer." };
-const NEAR = 160; // pixels from the end of the text within which it is followed
+const NEAR = 80; // pixels from the end of a text within which it is followed
 
 const $ = (id) => document.getElementById(id);
 const settings = new Settings($("settings"));
@@ -23,6 +23,7 @@ const list = new List($("list"), { show, remove });
 const conversations = [];
 let current = null;
 let ready = false;
+let following = true; // the end of the text, as it comes
 
 // Conversations
 
@@ -82,9 +83,11 @@ const drawThread = nextFrame(() => {
 
 /** Keeps the end of the text in sight, unless somebody has scrolled away from it. */
 const followText = nextFrame(() => {
-  const thread = $("thread");
-  const below = thread.scrollHeight - thread.scrollTop - thread.clientHeight;
-  if (below < NEAR) thread.scrollTop = thread.scrollHeight;
+  if (following) $("thread").scrollTop = $("thread").scrollHeight;
+});
+
+$("thread").addEventListener("scroll", ({ target }) => {
+  following = target.scrollHeight - target.scrollTop - target.clientHeight < NEAR;
 });
 
 // The server
@@ -106,7 +109,7 @@ function describe(info) {
   $("pair").replaceChildren(...pair);
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);
-  $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text, and the model goes on";
+  $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text";
   if ($("examples").hasChildNodes()) return;
   const example = (text) =>
     el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));

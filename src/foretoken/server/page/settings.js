@@ -15,7 +15,7 @@ export class Settings {
     const names = [["automatic", ""], ["0, plain decoding", 0]];
     for (let n = 1; n <= MOST; n++) names.push([`${n}`, n]);
     this.inputs.gamma.append(...names.map(([name, value]) => el("option", { value }, name)));
-    details.addEventListener("input", () => this.#summarize());
+    for (const event of ["input", "toggle"]) details.addEventListener(event, () => this.#summarize());
     details.open = matchMedia("(min-width: 1180px)").matches;
     this.#summarize();
   }
@@ -58,6 +58,7 @@ export class Settings {
       seed.value ? `seed ${seed.value}` : "",
       `γ ${gamma.selectedOptions[0].textContent}`,
     ];
-    this.details.querySelector("#summary").textContent = parts.filter(Boolean).join(" · ");
+    const summary = this.details.open ? "Settings" : parts.filter(Boolean).join(" · ");
+    this.details.querySelector("#summary").textContent = summary;
   }
 }

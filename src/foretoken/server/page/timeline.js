@@ -7,7 +7,7 @@ import { duration, took } from "./numbers.js";
 import { told } from "./tokens.js";
 
 const LANES = { draft: [2, 12], target: [20, 12], plain: [42, 12] }; // top, height
-const NARROWEST = 7; // pixels that a step has at least: a longer timeline is scrolled
+const NARROWEST = 3; // pixels that a step has at least: a longer timeline is scrolled
 
 export class Timeline {
   #runs = new Map(); // by name, "guessed" or "plain": what is drawn of each
@@ -44,10 +44,12 @@ export class Timeline {
     this.element.hidden = !lines.length;
     if (!lines.length) return;
     this.steps = (guessed.steps.length ? guessed : plain).steps;
+    const open = lines.some((run) => run.open);
     const following = this.#atEnd();
     for (const run of lines) this.#append(run);
     this.#stretch();
-    if (following && lines.some((run) => run.open)) this.scroller.scrollLeft = this.scroller.scrollWidth;
+    if (!open) this.scroller.scrollLeft = 0;
+    else if (following) this.scroller.scrollLeft = this.scroller.scrollWidth;
     this.#describe(lines);
   }
 

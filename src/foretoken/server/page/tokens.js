@@ -24,7 +24,7 @@ export class TokenText {
     const spans = [...this.element.querySelectorAll("[data-source]")];
     if (spans.map((span) => span.textContent).join("") === run.text) return;
     const parts = cut(run.text, spans.map((span) => span.textContent));
-    spans.forEach((span, i) => (span.textContent = parts[i]));
+    spans.forEach((span, i) => span.replaceChildren(...spelled(parts[i], span.dataset.source)));
   }
 }
 
@@ -50,7 +50,7 @@ function stepSpan(step, number) {
   const kept = step.tokens.filter((token) => token.source === "accepted");
   const own = step.tokens.filter((token) => token.source !== "accepted");
   const refused = step.rejected.map(({ text }, i) =>
-    el("s", { class: i ? "rejected unjudged" : "rejected", "aria-hidden": "true" }, text),
+    el("span", { class: i ? "guess unjudged" : "guess", "aria-hidden": "true" }, ...spelled(text, "rejected")),
   );
   const span = el("span", { class: "step", "data-step": number });
   span.append(...kept.map(tokenSpan), ...refused, ...own.map(tokenSpan));
@@ -58,8 +58,15 @@ function stepSpan(step, number) {
 }
 
 function tokenSpan({ text, source }) {
-  const breaks = text.includes("\n") ? " breaks" : "";
-  return el("span", { class: source + breaks, "data-source": source }, text);
+  const breaks = text.includes("\n") ? "breaks" : null;
+  return el("span", { class: breaks, "data-source": source }, ...spelled(text, source));
+}
+
+/** A token's space stands before the word that is coloured, so that no line is drawn through it. */
+function spelled(text, fate) {
+  const word = text.trimStart();
+  const space = text.slice(0, text.length - word.length);
+  return word ? [space, el(fate === "rejected" ? "s" : "span", { class: fate }, word)] : [space];
 }
 
 /** What a step did, in a sentence. */
