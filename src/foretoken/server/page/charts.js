@@ -18,7 +18,7 @@ export function acceptance(positions) {
     return el("tr", {}, el("th", { scope: "row" }, `${i + 1}`), el("td", {}, bar(kept / made, "kept")), number);
   });
   const caption = el("caption", { class: "hidden" }, "Share of the guesses kept, by position in the block");
-  return el("table", { class: "chart" }, caption, el("tbody", {}, ...rows));
+  return el("table", { class: rows.length > 6 ? "chart dense" : "chart" }, caption, el("tbody", {}, ...rows));
 }
 
 /** speedups: names and factors, null where not measured; plain decoding is 1. */

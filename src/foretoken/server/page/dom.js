@@ -20,21 +20,8 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A function that draws with the next frame, once for however many calls there were before it. */
-export function nextFrame(draw) {
-  let asked = false;
-  return () => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      draw();
-    });
-  };
-}
-
-/** The same a few times a second: for what need not follow every frame. */
-export function paced(draw, seconds = 0.2) {
+/** `draw`, some seconds after the first of any number of calls: for what comes faster than it is read. */
+export function paced(draw, seconds) {
   let timer = null;
   return () => {
     timer ??= setTimeout(() => {

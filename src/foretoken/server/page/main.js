@@ -1,17 +1,17 @@
 // The page, put together: conversations, the prompt, what the server says, what is drawn when.
 
 import { Conversation } from "./conversation.js";
-import { el, nextFrame, paced } from "./dom.js";
+import { el, paced } from "./dom.js";
 import { List } from "./list.js";
 import { closeDrawer, followDrawers, followTheme, followViews } from "./look.js";
 import { described, drawPanel } from "./panel.js";
-import { Server } from "./server.js";
+import { Server, named } from "./server.js";
 import { Settings } from "./settings.js";
 import { key } from "./stream.js";
 
 const EXAMPLES = {
   chat: ["Why is the sky blue?", "Write four lines about the first snow.", "What is rejection sampling?"],
-  text: ["The captain looked", "It was a cold morning in November, and", "“My dear,” said the old gentleman,"],
+  text: ["The captain looked", "It was a cold morning in November, and", '"My dear," said the old gentleman,'],
 };
 const PROBLEMS = { 503: "The engine is loading.", 0: "The server does not answer." };
 const NEAR = 80; // pixels from the end of a text within which it is followed
@@ -68,23 +68,23 @@ function ended(run) {
 
 // What is drawn
 
-const drawList = paced(() => list.draw(conversations, current));
+const drawList = paced(() => list.draw(conversations, current), 0.05);
 
 const drawPanelSoon = paced(() => {
   const runs = conversations.flatMap((conversation) => conversation.runs);
   drawPanel($, current.last?.run, runs, server.info);
-});
+}, 0.25);
 
-const drawThread = nextFrame(() => {
+const drawThread = paced(() => {
   $("empty").hidden = current.turns.length > 0;
   $("send").textContent = current.open ? "Stop" : "Send";
   $("send").disabled = !ready && !current.open;
-});
+}, 0);
 
 /** Keeps the end of the text in sight, unless somebody has scrolled away from it. */
-const followText = nextFrame(() => {
+const followText = paced(() => {
   if (following) $("thread").scrollTop = $("thread").scrollHeight;
-});
+}, 0.1);
 
 $("thread").addEventListener("scroll", ({ target }) => {
   following = target.scrollHeight - target.scrollTop - target.clientHeight < NEAR;
@@ -97,16 +97,18 @@ function serverTold(problem) {
   const locked = problem?.status === 401;
   if (locked && $("door").hidden) requestAnimationFrame(() => $("key").focus());
   $("door").hidden = !locked;
+  $("refused").textContent = locked && key.get() ? problem.message : "";
   const message = problem && !locked ? `${PROBLEMS[problem.status] ?? problem.message} Trying again.` : "";
   if ($("banner").textContent !== message) $("banner").textContent = message;
   if (ready) describe(server.info);
+  else $("prompt").placeholder = "Not ready yet";
   drawThread();
   drawPanelSoon();
 }
 
 function describe(info) {
-  const pair = info.draft ? [info.target, el("span", {}, " guessed for by "), info.draft] : [info.target];
-  $("pair").replaceChildren(...pair);
+  const draft = info.draft ? [el("span", {}, " guessed for by "), named(info.draft)] : [];
+  $("pair").replaceChildren(named(info.target), ...draft);
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);
   $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text";

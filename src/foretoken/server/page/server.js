@@ -39,8 +39,9 @@ export class Server {
     const { info } = this;
     const place = (runtime) => [runtime, info.dtype].filter(Boolean).join(", ");
     return [
-      ["Target", info.target],
-      ["Draft", info.draft ?? "none: nothing is guessed"],
+      ["Model", this.model],
+      ["Target", named(info.target)],
+      ["Draft", info.draft ? named(info.draft) : "none: nothing is guessed"],
       ["Guessing", info.active ? "yes" : "no"],
       ["Runs on", place(info.runtime)],
       ["Guesses a run, γ", info.gamma],
@@ -52,6 +53,11 @@ export class Server {
       ["Context", info.context && `${info.context.toLocaleString("en")} tokens`],
     ];
   }
+}
+
+/** A model's name, or the last of a folder's. */
+export function named(model) {
+  return model.startsWith("/") ? model.split("/").findLast(Boolean) : model;
 }
 
 /** v at one token, at the most that was measured, and at one place between. */

@@ -8,6 +8,7 @@ import { told } from "./tokens.js";
 
 const LANES = { draft: [2, 12], target: [20, 12], plain: [42, 12] }; // top, height
 const NARROWEST = 3; // pixels that a step has at least: a longer timeline is scrolled
+const HINT = "Point at a run, or walk with the arrow keys, to see what it did.";
 
 export class Timeline {
   #runs = new Map(); // by name, "guessed" or "plain": what is drawn of each
@@ -106,7 +107,7 @@ export class Timeline {
     });
     this.chart.setAttribute("aria-label", parts.join(". "));
     this.scroller.setAttribute("aria-label", "Timeline of draft and target; arrow keys go from run to run");
-    if (this.#selected === null) this.readout.textContent = parts.join(" · ");
+    if (this.#selected === null) this.readout.textContent = HINT;
   }
 
   #atEnd() {
@@ -141,7 +142,7 @@ function bars(step, from, lane, number) {
   return [
     bar(lane, lane, step.target_seconds),
     bar("verify", lane, step.verify_seconds),
-    ...(step.draft_seconds ? [bar("draft", "draft", step.draft_seconds)] : []),
+    ...(step.gamma ? [bar("draft", "draft", step.draft_seconds)] : []),
   ];
 }
 
@@ -151,6 +152,6 @@ function ticks(seconds, width) {
   const power = 10 ** Math.floor(Math.log10(least));
   const apart = [1, 2, 5, 10].map((n) => n * power).find((gap) => gap >= least);
   const marks = [];
-  for (let i = 0; i * apart <= seconds; i++) marks.push(i * apart);
+  for (let i = 0; i * apart <= seconds * (1 - 40 / Math.max(width, 90)); i++) marks.push(i * apart);
   return marks;
 }

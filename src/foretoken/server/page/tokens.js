@@ -50,7 +50,7 @@ function stepSpan(step, number) {
   const kept = step.tokens.filter((token) => token.source === "accepted");
   const own = step.tokens.filter((token) => token.source !== "accepted");
   const refused = step.rejected.map(({ text }, i) =>
-    el("span", { class: i ? "guess unjudged" : "guess", "aria-hidden": "true" }, ...spelled(text, "rejected")),
+    el("span", { class: i ? "guess unjudged" : "guess", "aria-hidden": "true" }, ...spelled(text.replaceAll("\n", "↵"), "rejected")),
   );
   const span = el("span", { class: "step", "data-step": number });
   span.append(...kept.map(tokenSpan), ...refused, ...own.map(tokenSpan));
@@ -76,7 +76,7 @@ export function told(step, number, duration) {
   const fate = guesses ? `${kept} of ${guesses} guesses kept` : "no guesses";
   const overlaps = (step.overlaps ?? []).map((x) => x.toFixed(2)).join(", ");
   const times = [`target ${duration(step.target_seconds)}`, `verifying ${duration(step.verify_seconds)}`];
-  if (step.draft_seconds) times.unshift(`draft ${duration(step.draft_seconds)}`);
+  if (guesses) times.unshift(`draft ${duration(step.draft_seconds)}`);
   if (overlaps) times.push(`overlap ${overlaps}`);
   if (step.rows > 1) times.push(`shared by ${step.rows} texts`);
   return `Run ${number + 1}: ${fate}. ${times.join(", ")}`;

@@ -1,6 +1,6 @@
 // A prompt and what came of it: the text, what it cost, the timeline, and plain decoding beside it.
 
-import { el, nextFrame } from "./dom.js";
+import { el, paced } from "./dom.js";
 import { count, duration, measures, rate, shown } from "./numbers.js";
 import { Timeline } from "./timeline.js";
 import { TokenText } from "./tokens.js";
@@ -22,7 +22,7 @@ class Answer {
     this.element = el(
       "section",
       { class: run.plain ? "answer plain" : "answer", "aria-label": name },
-      el("h3", {}, name),
+      el("h2", {}, name),
       text,
       this.wait,
       this.facts,
@@ -71,7 +71,7 @@ export class TurnView {
     this.timeline = new Timeline((number) => this.mark(number));
     this.verdict = el("p", { class: "verdict", role: "status" });
     this.buttons = el("div", { class: "actions" });
-    const prompt = inline ? [] : [el("h3", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
+    const prompt = inline ? [] : [el("h2", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
     const parts = [...prompt, this.columns, this.verdict, this.timeline.element, this.buttons];
     this.element = el("article", { class: "turn" }, ...parts);
     this.answer.element.addEventListener("pointerover", (event) => {
@@ -79,7 +79,7 @@ export class TurnView {
       this.mark(step ? Number(step.dataset.step) : null);
     });
     this.answer.element.addEventListener("pointerleave", () => this.mark(null));
-    this.draw = nextFrame(() => this.update());
+    this.draw = paced(() => this.update(), 0.1); // drawing takes time from an engine on this machine
     this.draw();
   }
 
@@ -122,7 +122,7 @@ export class TurnView {
     if (names === this.offered) return; // replacing a button would take the focus from it
     this.offered = names;
     const seed = el("span", { class: "seed" }, `seed ${this.seed}`);
-    this.buttons.replaceChildren(...offers, seed);
+    this.buttons.replaceChildren(...offers, ...(offers.length ? [seed] : []));
   }
 }
 
@@ -131,15 +131,12 @@ function verdict(run, plain) {
   if (run.state !== "done" || plain.state !== "done") return "";
   const [guessed, alone] = [measures(run), measures(plain)];
   const factor = alone.seconds / alone.tokens / (guessed.seconds / guessed.tokens);
-  const speed = factor >= 1 ? `${shown(factor, 2)} times as fast` : `${shown(factor, 2)} times the speed`;
-  return `With guesses ${speed} a token. ${likeness(run, plain)}`;
+  return `With guesses ${shown(factor, 2, "×")} the speed of plain decoding. ${likeness(run, plain)}`;
 }
 
 function likeness(run, plain) {
   if (run.text === plain.text) return "The texts are identical.";
-  if (run.body.temperature !== 0) {
-    return "Two draws from one distribution; at temperature 0 the texts would be the same.";
-  }
+  if (run.body.temperature !== 0) return "The texts are two draws from one distribution.";
   let same = 0;
   while (run.text[same] === plain.text[same]) same++;
   const where = `The texts part after ${count(same, "character")}`;
