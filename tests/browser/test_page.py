@@ -153,8 +153,7 @@ def test_measurements_are_those_of_the_steps(opened: Opened) -> None:
     steps = answer.locator(".step").count()
     tokens = answer.locator("[data-source]").count()
     assert f"{tokens} tokens · {steps} runs of the target" in answer.locator(".facts").inner_text()
-    page.wait_for_selector("#this strong")
-    assert page.text_content("#this strong") == f"{tokens / steps:.2f}"
+    page.wait_for_selector(f"#this strong:text-is('{tokens / steps:.2f}')")
     assert page.locator("#positions tr").count() == 3
     assert page.locator(".timeline rect.target").count() == steps
     page.focus(".scroller")
@@ -198,8 +197,9 @@ def test_plain_decoding_beside_it_writes_the_same_at_temperature_0(opened: Opene
     page.wait_for_selector(".verdict:not(:empty)")
     assert "The texts are identical." in page.locator(".verdict").inner_text()
     plain = page.locator(".answer.plain")
-    assert plain.locator("[data-source=plain]").count() == plain.locator(".step").count() == 48
-    assert page.locator(".timeline rect.plain").count() == 48
+    runs = plain.locator(".step").count()
+    assert plain.locator("[data-source=plain]").count() == runs > 0
+    assert page.locator(".timeline rect.plain").count() == runs
     page.wait_for_selector("#speedups div:last-child dd:not(.none)")
 
 

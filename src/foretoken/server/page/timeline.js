@@ -146,12 +146,11 @@ function bars(step, from, lane, number) {
   ];
 }
 
-/** Round times from 0 on, about 90 pixels apart. */
+/** Round times from 0 on, about 90 pixels apart, as far as there is room for their names. */
 function ticks(seconds, width) {
   const least = (seconds * 90) / Math.max(width, 90);
   const power = 10 ** Math.floor(Math.log10(least));
   const apart = [1, 2, 5, 10].map((n) => n * power).find((gap) => gap >= least);
-  const marks = [];
-  for (let i = 0; i * apart <= seconds * (1 - 40 / Math.max(width, 90)); i++) marks.push(i * apart);
-  return marks;
+  const last = seconds * (1 - 50 / Math.max(width, 90));
+  return Array.from({ length: Math.max(1, Math.floor(last / apart) + 1) }, (_, i) => i * apart);
 }

@@ -114,7 +114,7 @@ export class TurnView {
     const offers = [];
     const offer = (name, act) => offers.push(el("button", { type: "button", onclick: act }, name));
     if (!this.run.open && this.run.text) {
-      if (!open && !this.run.plain && this.plain?.run.state !== "done") offer("Decode plainly, for comparison", this.act.compare);
+      if (!open && !this.run.plain && this.plain?.run.state !== "done") offer("Decode plainly", this.act.compare);
       if (this.inline && this.run.finish === "length" && !open) offer("Go on", this.act.goOn);
       offer("Copy", () => navigator.clipboard.writeText((this.inline ? this.asked : "") + this.run.text));
     }
