@@ -254,13 +254,13 @@ def test_nothing_that_a_model_writes_is_markup(opened: Opened) -> None:
     assert page.locator("main img").count() == 0 and page.title() == "foretoken"
 
 
-def test_an_engine_that_loads_is_waited_for(opened: Opened, browser: Any, url: str) -> None:
+def test_an_engine_that_loads_is_waited_for(opened: Opened, url: str) -> None:
     page = opened("about:blank")
-    told = json.dumps({"error": {"message": "loading"}})
+    told = json.dumps({"error": {"message": "the model is loading"}})
     page.route("**/v1/speculation", lambda route: route.fulfill(status=503, body=told))
     page.goto(url)
     page.wait_for_selector("#banner:not(:empty)")
-    assert "loading" in page.text_content("#banner")
+    assert page.text_content("#banner") == "The model is loading. Trying again."
     assert page.is_disabled("#send")
     page.unroute("**/v1/speculation")
     page.wait_for_selector("#send:enabled")

@@ -13,7 +13,6 @@ const EXAMPLES = {
   chat: ["Why is the sky blue?", "Write four lines about the first snow.", "What is rejection sampling?"],
   text: ["The captain looked", "It was a cold morning in November, and", '"My dear," said the old gentleman,'],
 };
-const PROBLEMS = { 503: "The engine is loading.", 0: "The server does not answer." };
 const NEAR = 80; // pixels from the end of a text within which it is followed
 
 const $ = (id) => document.getElementById(id);
@@ -98,7 +97,7 @@ function serverTold(problem) {
   if (locked && $("door").hidden) requestAnimationFrame(() => $("key").focus());
   $("door").hidden = !locked;
   $("refused").textContent = locked && key.get() ? problem.message : "";
-  const message = problem && !locked ? `${PROBLEMS[problem.status] ?? problem.message} Trying again.` : "";
+  const message = problem && !locked ? `${sentence(problem.message)} Trying again.` : "";
   if ($("banner").textContent !== message) $("banner").textContent = message;
   if (ready) describe(server.info);
   else $("prompt").placeholder = "Not ready yet";
@@ -116,6 +115,10 @@ function describe(info) {
   const example = (text) =>
     el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));
   $("examples").append(...EXAMPLES[info.chat ? "chat" : "text"].map(example));
+}
+
+function sentence(message) {
+  return `${message[0].toUpperCase()}${message.slice(1).replace(/\.$/, "")}.`;
 }
 
 $("door").addEventListener("submit", (event) => {

@@ -32,7 +32,7 @@ async function request(path, options) {
 
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  const message = body?.error?.message ?? `The server answered ${response.status}.`;
+  const message = body?.error?.message || `The server answered ${response.status}.`;
   return new ServerError(message, response.status, Number(response.headers.get("retry-after")) || null);
 }
 
