@@ -1,0 +1,169 @@
+// The page, put together: conversations, the prompt, what the server says, what is drawn when.
+
+import { Conversation } from "./conversation.js";
+import { el, paced } from "./dom.js";
+import { List } from "./list.js";
+import { closeDrawer, followDrawers, followTheme, followViews } from "./look.js";
+import { described, drawPanel } from "./panel.js";
+import { Server, named } from "./server.js";
+import { Settings } from "./settings.js";
+import { key } from "./stream.js";
+
+const EXAMPLES = {
+  chat: ["Why is the sky blue?", "Write four lines about the first snow.", "What is rejection sampling?"],
+  text: ["The captain looked", "It was a cold morning in November, and", '"My dear," said the old gentleman,'],
+};
+const NEAR = 80; // pixels from the end of a text within which it is followed
+
+const $ = (id) => document.getElementById(id);
+const settings = new Settings($("settings"));
+const server = new Server(serverTold);
+const list = new List($("list"), { show, remove });
+const conversations = [];
+let current = null;
+let ready = false;
+let following = true; // the end of the text, as it comes
+
+// Conversations
+
+function begin() {
+  let conversation = conversations.find(({ turns }) => !turns.length);
+  if (!conversation) {
+    conversation = new Conversation(changed, ended);
+    conversations.unshift(conversation);
+  }
+  show(conversation);
+  $("prompt").focus();
+}
+
+function show(conversation) {
+  current = conversation;
+  $("turns").replaceChildren(conversation.element);
+  $("thread").scrollTop = $("thread").scrollHeight;
+  closeDrawer();
+  changed(conversation);
+}
+
+function remove(conversation) {
+  conversations.splice(conversations.indexOf(conversation), 1);
+  if (conversation === current) conversations.length ? show(conversations[0]) : begin();
+  drawList();
+}
+
+function changed(conversation) {
+  drawList();
+  drawPanelSoon();
+  if (conversation !== current) return;
+  drawThread();
+  followText();
+}
+
+/** Says a finished text to screen readers: once, not token by token. */
+function ended(run) {
+  const outcome = { done: run.plain ? "Plain decoding is done." : run.text, stopped: "Stopped.", failed: "" };
+  $("announcer").replaceChildren(el("p", {}, outcome[run.state])); // a failure is an alert of its own
+  server.ask();
+}
+
+// What is drawn
+
+const drawList = paced(() => list.draw(conversations, current), 0.05);
+
+const drawPanelSoon = paced(() => {
+  const runs = conversations.flatMap((conversation) => conversation.runs);
+  drawPanel($, current.last?.run, runs, server.info);
+}, 0.25);
+
+const drawThread = paced(() => {
+  $("empty").hidden = current.turns.length > 0;
+  $("send").textContent = current.open ? "Stop" : "Send";
+  $("send").disabled = !ready && !current.open;
+}, 0);
+
+/** Keeps the end of the text in sight, unless somebody has scrolled away from it. */
+const followText = paced(() => {
+  if (following) $("thread").scrollTop = $("thread").scrollHeight;
+}, 0.1);
+
+$("thread").addEventListener("scroll", ({ target }) => {
+  following = target.scrollHeight - target.scrollTop - target.clientHeight < NEAR;
+});
+
+// The server
+
+function serverTold(problem) {
+  ready = !problem;
+  const locked = problem?.status === 401;
+  if (locked && $("door").hidden) requestAnimationFrame(() => $("key").focus());
+  $("door").hidden = !locked;
+  $("refused").textContent = locked && key.get() ? problem.message : "";
+  const message = problem && !locked ? `${sentence(problem.message)} Trying again.` : "";
+  if ($("banner").textContent !== message) $("banner").textContent = message;
+  if (ready) describe(server.info);
+  else $("prompt").placeholder = "Not ready yet";
+  drawThread();
+  drawPanelSoon();
+}
+
+function describe(info) {
+  const draft = info.draft ? [el("span", {}, " guessed for by "), named(info.draft)] : [];
+  $("pair").replaceChildren(named(info.target), ...draft);
+  $("server").replaceChildren(...described(server.facts()));
+  settings.follow(info);
+  $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text";
+  if ($("examples").hasChildNodes()) return;
+  const example = (text) =>
+    el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));
+  $("examples").append(...EXAMPLES[info.chat ? "chat" : "text"].map(example));
+}
+
+function sentence(message) {
+  return `${message[0].toUpperCase()}${message.slice(1).replace(/\.$/, "")}.`;
+}
+
+$("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set($("key").value);
+  server.ask();
+});
+
+// The prompt
+
+function ask(prompt) {
+  if (!ready || current.open || !prompt.trim()) return;
+  const { chat } = server.info;
+  const asked = chat ? { messages: current.messages(settings.system, prompt) } : { prompt };
+  const stream = { stream: true, stream_options: { include_usage: true } };
+  const body = { model: server.model, ...asked, ...settings.fields(), ...stream };
+  current.send(chat ? "v1/chat/completions" : "v1/completions", body, prompt, settings.compare);
+  $("prompt").value = "";
+  grow();
+  $("thread").scrollTop = $("thread").scrollHeight;
+}
+
+function grow() {
+  $("prompt").style.height = "auto";
+  $("prompt").style.height = `${$("prompt").scrollHeight}px`;
+}
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (current.open) current.stop();
+  else ask($("prompt").value);
+});
+$("prompt").addEventListener("input", grow);
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  ask($("prompt").value);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !closeDrawer(true)) current.stop();
+});
+$("new").addEventListener("click", begin);
+
+followTheme($("theme"));
+followViews($("views"));
+followDrawers();
+begin();
+server.ask();

@@ -1,0 +1,64 @@
+// The controls below the prompt, read into the fields of a request. What they may be is the
+// server's to say: its answer is shown.
+
+import { el } from "./dom.js";
+
+const MOST = 16; // guesses to choose from
+const SEEDS = 2 ** 31;
+
+export class Settings {
+  constructor(details) {
+    this.details = details;
+    this.inputs = Object.fromEntries(
+      [...details.querySelectorAll("[name]")].map((input) => [input.name, input]),
+    );
+    const names = [["automatic", ""], ["0, plain decoding", 0]];
+    for (let n = 1; n <= MOST; n++) names.push([`${n}`, n]);
+    this.inputs.gamma.append(...names.map(([name, value]) => el("option", { value }, name)));
+    for (const event of ["input", "toggle"]) details.addEventListener(event, () => this.#summarize());
+    details.open = matchMedia("(min-width: 1180px)").matches;
+    this.#summarize();
+  }
+
+  /** Follows what the server serves: a chat model or not, and the temperature it was made for. */
+  follow({ chat, temperature }) {
+    this.inputs.system.closest("label").hidden = !chat;
+    if (temperature !== null && temperature !== undefined && !this.followed) {
+      this.inputs.temperature.value = temperature;
+    }
+    this.followed = true;
+    this.#summarize();
+  }
+
+  get compare() {
+    return this.inputs.compare.checked;
+  }
+
+  get system() {
+    return this.inputs.system.value.trim();
+  }
+
+  /** The fields of a request. The seed is always given, so that the text can be made again. */
+  fields() {
+    const fields = { seed: Math.floor(Math.random() * SEEDS) };
+    for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
+      if (this.inputs[name].value !== "") fields[name] = Number(this.inputs[name].value);
+    }
+    const { value } = this.inputs.gamma;
+    fields.speculation = { gamma: value === "" ? null : Number(value), steps: true };
+    return fields;
+  }
+
+  #summarize() {
+    const { temperature, top_p, max_tokens, seed, gamma } = this.inputs;
+    const parts = [
+      `temperature ${temperature.value || "the model's"}`,
+      top_p.value && top_p.value !== "1" ? `top-p ${top_p.value}` : "",
+      max_tokens.value ? `${max_tokens.value} tokens at most` : "",
+      seed.value ? `seed ${seed.value}` : "",
+      `γ ${gamma.selectedOptions[0].textContent}`,
+    ];
+    const summary = this.details.open ? "Settings" : parts.filter(Boolean).join(" · ");
+    this.details.querySelector("#summary").textContent = summary;
+  }
+}

@@ -1,0 +1,156 @@
+// When draft and target ran, from the records of the steps: a lane for each, and one below for plain
+// decoding on the same scale. Time is a step's own, without what lay between steps. Bars are only
+// ever appended; the drawing is stretched to the width that there is.
+
+import { el, svg } from "./dom.js";
+import { duration, took } from "./numbers.js";
+import { told } from "./tokens.js";
+
+const LANES = { draft: [2, 12], target: [20, 12], plain: [42, 12] }; // top, height
+const NARROWEST = 3; // pixels that a step has at least: a longer timeline is scrolled
+const HINT = "Point at a run, or walk with the arrow keys, to see what it did.";
+
+export class Timeline {
+  #runs = new Map(); // by name, "guessed" or "plain": what is drawn of each
+  #selected = null;
+
+  /** select: called with the number of the step that is pointed at, or null. */
+  constructor(select) {
+    this.select = select;
+    this.chart = svg("svg", { preserveAspectRatio: "none", role: "img" });
+    this.axis = el("div", { class: "axis", "aria-hidden": "true" });
+    this.scale = el("div", { class: "scale" }, this.chart, this.axis);
+    this.scroller = el("div", { class: "scroller", tabindex: 0, role: "group" }, this.scale);
+    this.names = el("div", { class: "lanes", "aria-hidden": "true" });
+    this.readout = el("p", { class: "readout" });
+    this.element = el(
+      "figure",
+      { class: "timeline", hidden: true },
+      el("div", { class: "tracks" }, this.names, this.scroller),
+      this.readout,
+    );
+    this.chart.addEventListener("pointerover", (event) => this.#point(event.target.dataset.step));
+    this.chart.addEventListener("pointerleave", () => this.#point());
+    this.scroller.addEventListener("keydown", (event) => this.#walk(event));
+    // The line below speaks to readers only while somebody walks from run to run.
+    this.scroller.addEventListener("focus", () => this.readout.setAttribute("aria-live", "polite"));
+    this.scroller.addEventListener("blur", () => {
+      this.readout.removeAttribute("aria-live");
+      this.#point();
+    });
+  }
+
+  update(guessed, plain) {
+    const lines = [guessed, plain].filter((run) => run?.steps.length);
+    this.element.hidden = !lines.length;
+    if (!lines.length) return;
+    this.steps = (guessed.steps.length ? guessed : plain).steps;
+    const open = lines.some((run) => run.open);
+    const following = this.#atEnd();
+    for (const run of lines) this.#append(run);
+    this.#stretch();
+    if (!open) this.scroller.scrollLeft = 0;
+    else if (following) this.scroller.scrollLeft = this.scroller.scrollWidth;
+    this.#describe(lines);
+  }
+
+  /** Marks a step, and says what it did; null takes the mark away. */
+  mark(number) {
+    if (number === this.#selected) return;
+    for (const bar of this.chart.querySelectorAll(".on")) bar.classList.remove("on");
+    this.#selected = number;
+    if (number === null) return this.#describe();
+    const bars = [...this.chart.querySelectorAll(`[data-step="${number}"]`)];
+    for (const bar of bars) bar.classList.add("on");
+    this.readout.textContent = told(this.steps[number], number, duration);
+  }
+
+  #append(run) {
+    const drawn = this.#runs.get(run) ?? { steps: 0, seconds: 0 };
+    const own = !this.steps || run.steps === this.steps;
+    for (const step of run.steps.slice(drawn.steps)) {
+      const number = own ? drawn.steps : null;
+      this.chart.append(...bars(step, drawn.seconds, run.plain ? "plain" : "target", number));
+      drawn.seconds += took(step);
+      drawn.steps += 1;
+    }
+    this.#runs.set(run, drawn);
+  }
+
+  #stretch() {
+    const drawn = [...this.#runs.values()];
+    this.seconds = Math.max(...drawn.map((line) => line.seconds));
+    const plain = [...this.#runs.keys()].some((run) => run.plain);
+    const guessed = [...this.#runs.keys()].some((run) => !run.plain);
+    const top = guessed ? 0 : LANES.plain[0] - 2;
+    const height = (plain ? LANES.plain[0] + LANES.plain[1] : LANES.target[0] + LANES.target[1]) + 2 - top;
+    this.chart.setAttribute("viewBox", `0 ${top} ${this.seconds * 1000} ${height}`);
+    this.chart.style.height = `${height}px`;
+    this.scale.style.minWidth = `${Math.max(...drawn.map((line) => line.steps)) * NARROWEST}px`;
+    const names = [guessed && "draft", guessed && "target", plain && "plain"].filter(Boolean);
+    this.names.replaceChildren(...names.map((name) => el("span", { class: name }, name)));
+    const marks = ticks(this.seconds, this.scale.clientWidth);
+    this.axis.replaceChildren(...marks.map((at) => this.#tick(at)));
+  }
+
+  #tick(at) {
+    const mark = el("span", {}, at ? duration(at).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ") : "0");
+    mark.style.left = `${(100 * at) / this.seconds}%`;
+    return mark;
+  }
+
+  #describe(runs = [...this.#runs.keys()]) {
+    const parts = runs.map((run) => {
+      const seconds = run.steps.reduce((total, step) => total + took(step), 0);
+      const calls = `${run.steps.length} run${run.steps.length === 1 ? "" : "s"} of the target`;
+      return `${run.plain ? "Plain decoding" : "With guesses"}: ${calls} in ${duration(seconds)}`;
+    });
+    this.chart.setAttribute("aria-label", parts.join(". "));
+    this.scroller.setAttribute("aria-label", "Timeline of draft and target; arrow keys go from run to run");
+    if (this.#selected === null) this.readout.textContent = HINT;
+  }
+
+  #atEnd() {
+    const { scrollLeft, scrollWidth, clientWidth } = this.scroller;
+    return scrollLeft + clientWidth >= scrollWidth - 24;
+  }
+
+  #point(number) {
+    this.select(number === undefined ? null : Number(number));
+  }
+
+  #walk(event) {
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!way) return;
+    event.preventDefault();
+    const from = this.#selected ?? (way > 0 ? -1 : this.steps.length);
+    const to = Math.min(Math.max(from + way, 0), this.steps.length - 1);
+    this.select(to);
+    this.chart.querySelector(`[data-step="${to}"].target, [data-step="${to}"].plain`)
+      .scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+}
+
+function bars(step, from, lane, number) {
+  const at = { draft: from, [lane]: from + step.draft_seconds };
+  at.verify = at[lane] + step.target_seconds;
+  const bar = (kind, row, seconds) => {
+    const [y, height] = LANES[row];
+    const place = { x: at[kind] * 1000, y, width: seconds * 1000, height };
+    return svg("rect", { class: kind, "data-step": number, ...place });
+  };
+  return [
+    bar(lane, lane, step.target_seconds),
+    bar("verify", lane, step.verify_seconds),
+    ...(step.gamma ? [bar("draft", "draft", step.draft_seconds)] : []),
+  ];
+}
+
+/** Round times from 0 on, about 90 pixels apart, as far as there is room for their names. */
+function ticks(seconds, width) {
+  const least = (seconds * 90) / Math.max(width, 90);
+  const power = 10 ** Math.floor(Math.log10(least));
+  const apart = [1, 2, 5, 10].map((n) => n * power).find((gap) => gap >= least);
+  const last = seconds * (1 - 50 / Math.max(width, 90));
+  return Array.from({ length: Math.max(1, Math.floor(last / apart) + 1) }, (_, i) => i * apart);
+}

@@ -1,0 +1,144 @@
+// A prompt and what came of it: the text, what it cost, the timeline, and plain decoding beside it.
+
+import { el, paced } from "./dom.js";
+import { count, duration, measures, rate, shown } from "./numbers.js";
+import { Timeline } from "./timeline.js";
+import { TokenText } from "./tokens.js";
+
+const FINISHES = { stop: "ended by itself", length: "ended by the limit" };
+
+class Answer {
+  #tokens;
+
+  constructor(run, name, before, retry) {
+    this.run = run;
+    this.retry = retry;
+    this.body = el("span", { class: "made" });
+    this.#tokens = new TokenText(this.body);
+    this.wait = el("p", { class: "wait" }, "Waiting for the first token");
+    this.facts = el("p", { class: "facts" });
+    this.error = el("div", { class: "error", role: "alert" });
+    const text = el("div", { class: "text" }, ...(before ? [el("span", { class: "before" }, before)] : []), this.body);
+    this.element = el(
+      "section",
+      { class: run.plain ? "answer plain" : "answer", "aria-label": name },
+      el("h2", {}, name),
+      text,
+      this.wait,
+      this.facts,
+      this.error,
+    );
+  }
+
+  update() {
+    const { run } = this;
+    this.#tokens.update(run);
+    this.element.dataset.state = run.state;
+    this.wait.hidden = run.state !== "waiting";
+    this.facts.textContent = run.steps.length ? facts(run) : "";
+    if (run.state === "done" && !run.text) this.facts.textContent = "An empty text: it ended at once.";
+    if (run.state === "stopped") this.facts.prepend("Stopped. ");
+    if (run.error && !this.error.hasChildNodes()) {
+      const again = el("button", { type: "button", onclick: this.retry }, "Try again");
+      this.error.append(el("p", {}, run.error.message), again);
+    }
+  }
+}
+
+/** What a text cost, in a line. */
+function facts(run) {
+  const m = measures(run);
+  const parts = [
+    count(m.tokens, "token"),
+    `${count(m.calls, "run")} of the target`,
+    duration(m.seconds),
+    rate(m.perSecond),
+  ];
+  if (FINISHES[run.finish]) parts.push(FINISHES[run.finish]);
+  return parts.join(" · ");
+}
+
+export class TurnView {
+  #marked = null;
+  plain = null;
+
+  /** asked: the prompt; shown: what of it is shown; inline: whether the text continues it; act: what
+   * the buttons do. */
+  constructor({ asked, shown, run, inline, seed }, act) {
+    Object.assign(this, { asked, shown, run, inline, seed, act });
+    this.answer = new Answer(run, run.plain ? "Plain decoding" : "With guesses", inline ? shown : "", act.retry);
+    this.columns = el("div", { class: "columns" }, this.answer.element);
+    this.timeline = new Timeline((number) => this.mark(number));
+    this.verdict = el("p", { class: "verdict", role: "status" });
+    this.buttons = el("div", { class: "actions" });
+    const prompt = inline ? [] : [el("h2", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
+    const parts = [...prompt, this.columns, this.verdict, this.timeline.element, this.buttons];
+    this.element = el("article", { class: "turn" }, ...parts);
+    this.answer.element.addEventListener("pointerover", (event) => {
+      const step = event.target.closest(".step");
+      this.mark(step ? Number(step.dataset.step) : null);
+    });
+    this.answer.element.addEventListener("pointerleave", () => this.mark(null));
+    this.draw = paced(() => this.update(), 0.1); // drawing takes time from an engine on this machine
+    this.draw();
+  }
+
+  /** Plain decoding of the same request beside it. */
+  compare(plain) {
+    this.plain = new Answer(plain, "Plain decoding", this.inline ? this.shown : "", this.act.compare);
+    this.columns.querySelector(".plain")?.remove();
+    this.columns.append(this.plain.element);
+    this.draw();
+  }
+
+  /** Shows a step in the text and in the timeline at once. */
+  mark(number) {
+    if (number === this.#marked) return;
+    this.#marked = number;
+    this.answer.body.querySelector(".step.on")?.classList.remove("on");
+    if (number !== null) this.answer.body.children[number]?.classList.add("on");
+    this.timeline.mark(number);
+  }
+
+  update() {
+    this.answer.update();
+    this.plain?.update();
+    this.timeline.update(this.run, this.plain?.run);
+    this.columns.dataset.answers = this.plain ? 2 : 1;
+    this.verdict.textContent = this.plain ? verdict(this.run, this.plain.run) : "";
+    this.#offer();
+  }
+
+  #offer() {
+    const open = this.run.open || this.plain?.run.open;
+    const offers = [];
+    const offer = (name, act) => offers.push(el("button", { type: "button", onclick: act }, name));
+    if (!this.run.open && this.run.text) {
+      if (!open && !this.run.plain && this.plain?.run.state !== "done") offer("Decode plainly", this.act.compare);
+      if (this.inline && this.run.finish === "length" && !open) offer("Go on", this.act.goOn);
+      offer("Copy", () => navigator.clipboard.writeText((this.inline ? this.asked : "") + this.run.text));
+    }
+    const names = offers.map((button) => button.textContent).join();
+    if (names === this.offered) return; // replacing a button would take the focus from it
+    this.offered = names;
+    const seed = el("span", { class: "seed" }, `seed ${this.seed}`);
+    this.buttons.replaceChildren(...offers, ...(offers.length ? [seed] : []));
+  }
+}
+
+/** What the comparison of the two shows, once both are there. */
+function verdict(run, plain) {
+  if (run.state !== "done" || plain.state !== "done") return "";
+  const [guessed, alone] = [measures(run), measures(plain)];
+  const factor = alone.seconds / alone.tokens / (guessed.seconds / guessed.tokens);
+  return `With guesses ${shown(factor, 2, "×")} the speed of plain decoding. ${likeness(run, plain)}`;
+}
+
+function likeness(run, plain) {
+  if (run.text === plain.text) return "The texts are identical.";
+  if (run.body.temperature !== 0) return "The texts are two draws from one distribution.";
+  let same = 0;
+  while (run.text[same] === plain.text[same]) same++;
+  const where = `The texts part after ${count(same, "character")}`;
+  return `${where}, as rounding can make them where two tokens are nearly tied.`;
+}

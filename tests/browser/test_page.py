@@ -1,0 +1,313 @@
+"""The server's page in Debian's chromium (`pip install playwright`, `apt install chromium`, and no
+other browser): what a reader sees of a real server's streams."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from foretoken.server.app import Settings
+from foretoken.server.limits import Keys
+from served import pair, serving, until
+
+sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("needs chromium, which is not installed", allow_module_level=True)
+
+WISHES = {"temperature": "1", "seed": "7", "gamma": "3", "max_tokens": "48"}
+LONG = WISHES | {"max_tokens": "900"}
+Opened = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return pair(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def url(folders: tuple[str, str]) -> Iterator[str]:
+    with serving(*folders) as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, url: str) -> Iterator[Opened]:
+    """Opens the page; whatever it logs as an error fails the test, answers that it shows apart."""
+    contexts: list[Any] = []
+    problems: list[str] = []
+
+    def heard(message: Any) -> None:
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            problems.append(message.text)
+
+    def open_page(at: str = url, **options: Any) -> Any:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", heard)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(at)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not problems
+
+
+def send(page: Any, prompt: str = "Hello", wishes: dict[str, str] = WISHES, **more: str) -> None:
+    """Types a prompt, with controls, and presses Enter."""
+    page.wait_for_selector("#send:enabled")
+    if not page.is_visible("[name=seed]"):
+        page.click("#settings summary")
+    for name, value in (wishes | more).items():
+        field = page.locator(f"[name={name}]")
+        field.select_option(value) if name == "gamma" else field.fill(value)
+    page.fill("#prompt", prompt)
+    page.press("#prompt", "Enter")
+
+
+def finished(page: Any) -> Any:
+    """The last answer, once it has ended."""
+    page.wait_for_selector(".turn:last-child .answer:last-child[data-state=done]")
+    return page.locator(".turn:last-child .answer").first
+
+
+def made(answer: Any) -> str:
+    """Its text, without the guesses that were refused."""
+    return "".join(answer.locator("[data-source]").all_text_contents())
+
+
+def colour(page: Any, selector: str) -> tuple[int, int, int]:
+    style = page.locator(f"#turns {selector}").first.evaluate("e => getComputedStyle(e).color")
+    red, green, blue = (int(part) for part in re.findall(r"\d+", style)[:3])
+    return red, green, blue
+
+
+def test_a_text_is_that_of_the_api_in_the_colours_of_the_paper(opened: Opened, url: str) -> None:
+    page = opened()
+    send(page)
+    answer = finished(page)
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "temperature": 1,
+        "top_p": 1,
+        "seed": 7,
+        "max_tokens": 48,
+        "speculation": {"gamma": 3},
+    }
+    told = httpx2.post(f"{url}/v1/chat/completions", content=json.dumps(body), timeout=60).json()
+    assert made(answer) == told["choices"][0]["message"]["content"] != ""
+    for selector, channel in ((".accepted", 1), (".rejected", 0), (".corrected", 2)):
+        shades = colour(page, selector)
+        assert max(shades) == shades[channel] > 2 * sorted(shades)[0], selector
+    page.check("[name=view][value=text]")
+    assert colour(page, ".accepted") == colour(page, ".corrected")
+    assert not page.locator("#turns .rejected").first.is_visible()
+
+
+def test_colours_are_never_the_only_sign(opened: Opened) -> None:
+    page = opened()
+    send(page)
+    finished(page)
+
+    def line(selector: str) -> str:
+        found = page.locator(f"#turns {selector}").first
+        return found.evaluate("e => getComputedStyle(e).textDecorationLine")
+
+    assert (line(".accepted"), line(".corrected")) == ("none", "underline")
+    assert line(".rejected") == "line-through"
+    guesses = page.locator("#turns .guess")
+    assert guesses.count() and all(
+        guesses.nth(i).get_attribute("aria-hidden") == "true" for i in range(guesses.count())
+    )
+
+
+def test_a_reader_hears_the_finished_text_once(opened: Opened) -> None:
+    page = opened()
+    send(page)
+    answer = finished(page)
+    page.wait_for_selector("#announcer:not(:empty)", state="attached")
+    assert page.text_content("#announcer") == made(answer)
+    assert answer.locator("[aria-live]").count() == 0
+
+
+def test_measurements_are_those_of_the_steps(opened: Opened) -> None:
+    page = opened()
+    send(page)
+    answer = finished(page)
+    steps = answer.locator(".step").count()
+    tokens = answer.locator("[data-source]").count()
+    assert f"{tokens} tokens · {steps} runs of the target" in answer.locator(".facts").inner_text()
+    page.wait_for_selector(f"#this strong:text-is('{tokens / steps:.2f}')")
+    assert page.locator("#positions tr").count() == 3
+    assert page.locator(".timeline rect.target").count() == steps
+    page.focus(".scroller")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".step.on").get_attribute("data-step") == "0"
+    assert page.text_content(".readout").startswith("Run 1: ")
+
+
+def test_escape_stops_a_text_and_frees_its_row(opened: Opened, url: str) -> None:
+    page = opened()
+    send(page, wishes=LONG)
+    page.wait_for_selector("#turns .step")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".answer[data-state=stopped]")
+    assert "Stopped." in page.locator(".facts").inner_text()
+    assert 0 < page.locator("#turns [data-source]").count() < 900
+    until(lambda: httpx2.get(f"{url}/v1/speculation").json()["running"] == 0, 5)
+    assert page.text_content("#send") == "Send"
+
+
+def test_conversations_stream_side_by_side_and_each_stops_alone(opened: Opened) -> None:
+    page = opened()
+    send(page, "First", LONG)
+    page.click("#new")
+    send(page, "Second", LONG)
+    page.wait_for_selector("#list li.open >> nth=1")
+    page.click("button[aria-label='Stop: First']")
+    page.wait_for_selector("#list li:not(.open)")
+    assert page.locator("#list li.open").inner_text().startswith("Second")
+    page.click("button[aria-label='Stop: Second']")
+    page.wait_for_selector(".answer[data-state=stopped]")
+    page.click("#list .title >> text=First")
+    assert page.locator(".asked").inner_text() == "First"
+
+
+def test_plain_decoding_beside_it_writes_the_same_at_temperature_0(opened: Opened) -> None:
+    page = opened()
+    send(page, temperature="0")
+    finished(page)
+    page.click("text=Decode plainly")
+    page.wait_for_selector(".verdict:not(:empty)")
+    assert "The texts are identical." in page.locator(".verdict").inner_text()
+    plain = page.locator(".answer.plain")
+    runs = plain.locator(".step").count()
+    assert plain.locator("[data-source=plain]").count() == runs > 0
+    assert page.locator(".timeline rect.plain").count() == runs
+    page.wait_for_selector("#speedups div:last-child dd:not(.none)")
+
+
+def test_a_conversation_goes_on(opened: Opened) -> None:
+    page = opened()
+    asked: list[Any] = []
+    page.on("request", lambda each: asked.append(each.post_data_json) if each.post_data else None)
+    send(page, "One")
+    first = made(finished(page))
+    send(page, "Two")
+    page.wait_for_selector(".turn >> nth=1")
+    finished(page)
+    assert [turn["content"] for turn in asked[-1]["messages"]] == ["One", first, "Two"]
+
+
+def test_what_the_server_refuses_is_shown(opened: Opened) -> None:
+    page = opened()
+    send(page, temperature="-1")
+    page.wait_for_selector("[role=alert] p")
+    assert "temperature" in page.locator(".error p").inner_text()
+    page.fill("[name=temperature]", "1")
+    page.fill("#prompt", "Hello")
+    page.press("#prompt", "Enter")
+    finished(page)
+
+
+def test_an_error_within_a_stream_is_shown_below_the_text(opened: Opened) -> None:
+    page = opened()
+    step = {"tokens": [{"id": 1, "text": "So", "source": "plain"}], "rejected": [], "gamma": 0}
+    step |= {"draft_seconds": 0, "target_seconds": 0.01, "verify_seconds": 0.001, "rows": 1}
+    first = {"choices": [{"delta": {"content": "So"}}], "speculation": {"steps": [step]}}
+    second = {"error": {"message": "the engine stopped"}}
+    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in (first, second))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
+    send(page)
+    page.wait_for_selector(".error p")
+    assert page.locator(".error p").inner_text() == "the engine stopped"
+    assert page.locator(".made").inner_text() == "So"
+
+
+def test_nothing_that_a_model_writes_is_markup(opened: Opened) -> None:
+    page = opened()
+    text = "<img src=x onerror=document.title='run'>"
+    step = {"tokens": [{"id": 1, "text": text, "source": "plain"}], "rejected": [], "gamma": 0}
+    step |= {"draft_seconds": 0, "target_seconds": 0.01, "verify_seconds": 0.001, "rows": 1}
+    chunk = {"choices": [{"delta": {"content": text}}], "speculation": {"steps": [step]}}
+    stream = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
+    send(page)
+    finished(page)
+    assert page.locator(".made").inner_text() == text
+    assert page.locator("main img").count() == 0 and page.title() == "foretoken"
+
+
+def test_an_engine_that_loads_is_waited_for(opened: Opened, url: str) -> None:
+    page = opened("about:blank")
+    told = json.dumps({"error": {"message": "the model is loading"}})
+    page.route("**/v1/speculation", lambda route: route.fulfill(status=503, body=told))
+    page.goto(url)
+    page.wait_for_selector("#banner:not(:empty)")
+    assert page.text_content("#banner") == "The model is loading. Trying again."
+    assert page.is_disabled("#send")
+    page.unroute("**/v1/speculation")
+    page.wait_for_selector("#send:enabled")
+    assert page.text_content("#banner") == ""
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab_only(
+    opened: Opened, folders: tuple[str, str]
+) -> None:
+    with serving(*folders, Settings("tiny", keys=Keys(("right",)), patience=1.0)) as (url, _):
+        page = opened(url)
+        page.wait_for_selector("#key")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#refused:not(:empty)")
+        page.fill("#key", "right")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#door", state="hidden")
+        send(page)
+        finished(page)
+        assert page.evaluate("Object.values(sessionStorage)") == ["right"]
+        assert page.evaluate("Object.values(localStorage)") == []
+        page.goto("about:blank")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_narrow_screens(opened: Opened, scheme: str) -> None:
+    page = opened(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    send(page)
+    finished(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("document.getElementById('thread').scrollWidth") <= 390
+    page.click("[aria-controls=measures]")
+    page.wait_for_selector("#positions table", state="visible")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#positions table", state="hidden")
+    assert page.evaluate("document.activeElement.getAttribute('aria-controls')") == "measures"
+
+
+def test_the_switch_between_light_and_dark_is_remembered(opened: Opened) -> None:
+    page = opened(color_scheme="light")
+
+    def paper() -> str:
+        return page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+
+    light = paper()
+    page.click("#theme")
+    assert paper() != light and page.get_attribute("#theme", "aria-pressed") == "true"
+    page.reload()
+    assert paper() != light
