@@ -5,10 +5,13 @@ CPUS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check prove clean
+.PHONY: demo serve test check prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
+
+serve: .venv/ready
+	$(BIN)/foretoken serve
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"
