@@ -107,8 +107,8 @@ export class Timeline {
   }
 
   #tick(at) {
-    const name = at < 1 ? `${+(at * 1000).toPrecision(3)} ms` : `${+at.toPrecision(3)} s`;
-    const mark = el("span", {}, name);
+    const rounded = at < 1 ? `${+(at * 1000).toPrecision(3)} ms` : `${+at.toPrecision(3)} s`;
+    const mark = el("span", {}, at ? rounded : "0");
     mark.style.left = `${(100 * at) / this.seconds}%`;
     return mark;
   }
