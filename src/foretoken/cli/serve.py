@@ -82,6 +82,7 @@ def serve(
             f"serve needs {error.name}, which is missing; pip install 'foretoken[serve]'"
         ) from None
     from foretoken.server.app import Settings
+    from foretoken.server.engine.logs import Logs
     from foretoken.server.engine.worker import Setup
     from foretoken.server.limits import Keys, Limits
 
@@ -103,8 +104,8 @@ def serve(
         "prefix_cache": prefix_cache,
         "rule": chosen.rule,
     }
-    setup = Setup(target, chosen.draft, loading.arguments, engine)
-    run(setup, settings, host, port, log_format, log_level)
+    logs = Logs(log_format, log_level)
+    run(Setup(target, chosen.draft, loading.arguments, engine, logs), settings, host, port)
 
 
 def _require(

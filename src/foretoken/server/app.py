@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -19,7 +20,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
-import foretoken
 from foretoken.server import journal
 from foretoken.server.api import answers, chat, completions, responses
 from foretoken.server.api.errors import ApiError, BadRequestError, answered
@@ -31,6 +31,7 @@ from foretoken.server.engine.writing import Writing
 from foretoken.server.limits import Gate, Keys, Limits
 from foretoken.server.metrics import Metrics
 
+VERSION = version("foretoken")
 PAGE = Path(__file__).parent / "page"
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def make(link: Link, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="foretoken",
-        version=foretoken.__version__,
+        version=VERSION,
         lifespan=life,
         docs_url=None,
         redoc_url=None,
@@ -183,14 +184,15 @@ class Server:
     async def health(self) -> Response:
         """Whether there is, or soon will be, an engine."""
         good = self.link.state in ("ready", "loading", "draining")
-        return JSONResponse({"status": self.link.state}, 200 if good else 503)
+        told = {"status": self.link.state, "engine": self.link.facts.get("pid")}
+        return JSONResponse(told, 200 if good else 503)
 
     async def ready(self) -> Response:
         """Whether requests are taken now."""
         return JSONResponse({"status": self.link.state}, 200 if self.link.state == "ready" else 503)
 
     async def version(self) -> dict[str, str]:
-        return {"version": foretoken.__version__}
+        return {"version": VERSION}
 
     async def numbers(self) -> Response:
         return Response(self.metrics.text(self.link), media_type="text/plain; version=0.0.4")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from time import time
 from typing import Any
 
 from foretoken.server.api import answers
@@ -30,18 +28,6 @@ def line(
 def write(told: dict[str, Any]) -> None:
     """Put it into the log."""
     log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in told.items()), extra={"told": told})
-
-
-class Json(logging.Formatter):
-    """Every record as a line of JSON."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": time(), "level": record.levelname, "logger": record.name}
-        told = getattr(record, "told", None)
-        line |= told if isinstance(told, dict) else {"message": record.getMessage()}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def _short(value: Any) -> str:

@@ -85,7 +85,7 @@ class Metrics:
             "drafts": sum(
                 bool(step["rejected"]) or k > 0 for step, k in zip(steps, kept, strict=True)
             ),
-            "drafted_tokens": drafted,
+            "drafted_tokens": sum(drafted),
             "accepted_tokens": sum(kept),
         }
         for name, value in sums.items():

@@ -7,6 +7,7 @@ import logging
 
 from foretoken.server import journal
 from foretoken.server.engine.link import Link
+from foretoken.server.engine.logs import Json
 from foretoken.server.engine.messages import Done, Part
 from foretoken.server.engine.worker import Setup
 from foretoken.server.engine.writing import Writing
@@ -76,4 +77,4 @@ def test_a_line_has_rates_and_no_text() -> None:
     assert "ab" not in json.dumps(line)
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)
     record.told = line
-    assert json.loads(journal.Json().format(record))["drafted"] == 3
+    assert json.loads(Json().format(record))["drafted"] == 3

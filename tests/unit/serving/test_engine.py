@@ -57,7 +57,8 @@ def test_a_request_may_have_a_rule_of_its_own() -> None:
     """Coupled, a seed gives one text, whatever gamma: rows of two rules never share a step."""
     spec = speculator()
     wishes = {"temperature": 1.0, "max_new_tokens": 12, "seed": 3}
-    expected = {rule: spec.generate([1], gamma=2, rule=rule, **wishes) for rule in ("block", "coupled")}
+    rules = ("block", "coupled")
+    expected = {rule: spec.generate([1], gamma=2, rule=rule, **wishes) for rule in rules}
     assert expected["block"][0].tokens != expected["coupled"][0].tokens
     with Engine(spec) as engine:
         ids = {engine.add([1], gamma=2, rule=rule, **wishes): rule for rule in expected}

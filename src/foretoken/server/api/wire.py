@@ -42,6 +42,9 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning": ((None,), "give chat_template_kwargs, as the model's template names it"),
     "max_tool_calls": ((None,), "no tools are called here"),
     "context_management": ((None,), "nothing is left out of a conversation here"),
+    "access_programs": ((None,), "there are no programs here"),
+    "background_options": ((None,), "answers are written while the client waits"),
+    "image": ((None,), "this server makes text only"),
     "stream_obfuscation": ((None, False), "events are as long as they are"),
 }
 # Fields that say who asks or where: one engine serves all, so there is nothing to do for them.

@@ -5,4 +5,5 @@ imported.
 
 Tests under another name:
 `writing`, `messages`: `tests/unit/server/engine/test_link.py`.
+`logs`: `tests/unit/server/test_metrics.py`.
 """

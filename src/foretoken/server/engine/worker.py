@@ -15,6 +15,7 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import BusyError, ForetokenError, InputError, one_line
+from foretoken.server.engine.logs import Logs
 from foretoken.server.engine.messages import (
     Abort,
     Add,
@@ -51,15 +52,20 @@ class Setup:
     draft: str | None
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
+    logs: Logs = Logs()
 
 
 def work(pipe: Connection, setup: Setup) -> None:
     """The process's whole life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group
+    setup.logs.begin()
     try:
+        from transformers.utils import logging as transformers
+
         from foretoken.loading.load import load
         from foretoken.serving.engine import Engine
 
+        transformers.disable_progress_bar()
         spec = load(setup.target, setup.draft, **setup.loading)
         engine = Engine(spec, **setup.engine)
         measure(spec, engine.max_rows)

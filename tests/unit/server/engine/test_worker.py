@@ -109,13 +109,13 @@ def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str,
 def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:
     for id, most, written in ((0, None, 195), (1, 7, 7)):
         more = {} if most is None else {"most_tokens": most}
-        pipe.send(Add(id, [1] * 5, {"gamma": 2, "ignore_eos": True} | more))
+        pipe.send(Add(id, [1] * 5, {"gamma": 2, "ignore_eos": True, "suppress_tokens": [9]} | more))
         assert hear(pipe) == Answer(id, 5)
         assert sum(len(part.tokens) for part in parts(pipe, id)) == written
 
 
 def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
-    endless = {"gamma": 0, "ignore_eos": True}
+    endless = {"gamma": 0, "ignore_eos": True, "suppress_tokens": [9]}
     for id in range(4):
         pipe.send(Add(id, [1], endless))
     said = [message for message in (hear(pipe) for _ in range(200)) if isinstance(message, Refusal)]
@@ -129,7 +129,7 @@ def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
-    pipe.send(Add(0, [1, 9, 1], {"gamma": 0}))
+    pipe.send(Add(0, [1, 1, 9], {"gamma": 0}))
     assert hear(pipe) == Answer(0, 3)
     assert hear(pipe) == Refusal(0, "failed", "the disk is gone")
     pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
