@@ -154,8 +154,9 @@ class Worker:
             with self.awake:
                 self.requests[own] = message.id
                 self._send(Answer(message.id, len(ids)))
-                early, self.early = self.early, []
-                self._tell(early)
+                if early := self.early:
+                    self.early = []
+                    self._tell(early)
                 self.awake.notify()
         except Exception as error:
             self._refuse(message.id, error)
