@@ -11,6 +11,7 @@ import os
 import signal
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -229,8 +230,8 @@ class Worker:
         spec, tokenizer = self.spec, self.spec.tokenizer
         drafts = not isinstance(spec.drafter, NoDrafter)
         return {
-            "target": spec.target_name,
-            "draft": spec.draft_name if drafts else None,
+            "target": _name(spec.target_name),
+            "draft": _name(spec.draft_name) if drafts else None,
             "context": self.engine.longest,
             "vocab_size": spec.target.vocab_size,
             "chat": bool(getattr(tokenizer, "chat_template", None)),
@@ -314,6 +315,11 @@ class Worker:
                 self.pipe.send(message)
             except OSError:  # the HTTP process is gone; `_hear` ends this one
                 pass
+
+
+def _name(model: str) -> str:
+    """A model's name without where it lies: that is no client's concern."""
+    return Path(model).name if Path(model).exists() else model
 
 
 class _TooLongError(InputError):
