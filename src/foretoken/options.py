@@ -65,7 +65,8 @@ def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
 
     if rule == COUPLED:
         return judge.COUPLED
-    return judge.choose(judge.NAMED[rule] if isinstance(rule, str) else rule, float(lenience))
+    named = judge.NAMED[rule] if isinstance(rule, str) else judge.OwnRule(rule)
+    return judge.choose(named, float(lenience))
 
 
 def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:

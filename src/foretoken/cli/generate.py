@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -184,6 +185,22 @@ def _write(
 
         with Engine(spec, rule=dials["rule"], lenience=dials["lenience"]) as engine:
             ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
-            tally = results.fill(out, ids, engine, add)
+            common = names, loading.arguments, template, dials
+            origins = {
+                (n, i): _origin(common, tasks[n], task.key(tasks[n], n - 1, i, seed))
+                for n, i in ids
+            }
+            try:
+                tally = results.fill(out, ids, origins, engine, add)
+            except KeyboardInterrupt:
+                print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
+                raise
     if bad or tally.failed:
         raise typer.Exit(1)
+
+
+def _origin(common: object, each: Task, key: tuple[int, int]) -> str:
+    """What a text follows from, as a digest."""
+    line = each.line
+    told = repr((common, line.prompt, line.messages, each.params, key))
+    return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:16]

@@ -32,17 +32,27 @@ class Results:
     """An output file. What a kill left of a last line is removed when it is opened."""
 
     path: Path
-    done: set[Name] = field(default_factory=set[Name])
+    done: dict[Name, str] = field(default_factory=dict[Name, str])  # and what each follows from
     _out: FileIO | None = None
 
     def __enter__(self) -> Results:
-        with naming(self.path):
-            content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        self.done = {self._name(n, line) for n, line in enumerate(whole.splitlines(), 1)}
+        if self.path.exists() and not self.path.is_file():
+            raise InputError(f"{self.path} is no file that can be gone on with; give another one")
+        if not self.path.parent.is_dir():
+            raise InputError(f"there is no folder {self.path.parent}; make it, or give another one")
         with naming(self.path):
             # without a buffer, which would be written again where the disk is full
             self._out = open(self.path, "ab", buffering=0)
+        self._lock(self._out)
+        with naming(self.path):
+            content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            self.done = dict(self._read(n, line) for n, line in enumerate(whole.splitlines(), 1))
+        except InputError:
+            self._out.close()
+            raise
+        with naming(self.path):
             self._out.truncate(len(whole))
         return self
 
@@ -50,10 +60,20 @@ class Results:
         if self._out is not None:
             self._out.close()
 
-    def write(self, name: Name, result: dict[str, Any]) -> None:
+    def require(self, origins: dict[Name, str]) -> None:
+        """InputError where a result that is there follows from something else than now."""
+        for name, origin in self.done.items():
+            if origins.get(name) != origin:
+                raise InputError(
+                    f"{self.path} holds a text of line {name[0]} with another prompt, seed, model "
+                    "or option; give another --output, or what it was begun with"
+                )
+
+    def write(self, name: Name, origin: str, result: dict[str, Any]) -> None:
         """Append a result; one that the disk has no room for leaves what is there whole."""
         assert self._out is not None
-        line = json.dumps({"line": name[0], "copy": name[1], **result}, allow_nan=False)
+        known = {"line": name[0], "copy": name[1], "origin": origin}
+        line = json.dumps(known | result, allow_nan=False)
         left, size = line.encode() + b"\n", self._out.seek(0, 2)
         try:
             with naming(self.path):
@@ -62,12 +82,26 @@ class Results:
         except OSError:
             self._out.truncate(size)
             raise
-        self.done.add(name)
+        self.done[name] = origin
 
-    def _name(self, number: int, line: bytes) -> Name:
+    def _lock(self, out: FileIO) -> None:
+        """For this process alone, until it ends."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            out.close()
+            raise InputError(
+                f"another process writes to {self.path}; wait for it, or give another --output"
+            ) from None
+
+    def _read(self, number: int, line: bytes) -> tuple[Name, str]:
         try:
             result = parse_json(line)
-            return int(result["line"]), int(result["copy"])
+            return (int(result["line"]), int(result["copy"])), str(result["origin"])
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{self.path}, line {number} is no result of this command; give another --output"
@@ -95,16 +129,25 @@ class Tally:
 
 
 def fill(
-    results: Results, ids: dict[Name, Any], engine: Engine, add: Callable[[Name], int]
+    results: Results,
+    ids: dict[Name, Any],
+    origins: dict[Name, str],
+    engine: Engine,
+    add: Callable[[Name], int],
 ) -> Tally:
     """Run what is not done yet, with a bar on standard error. ids: what its line calls every text;
-    `add` takes a prompt on, or raises: that one is told and passed over."""
+    origins: what it follows from; `add` takes a prompt on, or raises: that one is told and passed
+    over."""
+    results.require(origins)
     tally, began = Tally(), perf_counter()
     left = [name for name in ids if name not in results.done]
+    if ids and not left:
+        print(f"{results.path}: all {len(ids)} texts were there", file=sys.stderr)
+        return tally
     with _bar() as bar:
         task = bar.add_task("", total=len(ids), completed=len(ids) - len(left), rate="")
         for name, completion in _completions(left, engine, add, tally):
-            results.write(name, {"id": ids[name], **answer.result(completion)})
+            results.write(name, origins[name], {"id": ids[name], **answer.result(completion)})
             tally.add(completion)
             bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))
     print(f"{results.path}: {tally.rates(perf_counter() - began)}", file=sys.stderr)

@@ -69,7 +69,13 @@ def serve(
     Texts are in the target's own distribution, at most max-rows of them at a time. Clients: the
     openai package, curl, foretoken chat --url. docs/serving.md lists every field.
     """
-    _require(port, metrics_compat, log_format, log_level, max_rows, max_waiting)
+    counts = {"max-rows": max_rows, "max-waiting": max_waiting, "max-length": max_length}
+    counts |= {"kv-memory": kv_memory, "max-tokens": max_tokens, "max-texts": max_texts}
+    _require(port, metrics_compat, log_format, log_level, counts | {"max-body": max_body})
+    if not 0 <= drain <= 3600:
+        raise InputError(f"--drain is {drain:g}; give seconds from 0 to 3600")
+    if "" in (api_key or ()):
+        raise InputError("--api-key is empty, which would let everybody in; give a key")
     chosen = speculative(speculative_config, draft)
     loading.require(target)
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")
@@ -109,7 +115,7 @@ def serve(
 
 
 def _require(
-    port: int, compat: str | None, log_format: str, log_level: str, rows: int, waiting: int
+    port: int, compat: str | None, log_format: str, log_level: str, counts: dict[str, int | None]
 ) -> None:
     """InputError for values that are wrong whatever the model."""
     if not 0 <= port < 65536:
@@ -119,8 +125,8 @@ def _require(
     for name, value, known in (("format", log_format, FORMATS), ("level", log_level, LEVELS)):
         if value not in known:
             raise InputError(f"--log-{name} is {shown(value)}; give one of {', '.join(known)}")
-    for name, number in (("max-rows", rows), ("max-waiting", waiting)):
-        if number < 1:
+    for name, number in counts.items():
+        if number is not None and number < 1:
             raise InputError(f"--{name} is {number}; give a whole number from 1")
 
 

@@ -87,7 +87,7 @@ class Scheduler:
 
     def submit(self, tasks: list[Task]) -> None:
         """They wait behind those that do; InputError where memory is too small for one of them."""
-        self._refuse_inner()
+        self.refuse_inner()
         with self._locked():
             for task in tasks:
                 if self.memory is not None:
@@ -140,7 +140,7 @@ class Scheduler:
     @contextmanager
     def idle(self) -> Generator[None]:
         """The models without rows; those that run go on afterwards."""
-        self._refuse_inner()
+        self.refuse_inner()
         with self._locked():
             self._requeue()
             yield
@@ -202,7 +202,7 @@ class Scheduler:
                 raise
 
     def _take_step(self) -> bool:
-        self._refuse_inner()
+        self.refuse_inner()
         turn = _Turn(current_thread())
         try:
             self._turn = ref(turn)
@@ -315,7 +315,8 @@ class Scheduler:
         turn = self._turn and self._turn()
         return turn is not None and not turn.over and turn.thread is current_thread()
 
-    def _refuse_inner(self) -> None:
+    def refuse_inner(self) -> None:
+        """RefusedError within a step, which a processor or criterion may be in."""
         if self._stepping():
             raise RefusedError(
                 "a processor or criterion generates with the model that it is called for; give it "

@@ -12,11 +12,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from foretoken.errors import ForetokenError, RefusedError, one_line, shown
 from foretoken.sampling.comparators import COMPARATORS
 from foretoken.sampling.distributions import laws, likeliest
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.lenience import lenient, near_best
-from foretoken.sampling.verify import RULES, Rule, greedy, leading, overlap, overlap_greedy
+from foretoken.sampling.verify import RULES, Outcome, Rule, greedy, leading, overlap, overlap_greedy
 
 NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
 
@@ -164,6 +165,22 @@ class ByTemperature:
         ]
         order = torch.tensor([*rows[0], *rows[1]], device=block.x.device).argsort()
         return Verdict(*(torch.cat(parts)[order] for parts in zip(*verdicts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRule:
+    """A rule of the user's own: what goes wrong in it is the end of the rows that asked for it."""
+
+    rule: Rule
+
+    def __call__(self, p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+        try:
+            return self.rule(p, q, x, lengths)
+        except ForetokenError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {one_line(error)}"
+            raise RefusedError(f"the rule {shown(self.rule)} failed: {said}") from error
 
 
 def choose(rule: Rule, lenience: float = 1.0) -> Judge:

@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from foretoken.server import journal
@@ -71,12 +72,21 @@ def make(link: Link, settings: Settings) -> FastAPI:
     server.route(app)
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
 
-    def answered(path: str, status: int) -> None:
+    def answered(scope: Scope, seconds: float) -> None:
+        path, state = scope["path"], scope["state"]
+        status = state.get("status", 500)
         server.metrics.answered(path if path in paths else "other", status)
+        if scope["method"] == "POST" and "written" not in state:
+            journal.write(journal.line(state["id"], path[:200], status, seconds, None))
 
     app.add_middleware(Gate, limits=settings.limits, keys=settings.keys, answered=answered)
     if settings.origins:  # around the gate: what browsers ask beforehand comes without a key
-        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_headers=["*"],
+            allow_methods=["GET", "POST"],
+        )
     return app
 
 
@@ -108,6 +118,7 @@ class Server:
         app.add_exception_handler(RefusedRequest, _told)
         app.add_exception_handler(UnavailableError, _told)
         app.add_exception_handler(HTTPException, _missing)
+        app.add_exception_handler(ClientDisconnect, _gone_already)
         app.add_exception_handler(Exception, _broken)
 
     async def chat(self, request: Request) -> Response:
@@ -124,8 +135,7 @@ class Server:
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, Responses)
-        if asked.n is not None and asked.n > 1:
-            raise BadRequestError("n is for chat completions; a response is one text", "n")
+        responses.require(asked)
         options, name = self._templated(asked.options(self.link.facts)), self.settings.name
         writing = self._writing(request, asked, [asked.messages], 1, options)
         return await self._answer(
@@ -207,10 +217,14 @@ class Server:
         return FileResponse(PAGE / "index.html")
 
     async def _read(self, request: Request, kind: type[T]) -> T:
+        raw = await request.body()
         try:
-            given = json.loads(await request.body(), parse_constant=_refuse)
+            given = json.loads(raw, parse_constant=_refuse)
+            if b"\\u" in raw:  # halves of characters are no text
+                json.dumps(given, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
+            said = str(error).encode(errors="replace").decode()
+            raise BadRequestError(f"the body is no JSON: {said}"[:200]) from None
         asked = read(kind, given)
         model = getattr(asked, "model", None)
         if model is not None:
@@ -277,6 +291,7 @@ class Server:
 
         def over(status: int) -> None:
             seconds = perf_counter() - began
+            request.state.written = True
             request.state.status = status  # what became of it, whatever the first line said
             self.metrics.written(writing, seconds)
             journal.write(journal.line(id, endpoint, status, seconds, writing))
@@ -371,6 +386,10 @@ async def _missing(request: Request, error: Exception) -> Response:
     )
     headers = dict(error.headers or {})
     return JSONResponse(ApiError(error.status_code, said).body, error.status_code, headers)
+
+
+async def _gone_already(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # which nobody reads
 
 
 async def _broken(request: Request, error: Exception) -> Response:

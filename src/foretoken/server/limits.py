@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -47,17 +48,18 @@ class Keys:
         """What keeps the prefixes of a key's holder apart; None for who may not ask."""
         if not self.keys:
             return ""
-        given = _header(scope, b"authorization").removeprefix("Bearer ").encode()
+        scheme, _, key = _header(scope, b"authorization").partition(" ")
+        given = key.encode("latin-1") if scheme.lower() == "bearer" else b""
         same = [hmac.compare_digest(given, key.encode()) for key in self.keys]  # all, always
         return hashlib.sha256(given).hexdigest() if any(same) else None
 
 
 class Gate:
-    """Around the app: keys, the size of a body, an id for every request; `answered` is told path
-    and status of each."""
+    """Around the app: keys, the size of a body, an id for every request; `answered` is told of
+    each, and how many seconds it took."""
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, keys: Keys, answered: Callable[[str, int], None]
+        self, app: ASGIApp, limits: Limits, keys: Keys, answered: Callable[[Scope, float], None]
     ) -> None:
         self.app, self.limits, self.keys, self.answered = app, limits, keys, answered
 
@@ -65,6 +67,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        began = perf_counter()
         id = _header(scope, b"x-request-id")[:128] or uuid4().hex
         scope["state"]["id"] = id
 
@@ -80,7 +83,7 @@ class Gate:
         except ApiError as error:
             await answer(error)(scope, receive, named)
         finally:
-            self.answered(scope["path"], scope["state"].get("status", 500))
+            self.answered(scope, perf_counter() - began)
 
     def _admit(self, scope: Scope) -> None:
         salt = self.keys.salt(scope)

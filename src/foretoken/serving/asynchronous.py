@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 from threading import Condition, Thread
 from typing import Any
@@ -47,6 +48,8 @@ class AsyncEngine:
         completion. Leaving the loop, or cancelling its task, frees the row within a step."""
         self._require_running()
         assert self._loop is not None
+        if asyncio.get_running_loop() is not self._loop:
+            raise InputError("the engine belongs to the loop that entered it; stream there")
         inbox = Inbox()
         adding = self._loop.run_in_executor(None, self._add, inbox, prompt, params, options)
         try:
@@ -118,13 +121,16 @@ class AsyncEngine:
         inbox = self._inboxes[id]
         if isinstance(event, Exception) or event.finish_reason is not None:
             del self._inboxes[id]
-        self._loop.call_soon_threadsafe(inbox.put_nowait, event)
+        with suppress(RuntimeError):  # the loop is closed: nobody reads it any more
+            self._loop.call_soon_threadsafe(inbox.put_nowait, event)
 
     def _stop(self) -> None:
         with self._awake:
             self._closing = True
             self._awake.notify()
         self._thread.join()
-        with self._awake:
-            self._deliver(InputError("the engine is closed; make another one"))
-        self._engine.close()
+        try:
+            with self._awake:
+                self._deliver(InputError("the engine is closed; make another one"))
+        finally:
+            self._engine.close()

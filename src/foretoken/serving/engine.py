@@ -97,7 +97,7 @@ class Engine:
         self._entries: dict[int, Outbox] = {}
         self._ids = count()
         self._stats = EngineStats()
-        self._closed = False
+        self._closed = self._released = False
 
     def add(
         self,
@@ -143,19 +143,25 @@ class Engine:
                 f"a request has one text, not num_return_sequences={wishes.num_return_sequences}; "
                 "add it several times, with seeds of their own"
             )
-        requests = self._spec.requests(prompts, [wishes], [seed])
+        (request,) = self._spec.requests(prompts, [wishes], [seed])
         if not isinstance(cache_salt, str):
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
         if not whole(priority):
             raise InputError(f"priority is {shown(priority)}; give a whole number")
-        limit = self._limit(requests[0])
-        requests = [replace(request, salt=cache_salt, limit=limit) for request in requests]
+        if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
+            wishes = replace(wishes, max_new_tokens=limit)
+            (request,) = self._spec.requests(prompts, [wishes], [seed])
+        requests = [replace(request, salt=cache_salt)]
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
         outbox = self._spec.outbox(row)
         self._scheduler.submit([Task(row, judge, policy, int(priority))])
         id = next(self._ids)
         self._entries[id] = outbox
+        if self._closed:  # meanwhile, by another thread
+            self._entries.pop(id, None)
+            self._scheduler.abort([row])
+            self._require_open()
         return id
 
     def _limit(self, request: Request) -> int:
@@ -172,6 +178,7 @@ class Engine:
         """Advance all that run by a step; what it added, request by request. [] where nothing runs
         or waits. A request that fails says so in its event, others go on."""
         self._require_open()
+        self._scheduler.refuse_inner()
         try:
             self._stats.steps += self._scheduler.step()
         except RefusedError as error:  # of which row nobody knows
@@ -216,11 +223,13 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests; the Speculator may have another engine then."""
-        if not self._closed:
-            self._closed = True
-            self._scheduler.abort([entry.row for entry in self._entries.values()])
+        self._scheduler.refuse_inner()
+        self._closed = True
+        if not self._released:  # broken off, it is gone on with by the next call
+            self._scheduler.abort([entry.row for entry in list(self._entries.values())])
             self._entries.clear()
             self._spec.released()
+            self._released = True
 
     def __enter__(self) -> Engine:
         return self

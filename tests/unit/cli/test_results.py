@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -135,18 +136,18 @@ def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) 
         pytest.raises(OSError, match="out.jsonl cannot be written: .*make room"),
         Results(path) as out,
     ):
-        out.write((1, 0), {"text": text})
-        out.write((2, 0), {"text": text})
+        out.write((1, 0), "", {"text": text})
+        out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
     with Results(path) as out:
-        assert out.done == {(1, 0)}
-        out.write((2, 0), {"text": text})
+        assert out.done == {(1, 0): ""}
+        out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 2
 
 
 def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
     with Results(tmp_path / "out.jsonl") as out:
-        out.write((1, 0), {"text": "a"})
+        out.write((1, 0), "", {"text": "a"})
 
         class Full:
             def __init__(self, file) -> None:
@@ -161,14 +162,48 @@ def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
 
         out._out = Full(out._out)
         with pytest.raises(OSError, match="out.jsonl cannot be written: .*No space left"):
-            out.write((2, 0), {"text": "b"})
-        assert out.done == {(1, 0)}
+            out.write((2, 0), "", {"text": "b"})
+        assert out.done == {(1, 0): ""}
     with Results(tmp_path / "out.jsonl") as out:
-        assert out.done == {(1, 0)}
+        assert out.done == {(1, 0): ""}
         with pytest.raises(ValueError, match="not JSON compliant"):
-            out.write((3, 0), {"text": float("nan")})
+            out.write((3, 0), "", {"text": float("nan")})
     with pytest.raises(OSError, match="cannot be written"), Results(tmp_path / "no" / "out"):
         pass
     (tmp_path / "other").write_text("hello\n")
     with pytest.raises(InputError, match="line 1 is no result"), Results(tmp_path / "other"):
         pass
+
+
+def test_results_of_something_else_are_not_gone_on_with(run, pair, tmp_path) -> None:
+    """Another prompt in a line, another order, seed or option: nothing is mixed."""
+    given = prompts(tmp_path, *ROWS[:3])
+    assert run("generate", *given, *pair, *OPTIONS).code == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    again = run("generate", *given, *pair, *OPTIONS)
+    assert again.code == 0 and "all 3 texts were there" in again.err
+    says = "another prompt, seed, model or option"
+    mistake(run("generate", *given, *pair, *OPTIONS, "--top-k", 3), says)
+    mistake(run("generate", *given, *pair, *OPTIONS[:-4], "--seed", 6, *OPTIONS[-2:]), says)
+    mistake(run("generate", *prompts(tmp_path, *ROWS[1:4]), *pair, *OPTIONS), says)
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_one_process_at_a_time_writes_a_file(tmp_path) -> None:
+    pytest.importorskip("fcntl")
+    with Results(tmp_path / "out.jsonl"):
+        with pytest.raises(InputError, match="another process writes"):
+            Results(tmp_path / "out.jsonl").__enter__()
+    with Results(tmp_path / "out.jsonl"):
+        pass
+
+
+def test_what_is_no_file_is_refused(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (
+        (tmp_path / "pipe", "no file"),
+        (tmp_path, "no file"),
+        (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Results(path).__enter__()

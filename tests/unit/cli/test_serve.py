@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,10 @@ from served import pair, until
         (["--log-format", "xml"], "text, json"),
         (["--log-level", "loud"], "debug, info"),
         (["--max-rows", "0"], "--max-rows is 0"),
+        (["--max-texts", "0"], "--max-texts is 0"),
+        (["--drain", "nan"], "--drain is nan"),
+        (["--api-key", ""], "--api-key is empty"),
+        (["--host", "nowhere.invalid"], "nowhere.invalid:8000 cannot be listened on"),
         (["nowhere/at/all"], "nowhere"),
         (["--draft", "none", "--speculative-config", "{}"], "both given"),
         (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
@@ -31,6 +36,23 @@ from served import pair, until
 )
 def test_mistakes_are_told_at_once(console: Run, arguments: list[str], said: str) -> None:
     mistake(console("serve", *arguments), said)
+
+
+def test_a_port_that_is_taken(console: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        mistake(console("serve", "--port", port), f"127.0.0.1:{port} cannot be listened on")
+
+
+def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
+    """The server ends, and says why."""
+    target, _ = pair(tmp_path)
+    command = [sys.executable, "-m", "foretoken", "serve", target, "--draft", "none", "--port", "0"]
+    command += ["--runtime", "transformers", "--kv-memory", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "error: kv_memory is 5 bytes" in done.stderr
 
 
 def test_options_from_a_file(console: Run, tmp_path: Path) -> None:

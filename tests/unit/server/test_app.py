@@ -255,6 +255,16 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "best_of": 1, "n": 2}, 400, "best_of"),
         ("completions", {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "regex"),
         ("responses", {"input": "a", "previous_response_id": "x"}, 400, "nothing is stored"),
+        ("responses", {"input": "a", "prompt_logprobs": 1}, 400, "a response has no place for it"),
+        ("responses", {"input": []}, 400, "input is empty"),
+        ("completions", {"prompt": []}, 400, "prompt is empty"),
+        ("completions", {"prompt": [[]]}, 400, "prompt is empty"),
+        ("completions", {"prompt": "a" * 200_000}, 400, "far beyond the context of 1024"),
+        ("completions", {"prompt": "a", "structured_outputs": {"choice": ["a"] * 1001}}, 400,
+         "1000 choices"),
+        ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, 400, "with stream"),
+        ("completions", {"prompt": "\ud800"}, 400, "no JSON"),
+        ("completions", {"\ud800": 1}, 400, "no JSON"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_named(
@@ -271,6 +281,13 @@ def test_bad_requests_are_named(
 def test_what_is_no_json_object(url: str, body: str | bytes) -> None:
     answer = post(url, "/v1/completions", body)
     assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_what_is_nested_too_deeply(url: str) -> None:
+    deep = "[" * 900 + "]" * 900
+    body = '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": %s}}'
+    answer = post(url, "/v1/chat/completions", body % deep)
+    assert answer.status_code == 400 and "nested too deeply" in answer.json()["error"]["message"]
 
 
 def test_errors_reach_the_official_client(client: openai.OpenAI) -> None:
@@ -384,6 +401,7 @@ def test_pages_of_named_origins_may_ask(folders: tuple[str, str]) -> None:
     with serving(*folders, settings) as (url, _):
         asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
         answer = httpx2.options(f"{url}/v1/completions", headers=asked)
+        assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "http://a.example"
         other = httpx2.options(f"{url}/v1/completions", headers=asked | {"Origin": "http://b"})
         assert "access-control-allow-origin" not in other.headers

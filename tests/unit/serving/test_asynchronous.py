@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from foretoken import AsyncEngine, InputError, SamplingParams, Speculator
+from foretoken import AsyncEngine, Engine, InputError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel
@@ -155,3 +155,26 @@ def test_one_that_is_never_entered_has_nothing() -> None:
                 pass
 
     run(work)
+
+
+def test_a_loop_that_is_gone_leaves_the_models_free() -> None:
+    spec = speculator()
+
+    async def begun() -> AsyncEngine:
+        engine = await AsyncEngine(spec).__aenter__()
+        stream = engine.stream([1], temperature=1.0, max_new_tokens=400, ignore_eos=True)
+        await anext(stream)
+        held.append(stream)
+        return engine
+
+    held: list[object] = []
+    engine = asyncio.run(begun())
+
+    async def other() -> None:
+        with pytest.raises(InputError, match="loop that entered it"):
+            await anext(engine.stream([1]))
+        await engine.__aexit__()
+
+    asyncio.run(other())
+    with Engine(spec) as again:
+        assert not again.running

@@ -63,7 +63,7 @@ def test_a_request_may_have_a_rule_of_its_own() -> None:
     with Engine(spec) as engine:
         ids = {engine.add([1], gamma=2, rule=rule, **wishes): rule for rule in expected}
         ends = {event.id: event.completion for event in drained(engine) if event.completion}
-        with pytest.raises(InputError, match="rule 'blok'"):
+        with pytest.raises(InputError, match="rule is 'blok'"):
             engine.add([1], rule="blok")
     assert {ids[id]: end.tokens for id, end in ends.items()} == {
         rule: done.tokens for rule, (done,) in expected.items()
@@ -309,3 +309,86 @@ def test_a_request_of_a_greater_priority_overtakes() -> None:
 def test_numbers_are_checked(name: str, value: object) -> None:
     with pytest.raises(InputError, match=f"{name} is .*; give a whole number from 1"):
         Engine(speculator(), **{name: value})
+
+
+def test_max_length_moves_a_forced_last_token() -> None:
+    options = {"gamma": 2, "max_new_tokens": 9, "forced_eos_token_id": 7}
+    with Engine(speculator(), max_length=5) as engine:
+        engine.add([1, 2, 3], **options)
+        (end,) = [event.completion for event in drained(engine) if event.completion]
+    assert len(end.tokens) == 2 and end.tokens[-1] == 7
+
+
+def test_a_request_that_comes_while_the_engine_closes_is_dropped() -> None:
+    spec = speculator()
+    engine = Engine(spec)
+    submit = engine._scheduler.submit
+
+    def closing(tasks) -> None:
+        engine.close()
+        submit(tasks)
+
+    engine._scheduler.submit = closing
+    with pytest.raises(InputError, match="closed"):
+        engine.add([1], WISHES)
+    assert not spec._scheduler.waiting and not spec._scheduler.running
+
+
+def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:
+    spec = speculator()
+    engine = Engine(spec)
+    engine.add([1], WISHES)
+    with monkeypatch.context() as broken:
+
+        def interrupted(rows) -> None:
+            raise KeyboardInterrupt
+
+        broken.setattr(engine._scheduler, "abort", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    engine.close()
+    with Engine(spec) as again:
+        again.add([1], WISHES)
+        assert drained(again)
+
+
+@pytest.mark.parametrize("call", ["step", "close"])
+def test_a_processor_that_calls_its_engine_fails_alone(call: str) -> None:
+    spec = speculator()
+    expected = spec.generate([2], WISHES, gamma=2)[0].tokens
+    with Engine(spec) as engine:
+
+        def inner(ids, scores):
+            getattr(engine, call)()
+            return scores
+
+        bad = engine.add([1], max_new_tokens=5, gamma=2, processors=[inner])
+        good = engine.add([2], WISHES, gamma=2)
+        ends = {event.id: event for event in drained_of(engine, 2)}
+    assert ends[bad].finish_reason == "error"
+    assert ends[good].completion is not None and ends[good].completion.tokens == expected
+
+
+def drained_of(engine: Engine, requests: int) -> list[Event]:
+    """The last events of so many requests."""
+    ends: list[Event] = []
+    for _ in range(200):
+        ends += [event for event in engine.step() if event.finish_reason]
+        if len(ends) == requests:
+            break
+    return ends
+
+
+def test_a_rule_that_raises_fails_its_own_rows() -> None:
+    spec = speculator()
+    expected = spec.generate([2], WISHES, gamma=2)[0].tokens
+
+    def broken(p, q, x, lengths):
+        raise ZeroDivisionError("no")
+
+    with Engine(spec) as engine:
+        bad = engine.add([1], WISHES, gamma=2, rule=broken)
+        good = engine.add([2], WISHES, gamma=2)
+        ends = {event.id: event for event in drained_of(engine, 2)}
+    assert "ZeroDivisionError: no" in str(ends[bad].completion and ends[bad].completion.error)
+    assert ends[good].completion is not None and ends[good].completion.tokens == expected

@@ -12,7 +12,7 @@ from pydantic import Field
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes
+from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes, small
 from foretoken.server.engine.writing import Writing
 
 LOGPROBS = "message.output_text.logprobs"
@@ -80,7 +80,20 @@ class Responses(Wishes):
             return {"json_schema": {"type": "object"}}
         if asked.json_schema is None:
             raise BadRequestError("text.format needs a schema", "text.format.schema")
-        return {"json_schema": asked.json_schema}
+        return {"json_schema": small(asked.json_schema, "text.format")}
+
+
+def require(asked: Responses) -> None:
+    """BadRequestError for what the other endpoints take and a response has no place for."""
+    if asked.n is not None and asked.n > 1:
+        raise BadRequestError("n is for chat completions; a response is one text", "n")
+    for name in ("prompt_logprobs", "return_token_ids"):
+        if getattr(asked, name):
+            raise BadRequestError(
+                f"{name} is for completions; a response has no place for it", name
+            )
+    if asked.structured_outputs and asked.text is not None and asked.text.format.type != "text":
+        raise BadRequestError("text.format and structured_outputs are both given", "text")
 
 
 def body(asked: Responses, model: str, writing: Writing) -> dict[str, Any]:

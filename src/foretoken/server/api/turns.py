@@ -12,6 +12,8 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 def turns(messages: list[Any], param: str) -> list[dict[str, Any]]:
     """The messages, their contents as text. BadRequestError for images and all else that is no
     text; `param`: the request's field, for errors."""
+    if not messages:
+        raise BadRequestError(f"{param} is empty; give a message or more", param)
     return [_turn(i, message, param) for i, message in enumerate(messages)]
 
 

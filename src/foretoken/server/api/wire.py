@@ -16,6 +16,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
+MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more stalls those who wait
 
 # Fields of OpenAI's that no value but these is honoured of, and why.
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -72,7 +73,6 @@ class Speculation(Wire):
 
 class StreamOptions(Wire):
     include_usage: Flag = False
-    continuous_usage_stats: Flag = False
 
 
 class Wishes(Wire):
@@ -106,6 +106,8 @@ class Wishes(Wire):
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """As keywords of the engine, where the model's own suggestions stand for what is left
         out."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or not all(stops):
             raise BadRequestError(f"give 1 to {MOST_STOPS} stop strings, none empty", "stop")
@@ -154,12 +156,26 @@ class Wishes(Wire):
                 f"structured_outputs holds {', '.join(given)}; give one of {', '.join(names)}",
                 "structured_outputs",
             )
+        size = len(str(value))
+        if size > MOST_GRAMMAR or (name == "choice" and len(value) > MOST_CHOICES):
+            raise BadRequestError(
+                f"structured_outputs.{name} has {size} characters; at most {MOST_GRAMMAR} go, and "
+                f"{MOST_CHOICES} choices",
+                "structured_outputs",
+            )
         return {names[name]: value}
 
     @property
     def first_seed(self) -> int:
         """The seed of the first text; a fresh one where none is given."""
         return secrets.randbits(62) if self.seed is None else self.seed % 2**63
+
+
+def small(schema: Any, param: str) -> Any:
+    """A schema that is soon compiled."""
+    if len(str(schema)) > MOST_GRAMMAR:
+        raise BadRequestError(f"the schema is longer than {MOST_GRAMMAR} characters", param)
+    return schema
 
 
 class JsonSchema(Wire):
@@ -220,7 +236,7 @@ class Chat(Wishes):
             return {"json_schema": {"type": "object"}}
         if asked.json_schema is None or asked.json_schema.json_schema is None:
             raise BadRequestError("response_format needs json_schema.schema", "response_format")
-        return {"json_schema": asked.json_schema.json_schema}
+        return {"json_schema": small(asked.json_schema.json_schema, "response_format")}
 
 
 class Text(Wishes):
@@ -235,8 +251,11 @@ class Text(Wishes):
     @property
     def prompts(self) -> list[str | list[int]]:
         given: Any = self.prompt
-        several = isinstance(given, list) and given and not isinstance(given[0], int)
-        return given if several else [given]
+        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        prompts = given if several else [given]
+        if [] in prompts:
+            raise BadRequestError("prompt is empty; give a text or ids", "prompt")
+        return prompts
 
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         options = super().options(facts)

@@ -11,6 +11,8 @@ from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Literal
 
@@ -67,6 +69,8 @@ class Link:
         self._pipe: Connection | None = None
         self._deaths = 0  # since it was ready last
         self._idle = asyncio.Event()
+        self._letters: SimpleQueue[Any] = SimpleQueue()
+        self.failed = lambda: None  # called where no engine can be started
 
     def start(self) -> None:
         """Start the process; it is ready when `state` says so."""
@@ -78,9 +82,11 @@ class Link:
         )
         self._process.start()
         theirs.close()
-        Thread(
-            target=self._listen, args=(self._pipe,), name="foretoken events", daemon=True
-        ).start()
+        self._letters.put(None)  # the end of the former
+        self._letters = SimpleQueue()
+        for name, life in (("events", self._listen), ("letters", self._post)):
+            more = (self._letters,) if life == self._post else ()
+            Thread(target=life, args=(self._pipe, *more), name=name, daemon=True).start()
 
     async def stop(self, patience: float) -> None:
         """No new requests; those that run may end within so many seconds."""
@@ -162,11 +168,21 @@ class Link:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
+        """Hand it to the thread that sends: a pipe that is full makes its writer wait."""
         try:
-            assert self._pipe is not None
-            self._pipe.send(message)
-        except (OSError, ValueError):  # it has died, which `_listen` sees too
-            pass
+            self._letters.put(ForkingPickler.dumps(message))
+        except RecursionError:
+            id = getattr(message, "id", -1)
+            self._deliver(Refusal(id, "input", "the request is nested too deeply; flatten it"))
+
+    @staticmethod
+    def _post(pipe: Connection, letters: SimpleQueue[Any]) -> None:
+        """A thread's life: what the engine is told."""
+        while (letter := letters.get()) is not None:
+            try:
+                pipe.send_bytes(letter)
+            except (OSError, ValueError):  # it has died, which `_listen` sees too
+                return
 
     def _listen(self, pipe: Connection) -> None:
         """A thread's life: what the engine says, to the loop."""
@@ -192,10 +208,12 @@ class Link:
                 self._deliver(message)
             case Ready(facts):
                 self.facts, self._deaths = facts, 0
+                log.info("%s is ready, on %s", facts["target"], facts["runtime"])
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
             case Failed(problem):
                 self.state, self.problem = "failed", problem
+                self.failed()
             case None:
                 self._died()
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
+WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class Setup:
 
 def work(pipe: Connection, setup: Setup) -> None:
     """The process's whole life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group
+    for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
+        signal.signal(name, signal.SIG_IGN)
     setup.logs.begin()
     try:
         from transformers.utils import logging as transformers
@@ -166,10 +168,21 @@ class Worker:
                 self.adding, self.early = False, []
 
     def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
+        self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.ids(prompt)
         (given,) = self.spec.prompts(prompt, **template)
         return self.spec.ids(given)
+
+    def _require_short(self, prompt: Any) -> None:
+        """Before it is tokenized, which takes seconds for a text of some MB."""
+        parts = [part.get("content") for part in prompt] if _spoken(prompt) else [prompt]
+        size, context = sum(len(part or "") for part in parts), self.engine.longest
+        if context is not None and size > WIDEST * context:
+            raise _TooLongError(
+                f"the prompt has {size} characters, far beyond the context of {context} tokens; "
+                "shorten it"
+            )
 
     def _limit(self, prompt: int, asked: int | None, most: int | None) -> int:
         """New tokens of a text: as many as are asked for, else what the context leaves and the
@@ -177,8 +190,9 @@ class Worker:
         context = self.engine.longest
         if context is not None and prompt + (asked or 1) > context:
             behind = f" and max_tokens is {asked}" if asked else ""
+            remedy = "ask for fewer tokens" if prompt < context else "shorten it"
             raise _TooLongError(
-                f"the prompt has {prompt} tokens{behind}, the context is {context}; shorten it"
+                f"the prompt has {prompt} tokens{behind}, the context is {context}; {remedy}"
             )
         if asked is not None:
             return asked
@@ -315,6 +329,11 @@ class Worker:
                 self.pipe.send(message)
             except OSError:  # the HTTP process is gone; `_hear` ends this one
                 pass
+
+
+def _spoken(prompt: Any) -> bool:
+    """Whether these are messages."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
 def _name(model: str) -> str:
