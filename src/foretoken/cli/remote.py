@@ -3,26 +3,19 @@ guess; of others the text alone."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from foretoken.cli.connection import RefusedAnswerError, answer, chunks, connected, get, place
 from foretoken.cli.reply import Part, Prompt, Reply, TextError, Token
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
-from foretoken.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from httpx2 import Client, Response
-
-CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
-PATIENCE = 120.0  # seconds that a busy or loading server may ask to wait, in all
-WIDEST = 300  # characters of a server's message
+    from httpx2 import Client
 
 # OpenAI's names and, for what these lack, vLLM's
 NAMES = {
@@ -58,7 +51,7 @@ class Remote:
     @property
     def name(self) -> str:
         draft = self.facts.get("draft")
-        return f"{self.model} at {_place(self.client)}{f', {draft}' if draft else ''}"
+        return f"{self.model} at {place(self.client)}{f', {draft}' if draft else ''}"
 
     @property
     def runtime(self) -> str:
@@ -85,8 +78,8 @@ class Remote:
         self.require(wishes)
         where = "completions" if isinstance(prompt, str) else "chat/completions"
         body = self._body(prompt, wishes, number)
-        with _response(self.client, "POST", f"/v1/{where}", body) as response:
-            for chunk in _chunks(response):
+        with answer(self.client, "POST", f"/v1/{where}", body) as response:
+            for chunk in chunks(response):
                 part = _read(chunk, reply)
                 reply.seconds = perf_counter() - began
                 if part.text or part.tokens:
@@ -130,12 +123,12 @@ def remote(
     whether prompts are conversations. `speculation`: how requests are to be guessed for, as ours
     takes it. InputError for what the server does not have, and where it cannot be reached.
     """
-    with _client(url, key) as client:
-        model = _first_model(client) if model is None else model
-        facts = _facts(client)
+    with connected(url, key) as client:
+        model = first_model(client) if model is None else model
+        facts = facts_of(client)
         if speculation and not facts:
             raise InputError(
-                f"{_place(client)} is no server of foretoken's, so nothing can be said of its "
+                f"{place(client)} is no server of foretoken's, so nothing can be said of its "
                 f"guesses; leave --{next(iter(speculation))} out"
             )
         if messages and facts.get("chat") is False:
@@ -146,151 +139,24 @@ def remote(
         yield Remote(client, model, facts, variables, seed, speculation)
 
 
-def _client(url: str, key: str | None) -> Client:
-    import httpx2  # late: `--help` does without it
-
+def first_model(client: Client) -> str:
     try:
-        base = httpx2.URL(url.strip().rstrip("/").removesuffix("/v1"))
-    except httpx2.InvalidURL as error:
-        raise InputError(f"url is {shown(url)}: {one_line(error)}") from None
-    if base.scheme not in ("http", "https") or not base.host:
-        raise InputError(f"url is {shown(url)}; give one such as http://127.0.0.1:8000")
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise InputError("the API key holds characters that no header can; give it as it was made")
-    headers = {} if not key else {"Authorization": f"Bearer {key}"}
-    return httpx2.Client(
-        base_url=base, headers=headers, timeout=httpx2.Timeout(SILENCE, connect=CONNECT)
-    )
-
-
-def _first_model(client: Client) -> str:
-    try:
-        known = [str(model["id"]) for model in _get(client, "/v1/models")["data"]]
+        known = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
         return known[0]
-    except _RefusedError as error:
+    except RefusedAnswerError as error:
         said = f": {error}"
     except (IndexError, KeyError, TypeError):
         said = ""
-    raise InputError(f"{_place(client)} lists no model; give --model{said}")
+    raise InputError(f"{place(client)} lists no model; give --model{said}")
 
 
-def _facts(client: Client) -> dict[str, Any]:
+def facts_of(client: Client) -> dict[str, Any]:
     """What a server of ours tells of itself; {} for another's."""
     try:
-        facts = _get(client, "/v1/speculation")
-    except _RefusedError:
+        facts = get(client, "/v1/speculation")
+    except RefusedAnswerError:
         return {}
     return facts if "target" in facts else {}
-
-
-def _get(client: Client, path: str) -> dict[str, Any]:
-    """The JSON there; {} where it is no object."""
-    try:
-        with _response(client, "GET", path) as response:
-            read = parse_json(response.read())
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        return {}
-    return read if isinstance(read, dict) else {}
-
-
-def _place(client: Client) -> str:
-    return str(client.base_url).rstrip("/")
-
-
-class _RefusedError(InputError):
-    """What the server does not take."""
-
-
-@contextmanager
-def _response(client: Client, method: str, path: str, body: Any = None) -> Generator[Response]:
-    """The head of a good answer; where the server says when to come again, that is waited for.
-    InputError for what it refuses, TextError where it fails."""
-    patience = PATIENCE
-    while True:
-        with _named(client), client.stream(method, path, json=body) as response:
-            if response.status_code == 200:
-                yield response
-                return
-            said, status = _message(response), response.status_code
-            after = _after(response.headers.get("retry-after", ""))
-        if status not in (429, 503) or after is None or after > patience:
-            raise _error(status, said)
-        print(f"{said}; again in {after:g} s", file=sys.stderr)
-        sleep(after)
-        patience -= max(1.0, after)
-
-
-@contextmanager
-def _named(client: Client) -> Generator[None]:
-    """Errors of the connection in one line."""
-    import httpx2
-
-    try:
-        yield
-    except httpx2.ConnectTimeout:
-        raise InputError(f"{_place(client)} does not answer within {CONNECT:g} s") from None
-    except httpx2.ConnectError as error:
-        raise InputError(f"{_place(client)} cannot be reached: {one_line(error)}") from None
-    except httpx2.TimeoutException:
-        raise TextError(f"{_place(client)} said nothing for {SILENCE:g} s") from None
-    except httpx2.HTTPError as error:
-        raise TextError(f"{_place(client)} broke off: {one_line(error)}") from None
-
-
-def _error(status: int, said: str) -> Exception:
-    """What a status means."""
-    if status == 401:
-        return InputError(f"{said}; give --api-key, or FORETOKEN_API_KEY in the environment")
-    return _RefusedError(said) if status < 500 and status != 429 else TextError(said)
-
-
-def _message(response: Response) -> str:
-    """What the body of an error says, or else its status."""
-    plain = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
-    try:
-        error = parse_json(response.read())["error"]
-        said = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError):
-        return plain
-    return _told(said) or plain
-
-
-def _told(said: object) -> str:
-    """A server's words in one line."""
-    text = "".join(c if c.isprintable() else " " for c in str(said or ""))
-    return " ".join(text.split())[:WIDEST].rstrip(".")
-
-
-def _after(header: str) -> float | None:
-    """The seconds of a Retry-After; None where there is none."""
-    if header.strip().isdigit():
-        return float(header)
-    try:
-        at = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    return max(0.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo else None
-
-
-def _chunks(response: Response) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream. TextError for an error among them."""
-    import httpx2
-
-    for event in httpx2.EventSource(response):
-        if event.data == "[DONE]":
-            return
-        try:
-            chunk = parse_json(event.data)
-        except ValueError as error:
-            raise TextError(f"the server sent no JSON: {one_line(error)}") from None
-        if not isinstance(chunk, dict):
-            raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
-        if error := chunk.get("error"):
-            said = error.get("message") if isinstance(error, dict) else error
-            raise TextError(_told(said) or "the server failed")
-        yield chunk
 
 
 def _read(chunk: dict[str, Any], reply: Reply) -> Part:

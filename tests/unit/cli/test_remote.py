@@ -11,7 +11,7 @@ from email.utils import format_datetime
 import pytest
 
 from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
-from foretoken.cli import remote as module
+from foretoken.cli import connection as module
 from foretoken.cli.remote import remote
 from foretoken.cli.reply import Reply, TextError, Token
 from foretoken.errors import InputError
