@@ -15,7 +15,8 @@ VLLM = {
     "drafted": "spec_decode_num_draft_tokens",
     "accepted": "spec_decode_num_accepted_tokens",
 }
-SAMPLE = re.compile(r"^([a-z:_]+?)(?:_total)?(?:\{[^\n]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+KIND = re.compile(r"^# TYPE ([a-z_:]+?)(?:_total)? counter$", re.MULTILINE)
+SAMPLE = re.compile(r"^([a-z_:]+?)(?:_total)?(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ class Counters:
 
 def counters(text: str) -> Counters | None:
     """Those in a server's metrics; None where it does not count guesses."""
-    sums: dict[str, float] = {}
+    sums = dict.fromkeys(KIND.findall(text), 0.0)  # before the first request there are no samples
     for name, value in SAMPLE.findall(text):
-        sums[name] = sums.get(name, 0.0) + float(value)
+        if name in sums:
+            sums[name] += float(value)
     for prefix, names in (("foretoken_", NAMES), ("vllm:", VLLM)):
         found = {ours: sums.get(prefix + theirs) for ours, theirs in names.items()}
         if all(value is not None for value in found.values()):
