@@ -127,15 +127,19 @@ class Data:
         return [*islice(prompts(self.input_len, self._vocabulary(server), seed), number)]
 
     def _vocabulary(self, server: Server) -> int:
-        own, asked = server.facts.get("vocab_size"), self.vocab_size
-        if own is None and asked is None:
+        own: int | None = server.facts.get("vocab_size")
+        if self.vocab_size is None:
+            if own is None:
+                raise InputError(
+                    f"{server.url} does not tell its vocabulary, of which random prompts are made; "
+                    "give --vocab-size"
+                )
+            return own
+        if own is not None and self.vocab_size > own:
             raise InputError(
-                f"{server.url} does not tell its vocabulary, of which random prompts are made; "
-                "give --vocab-size"
+                f"vocab_size is {self.vocab_size}, the server's is {own}; give that at most"
             )
-        if own is not None and asked is not None and asked > own:
-            raise InputError(f"vocab_size is {asked}, the server's is {own}; give that at most")
-        return asked or own
+        return self.vocab_size
 
 
 @dataclass(frozen=True)

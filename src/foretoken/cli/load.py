@@ -67,6 +67,7 @@ class Load:
     seed: int
     traces: list[Trace] = field(default_factory=list[Trace])
     began: float = 0.0
+    ended: float = 0.0  # the last request that is over
     _before: Counters | None = None  # what the server had counted by then
 
     def run(
@@ -79,7 +80,8 @@ class Load:
         except KeyboardInterrupt:
             if not self.began:
                 raise
-        return perf_counter() - self.began
+            self.ended = perf_counter()
+        return self.ended - self.began
 
     def guesses(self, tokens: int) -> Counters | None:
         """What the server has counted since the beginning, which is so many tokens or more; None
@@ -94,6 +96,7 @@ class Load:
     ) -> None:
         def ended(trace: Trace) -> None:
             self.traces.append(trace)
+            self.ended = perf_counter()
             report(trace)
 
         async with connected_many(self.server.url, self.server.key) as client:

@@ -48,6 +48,7 @@ def _counts(document: dict[str, Any], found: Figures) -> list[tuple[str, str]]:
         rows.append(("Interrupted", f"{left} requests were not sent or not over"))
     rows += [
         ("Benchmark duration", f"{found.duration:.2f} s"),
+        ("Sent after they were due", "mean {:.3f} s, at most {:.3f} s".format(*found.late)),
         ("Total input tokens", str(found.input_tokens)),
         ("Total generated tokens", str(found.output_tokens)),
         ("Request throughput", f"{found.a_second(found.completed):.2f} requests/s"),
@@ -78,13 +79,13 @@ def _speculation(told: dict[str, Any] | None, found: Figures) -> list[tuple[str,
 
 def _latencies(found: Figures) -> Table:
     view = Table()
-    numbers = next(list(one.percentiles) for one in found.latencies.values() if one)
+    rows = {name: one for name, one in found.latencies.items() if one is not None}
+    numbers = [n for n in next(iter(rows.values())).percentiles if n != 50]  # that is the median
     for heading in ("ms", "mean", "median", *(f"P{number:g}" for number in numbers)):
         view.add_column(heading, justify="right")
-    for name, one in found.latencies.items():
-        if one is not None:
-            values = (one.mean, one.median, *one.percentiles.values())
-            view.add_row(name.upper(), *(f"{value:.2f}" for value in values))
+    for name, one in rows.items():
+        values = (one.mean, one.median, *(one.percentiles[number] for number in numbers))
+        view.add_row(name.upper(), *(f"{value:.2f}" for value in values))
     return view
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class Figures:
     failures: dict[str, tuple[int, str]]  # by status: how many, and the first message
     input_tokens: int
     output_tokens: int
+    late: tuple[float, float]  # how long after they were due requests were sent: mean and most
     good: int | None  # requests within all limits; None where there are none
     by_tokens: bool  # whether gaps are between tokens; else between chunks
     latencies: dict[str, Latency | None]  # None where no request has one
@@ -68,6 +70,8 @@ class Figures:
             "request_goodput": None if self.good is None else self.a_second(self.good),
             "output_throughput": self.a_second(self.output_tokens),
             "total_token_throughput": self.a_second(self.input_tokens + self.output_tokens),
+            "mean_sent_late_ms": 1e3 * self.late[0],
+            "max_sent_late_ms": 1e3 * self.late[1],
             "itl_between": "tokens" if self.by_tokens else "chunks",
         }
         for name, latency in self.latencies.items():
@@ -87,6 +91,7 @@ def figures(
 ) -> Figures:
     """Of all requests that ended. `limits`: of a good request, in seconds, by the metric's name."""
     done = [trace for trace in traces if trace.failure is None]
+    late = [trace.late for trace in traces]
     by_tokens = all(trace.counted for trace in done if trace.arrivals)
     values: dict[str, list[float | None]] = {
         "ttft": [trace.ttft for trace in done],
@@ -101,6 +106,7 @@ def figures(
         failures=_failures(traces),
         input_tokens=sum(trace.prompt_tokens for trace in done),
         output_tokens=sum(trace.tokens or 0 for trace in done),
+        late=(fmean(late), max(late)) if late else (0.0, 0.0),
         good=sum(good(trace, limits) for trace in done) if limits else None,
         by_tokens=by_tokens,
         latencies={name: latency(values[name], percentiles) for name in metrics},

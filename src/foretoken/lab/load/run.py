@@ -23,11 +23,14 @@ async def run(
     clock = asyncio.get_running_loop().time
     began = clock()
 
-    async def one(number: int) -> None:
+    async def one(number: int, due: float) -> None:
         async with free:
-            report(await ask(number))
+            late = clock() - due
+            trace = await ask(number)
+            trace.late = late
+            report(trace)
 
     async with asyncio.TaskGroup() as group:
         for number, seconds in enumerate(due):
             await asyncio.sleep(max(0.0, began + seconds - clock()))
-            group.create_task(one(number))
+            group.create_task(one(number, began + seconds))

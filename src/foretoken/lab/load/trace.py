@@ -19,6 +19,7 @@ class Trace:
     prompt_tokens: int = 0
     tokens: int | None = None  # None until the usage tells
     failure: tuple[str, str] | None = None  # a status or what else failed, and a message
+    late: float = 0.0  # how long after it was due the request was sent
 
     def read(self, chunk: dict[str, Any], seconds: float) -> None:
         """The next chunk, and when it came. ValueError for one that is not as it should be."""

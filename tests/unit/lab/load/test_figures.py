@@ -31,6 +31,7 @@ def test_percentiles_lie_between_neighbours():
 def test_what_a_load_comes_to():
     traces = [trace(0.1, 0.3, 0.5), failed("429", "full"), trace(0.2, 1.2), failed("503", "down")]
     traces += [failed("429", "full again")]
+    traces[0].late, traces[1].late = 0.5, 2.0
     found = figures(traces, 2.0, list(METRICS), [50, 99], {"ttft": 0.15})
     assert (found.completed, found.failed, found.good, found.by_tokens) == (2, 3, 1, True)
     told = found.document
@@ -42,6 +43,7 @@ def test_what_a_load_comes_to():
     assert (told["request_throughput"], told["request_goodput"]) == (1.0, 0.5)
     assert (told["output_throughput"], told["total_token_throughput"]) == (2.5, 12.5)
     assert told["mean_ttft_ms"] == pytest.approx(150) and told["p99_ttft_ms"] < 200
+    assert told["mean_sent_late_ms"] == 500 and told["max_sent_late_ms"] == 2000
     assert told["mean_tpot_ms"] == pytest.approx((200 + 1000) / 2)
     assert told["mean_itl_ms"] == pytest.approx((200 + 200 + 1000) / 3)
     assert told["median_itl_ms"] == pytest.approx(200) and told["itl_between"] == "tokens"
