@@ -254,6 +254,24 @@ def test_nothing_that_a_model_writes_is_markup(opened: Opened) -> None:
     assert page.locator("main img").count() == 0 and page.title() == "foretoken"
 
 
+@pytest.mark.parametrize(
+    ("text", "spellings", "parts"),
+    [
+        ("a\U0001f600b", ["a", "\ufffd", "\ufffd", "b"], ["a", "", "\U0001f600", "b"]),
+        ("one", ["one", " two"], ["one", ""]),  # cut at a stop string
+        ("one t", ["one", " two"], ["one", " t"]),
+        ("The end", [" The", " end"], ["The", " end"]),  # a first space that decoding drops
+        ("done", ["done", "</s>"], ["done", ""]),
+    ],
+)
+def test_tokens_that_do_not_spell_the_text_share_it(
+    opened: Opened, text: str, spellings: list[str], parts: list[str]
+) -> None:
+    page = opened()
+    run = "async ([t, s]) => (await import('/page/tokens.js')).cut(t, s)"
+    assert page.evaluate(run, [text, spellings]) == parts
+
+
 def test_an_engine_that_loads_is_waited_for(opened: Opened, url: str) -> None:
     page = opened("about:blank")
     told = json.dumps({"error": {"message": "the model is loading"}})

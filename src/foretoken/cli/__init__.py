@@ -5,7 +5,6 @@ Tests under another name:
 `script`, `generate`, `doctor`, `train`: `tests/unit/cli/test_cli.py`.
 `settings`: `tests/unit/cli/test_serve.py`.
 `load`, `loadsheet`: `tests/unit/cli/test_bench_serve.py`.
-`connection`: `tests/unit/cli/test_remote.py`.
 `sheet`: `tests/unit/cli/test_measure.py`.
 `scoreboard`, `report`: `tests/unit/cli/test_bench.py`.
 `heads`: `tests/unit/train/test_heads.py`.

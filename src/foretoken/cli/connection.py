@@ -1,5 +1,5 @@
-"""Connections to an OpenAI-compatible server: its JSON, its streams chunk by chunk, waiting where
-it is busy, and its errors and the network's in one line. Knows what no endpoint means."""
+"""A connection to a server: its errors in one line, and patience where it asks for that. Does not
+know what is asked."""
 
 from __future__ import annotations
 
@@ -24,12 +24,8 @@ WIDEST = 300  # characters of a server's message
 DONE = "[DONE]"  # ends a stream
 
 
-class RefusedAnswerError(InputError):
-    """What the server does not take."""
-
-
 def connected(url: str, key: str | None) -> Client:
-    """A client of the server at `url`, with or without /v1 at its end; InputError for no URL."""
+    """A client of the server there; InputError for what is no address, or no key."""
     import httpx2  # late: `--help` does without it
 
     return httpx2.Client(**_options(url, key))
@@ -55,17 +51,12 @@ def _options(url: str, key: str | None) -> dict[str, Any]:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key holds characters that no header can; give it as it was made")
     headers = {} if not key else {"Authorization": f"Bearer {key}"}
-    timeout = httpx2.Timeout(SILENCE, connect=CONNECT, pool=None)
+    timeout = httpx2.Timeout(SILENCE, connect=CONNECT)
     return {"base_url": base, "headers": headers, "timeout": timeout}
 
 
-def place(client: Client | AsyncClient) -> str:
-    """The server's address."""
-    return str(client.base_url).rstrip("/")
-
-
 def get(client: Client, path: str) -> dict[str, Any]:
-    """The JSON there; {} where it is no object."""
+    """The JSON object there, {} where there is none; raises as `answered` does."""
     try:
         read = parse_json(get_bytes(client, path))
     except ValueError as error:
@@ -77,12 +68,21 @@ def get(client: Client, path: str) -> dict[str, Any]:
 
 def get_bytes(client: Client, path: str) -> bytes:
     """What is there."""
-    with answer(client, "GET", path) as response:
+    with answered(client, "GET", path) as response:
         return response.read()
 
 
+def place(client: Client | AsyncClient) -> str:
+    """Its address, as messages have it."""
+    return str(client.base_url).rstrip("/")
+
+
+class RejectedError(InputError):
+    """What the server does not take."""
+
+
 @contextmanager
-def answer(client: Client, method: str, path: str, body: Any = None) -> Generator[Response]:
+def answered(client: Client, method: str, path: str, body: Any = None) -> Generator[Response]:
     """The head of a good answer; where the server says when to come again, that is waited for.
     InputError for what it refuses, TextError where it fails."""
     patience = PATIENCE
@@ -95,10 +95,10 @@ def answer(client: Client, method: str, path: str, body: Any = None) -> Generato
             said, status = message(response), response.status_code
             after = _after(response.headers.get("retry-after", ""))
         if status not in (429, 503) or after is None or after > patience:
-            raise refusal(status, said)
+            raise _error(status, said)
         print(f"{said}; again in {after:g} s", file=sys.stderr)
         sleep(after)
-        patience -= max(1.0, after)
+        patience -= after
 
 
 @contextmanager
@@ -118,11 +118,11 @@ def named(client: Client | AsyncClient) -> Generator[None]:
         raise TextError(f"{place(client)} broke off: {one_line(error)}") from None
 
 
-def refusal(status: int, said: str) -> Exception:
+def _error(status: int, said: str) -> Exception:
     """What a status means."""
     if status == 401:
         return InputError(f"{said}; give --api-key, or FORETOKEN_API_KEY in the environment")
-    return RefusedAnswerError(said) if status < 500 and status != 429 else TextError(said)
+    return RejectedError(said) if status < 500 and status != 429 else TextError(said)
 
 
 def message(response: Response) -> str:
@@ -176,11 +176,11 @@ def _told(said: object) -> str:
 
 
 def _after(header: str) -> float | None:
-    """The seconds of a Retry-After; None where there is none."""
+    """The seconds of a Retry-After, at least one; None where there is none."""
     if header.strip().isdigit():
-        return float(header)
+        return max(1.0, float(header))
     try:
         at = parsedate_to_datetime(header)
     except ValueError:
         return None
-    return max(0.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo else None
+    return max(1.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo else None

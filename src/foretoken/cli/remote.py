@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli.connection import RefusedAnswerError, answer, chunks, connected, get, place
+from foretoken.cli.connection import RejectedError, answered, chunks, connected, get, place
 from foretoken.cli.reply import Part, Prompt, Reply, TextError, Token
 from foretoken.errors import InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
@@ -78,7 +78,7 @@ class Remote:
         self.require(wishes)
         where = "completions" if isinstance(prompt, str) else "chat/completions"
         body = self._body(prompt, wishes, number)
-        with answer(self.client, "POST", f"/v1/{where}", body) as response:
+        with answered(self.client, "POST", f"/v1/{where}", body) as response:
             for chunk in chunks(response):
                 part = _read(chunk, reply)
                 reply.seconds = perf_counter() - began
@@ -143,7 +143,7 @@ def first_model(client: Client) -> str:
     try:
         known = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
         return known[0]
-    except RefusedAnswerError as error:
+    except RejectedError as error:
         said = f": {error}"
     except (IndexError, KeyError, TypeError):
         said = ""
@@ -154,7 +154,7 @@ def facts_of(client: Client) -> dict[str, Any]:
     """What a server of ours tells of itself; {} for another's."""
     try:
         facts = get(client, "/v1/speculation")
-    except RefusedAnswerError:
+    except RejectedError:
         return {}
     return facts if "target" in facts else {}
 

@@ -113,7 +113,8 @@ class Printer:
             print(text, end="", flush=True)
             return
         for spelled, style in self._coloured(text):
-            shown = view.marked(spelled, style) if self._marks and style else spelled
+            marked = self._marks and style and not spelled.isspace()
+            shown = view.marked(spelled, style) if marked else spelled
             self.console.print(Text(shown, style), end="", soft_wrap=True)
 
     def end(self) -> None:

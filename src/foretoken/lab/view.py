@@ -72,8 +72,8 @@ def legend(*, marks: bool = False, rejected: bool = True) -> Text:
 
 
 def marked(spelled: str, fate: str) -> str:
-    """A token between the marks of its fate: inside its spaces, so that words stay apart."""
-    mark, word = MARKS[fate], spelled.strip(" ")
+    """A token between the marks of its fate: inside its blanks, so that words stay apart."""
+    mark, word = MARKS[fate], spelled.strip()
     if not mark or not word:
         return f"{mark[:1]}{spelled}{mark[1:]}"
     before, _, behind = spelled.partition(word)

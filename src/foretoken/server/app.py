@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -68,9 +69,14 @@ def make(link: Link, settings: Settings) -> FastAPI:
     )
     server = Server(link, settings)
     server.route(app)
-    if settings.origins:
+    paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
+
+    def answered(path: str, status: int) -> None:
+        server.metrics.answered(path if path in paths else "other", status)
+
+    app.add_middleware(Gate, limits=settings.limits, keys=settings.keys, answered=answered)
+    if settings.origins:  # around the gate: what browsers ask beforehand comes without a key
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_headers=["*"])
-    app.add_middleware(Gate, limits=settings.limits, keys=settings.keys)
     return app
 
 
@@ -271,7 +277,7 @@ class Server:
 
         def over(status: int) -> None:
             seconds = perf_counter() - began
-            self.metrics.answered(endpoint, status)
+            request.state.status = status  # what became of it, whatever the first line said
             self.metrics.written(writing, seconds)
             journal.write(journal.line(id, endpoint, status, seconds, writing))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -52,10 +53,13 @@ class Keys:
 
 
 class Gate:
-    """Around the app: keys, the size of a body, an id for every request."""
+    """Around the app: keys, the size of a body, an id for every request; `answered` is told path
+    and status of each."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, keys: Keys) -> None:
-        self.app, self.limits, self.keys = app, limits, keys
+    def __init__(
+        self, app: ASGIApp, limits: Limits, keys: Keys, answered: Callable[[str, int], None]
+    ) -> None:
+        self.app, self.limits, self.keys, self.answered = app, limits, keys, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,6 +70,7 @@ class Gate:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                scope["state"].setdefault("status", message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", id.encode("latin-1"))]
             await send(message)
 
@@ -74,6 +79,8 @@ class Gate:
             await self.app(scope, self._bounded(receive), named)
         except ApiError as error:
             await answer(error)(scope, receive, named)
+        finally:
+            self.answered(scope["path"], scope["state"].get("status", 500))
 
     def _admit(self, scope: Scope) -> None:
         salt = self.keys.salt(scope)

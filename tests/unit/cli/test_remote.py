@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
 from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
-from foretoken.cli import connection as module
 from foretoken.cli.remote import remote
 from foretoken.cli.reply import Reply, TextError, Token
 from foretoken.errors import InputError
@@ -30,14 +27,6 @@ STEP = {
 @pytest.fixture(autouse=True)
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited, without waiting."""
-    slept: list[float] = []
-    monkeypatch.setattr(module, "sleep", slept.append)
-    return slept
 
 
 def opened(url: str, key=None, model=None, variables=None, *, messages=True, seed=None, **how):
@@ -186,11 +175,11 @@ def test_the_key_is_sent_and_asked_for():
         (streamed({"speculation": {"steps": [{}]}}), TextError, "which is no chunk"),
     ],
 )
-def test_failures_are_one_line(naps, answer, kind, says):
+def test_failures_are_one_line(answer, kind, says):
     with replaying(chat=[answer]) as server, opened(server.url) as source:
         with pytest.raises(kind, match=says) as error:
             answered(source)
-    assert "\n" not in str(error.value) and naps == []
+    assert "\n" not in str(error.value)
 
 
 def test_half_a_character_is_no_failure():
@@ -198,34 +187,6 @@ def test_half_a_character_is_no_failure():
                                chat("b", "stop"))]) as server:  # fmt: skip
         with opened(server.url) as source:
             assert answered(source)[0] == "a?b"
-
-
-def test_a_server_that_says_when_to_come_again(naps, capsys):
-    at = datetime.now(UTC) + timedelta(seconds=40)
-    later = [refusal(503, "the engine is loading", Retry_After="5")]
-    later += [refusal(429, "full", Retry_After=format_datetime(at, usegmt=True)), said("a")]
-    with replaying(chat=later) as server, opened(server.url) as source:
-        assert answered(source)[0] == "a"
-    assert naps[0] == 5 and 30 < naps[1] <= 40
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "the engine is loading; again in 5 s" and len(lines) == 2
-    with replaying(chat=[refusal(503, "loading", Retry_After="50")]) as server:
-        with opened(server.url) as source, pytest.raises(TextError, match="^loading$"):
-            answered(source)
-    assert naps[2:] == [50, 50]  # and then 120 s would be over
-
-
-def test_a_loading_server_is_waited_for_at_the_start(naps):
-    answers = [refusal(503, "loading", Retry_After="1"), body({"data": [{"id": "m"}]})]
-    with replaying(models=answers, chat=[said("a")]) as server, opened(server.url) as source:
-        assert source.model == "m" and naps == [1]
-
-
-def test_silence_ends(monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.2)
-    with replaying(chat=[streamed(chat("a"), None)]) as server, opened(server.url) as source:
-        with pytest.raises(TextError, match=f"{server.url} said nothing for 0.2 s"):
-            answered(source)
 
 
 def test_leaving_early_closes_the_connection():
@@ -236,22 +197,6 @@ def test_leaving_early_closes_the_connection():
                 assert next(parts).text == "a"
             server.on.set()
             assert server.left.wait(10) and reply.finish_reason is None
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("localhost:8000", "url is 'localhost:8000'; give one such as http://127.0.0.1:8000"),
-        ("ftp://x", "give one such as"),
-        ("http://", "give one such as"),
-        ("http://x:port", "url is 'http://x:port': "),
-        ("http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached: "),
-    ],
-)
-def test_urls_that_lead_nowhere(url, says):
-    with pytest.raises(InputError) as error, opened(url):
-        pass
-    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_models_that_are_not_listed():

@@ -39,6 +39,8 @@ def test_tokens_have_the_colours_of_their_fates(capsys, colours):
 def test_marks_where_there_are_no_colours(capsys):
     tokens = [(" the", ACCEPTED), (" cat", CORRECTED), (" sat", BONUS), (" on", PLAIN)]
     assert printed(capsys, (" the cat sat on", tokens)) == " the [cat] [sat] on\n"
+    lines = [(".\n", CORRECTED), ("\n", CORRECTED)]
+    assert printed(capsys, (".\n\n", lines)) == "[.]\n\n\n"
 
 
 def test_text_that_lags_behind_its_tokens(capsys, colours):

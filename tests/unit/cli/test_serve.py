@@ -39,6 +39,8 @@ def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
     mistake(console("serve", "--config", file), "70000")
     file.write_text("log-format: xml\nport: 70000\n")
     mistake(console("serve", "--config", file, "--port", 8000), "'xml'")
+    file.write_text("target: nowhere/at/all\napi-key: [a]\n")
+    mistake(console("serve", "--config", file), "nowhere")
     for text, said in (("prot: 1", "did you mean port?"), ("- a", "no mapping"), ("a: [", "YAML")):
         file.write_text(text)
         mistake(console("serve", "--config", file), said)

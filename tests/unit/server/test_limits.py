@@ -40,6 +40,7 @@ def test_limits() -> None:
 def test_a_body_that_is_too_large(declared: bool) -> None:
     """Also where its length is not said: it is counted as it comes."""
     sent: list[Any] = []
+    answers: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
@@ -52,7 +53,8 @@ def test_a_body_that_is_too_large(declared: bool) -> None:
         sent.append(message)
 
     headers = {"content_length": "101"} if declared else {}
-    gate = Gate(app, Limits(body=100), Keys())
+    gate = Gate(app, Limits(body=100), Keys(), lambda *seen: answers.append(seen))
     asyncio.run(gate(scope(**headers), receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 413 and b"larger than 100 bytes" in sent[1]["body"]
     assert any(name == b"x-request-id" for name, _ in sent[0]["headers"])
+    assert answers == [("/v1/models", 413)]

@@ -144,7 +144,7 @@ class Link:
             "restarting": "the engine is starting again",
             "failed": f"the engine cannot start: {self.problem}",
         }
-        raise UnavailableError(said.get(self.state, "the server is shutting down"), 5)
+        raise UnavailableError(said.get(self.state, "the server is shutting down"), 2)
 
     def _open(self) -> tuple[int, asyncio.Queue[Answer | Refusal | Part]]:
         id = next(self._ids)

@@ -11,6 +11,7 @@ import os
 import signal
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
+LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
 log = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ class Worker:
         self.words: Words = Words(spec.tokenizer)
         self.ledger = Ledger()
         self.requests: dict[int, int] = {}  # the engine's ids -> the pipe's
+        self.adding = False
+        self.early: list[Event] = []  # of the request that is being added
         self.sending, self.awake = Lock(), Condition()
         self.over = False
 
@@ -142,17 +146,24 @@ class Worker:
         most = options.pop("most_tokens", None)
         names = ("chat_template", "chat_template_kwargs")
         template = {name: options.pop(name) for name in names if name in options}
+        self.adding = True  # what takes long, such as a grammar, stalls no text that is written
         try:
+            ids = self._ids(message.prompt, template)
+            asked = options.get("max_new_tokens")
+            options["max_new_tokens"] = self._limit(len(ids), asked, most)
+            own = self.engine.add(ids, **options)
             with self.awake:
-                ids = self._ids(message.prompt, template)
-                options["max_new_tokens"] = self._limit(
-                    len(ids), options.get("max_new_tokens"), most
-                )
-                self.requests[self.engine.add(ids, **options)] = message.id
+                self.requests[own] = message.id
                 self._send(Answer(message.id, len(ids)))
+                if early := self.early:
+                    self.early = []
+                    self._tell(early)
                 self.awake.notify()
         except Exception as error:
             self._refuse(message.id, error)
+        finally:
+            with self.awake:
+                self.adding, self.early = False, []
 
     def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
@@ -219,8 +230,8 @@ class Worker:
         spec, tokenizer = self.spec, self.spec.tokenizer
         drafts = not isinstance(spec.drafter, NoDrafter)
         return {
-            "target": spec.target_name,
-            "draft": spec.draft_name if drafts else None,
+            "target": _name(spec.target_name),
+            "draft": _name(spec.draft_name) if drafts else None,
             "context": self.engine.longest,
             "vocab_size": spec.target.vocab_size,
             "chat": bool(getattr(tokenizer, "chat_template", None)),
@@ -239,11 +250,12 @@ class Worker:
         parts: list[Part] = []
         with self.awake:
             for event in events:
-                self.ledger.note(event)
                 ended = event.finish_reason is not None
                 id = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
-                if id is None:  # aborted meanwhile
+                if id is None:  # aborted meanwhile, or not known yet
+                    self.early += [event] * self.adding
                     continue
+                self.ledger.note(event)
                 if event.completion is not None and event.finish_reason not in ("stop", "length"):
                     self._send(Refusal(id, "refused", event.completion.error or "it broke off"))
                     continue
@@ -268,14 +280,12 @@ class Worker:
 
     def _known(self, logprobs: list[Logprobs]) -> list[Known]:
         word = self.words.word
-        return [
-            Known(
-                *word(each.token),
-                each.logprob,
-                [(*word(token), value) for token, value in each.top],
-            )
-            for each in logprobs
-        ]
+
+        def known(each: Logprobs) -> Known:
+            top = [(*word(token), max(LEAST, logprob)) for token, logprob in each.top]
+            return Known(*word(each.token), max(LEAST, each.logprob), top)
+
+        return [known(each) for each in logprobs]
 
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
@@ -305,6 +315,11 @@ class Worker:
                 self.pipe.send(message)
             except OSError:  # the HTTP process is gone; `_hear` ends this one
                 pass
+
+
+def _name(model: str) -> str:
+    """A model's name without where it lies: that is no client's concern."""
+    return Path(model).name if Path(model).exists() else model
 
 
 class _TooLongError(InputError):

@@ -1,5 +1,5 @@
-// The two small charts beside the text, drawn by hand. Every bar has its number in words next to it,
-// so that neither colour nor length is needed to read them.
+// The two small charts beside the text, drawn by hand. Every bar has its number next to it, so that
+// neither colour nor length is needed to read them.
 
 import { el } from "./dom.js";
 import { UNKNOWN, shown } from "./numbers.js";
@@ -14,11 +14,31 @@ function bar(share, kind) {
 export function acceptance(positions) {
   if (!positions.length) return el("p", { class: "none" }, "No guesses yet.");
   const rows = positions.map(({ made, kept }, i) => {
-    const number = el("td", {}, shown((100 * kept) / made, 0, " %"), el("small", {}, ` of ${shown(made)}`));
-    return el("tr", {}, el("th", { scope: "row" }, `${i + 1}`), el("td", {}, bar(kept / made, "kept")), number);
+    const number = el(
+      "td",
+      {},
+      shown((100 * kept) / made, 0, " %"),
+      el("small", {}, ` of ${shown(made)}`),
+    );
+    return el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, `${i + 1}`),
+      el("td", {}, bar(kept / made, "kept")),
+      number,
+    );
   });
-  const caption = el("caption", { class: "hidden" }, "Share of the guesses kept, by position in the block");
-  return el("table", { class: rows.length > 6 ? "chart dense" : "chart" }, caption, el("tbody", {}, ...rows));
+  const caption = el(
+    "caption",
+    { class: "hidden" },
+    "Share of the guesses kept, by position in the block",
+  );
+  return el(
+    "table",
+    { class: rows.length > 6 ? "chart dense" : "chart" },
+    caption,
+    el("tbody", {}, ...rows),
+  );
 }
 
 /** speedups: names and factors, null where not measured; plain decoding is 1. */
@@ -30,7 +50,11 @@ export function factors(speedups) {
     one.style.left = `${100 / most}%`;
     drawn.append(one);
     const known = factor !== null;
-    const value = el("dd", { class: known ? null : "none" }, known ? shown(factor, 2, "×") : UNKNOWN);
+    const value = el(
+      "dd",
+      { class: known ? null : "none" },
+      known ? shown(factor, 2, "×") : UNKNOWN,
+    );
     return el("div", {}, el("dt", {}, name), value, drawn);
   });
   return el("dl", { class: "factors" }, ...items);

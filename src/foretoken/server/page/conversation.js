@@ -49,11 +49,14 @@ export class Conversation {
   async send(path, body, asked, compare, shown = asked) {
     const run = new Run(path, body, body.speculation.gamma === 0);
     const inline = "prompt" in body;
-    const turn = new TurnView({ asked, shown, run, inline, seed: body.seed }, {
-      compare: () => this.#compare(turn),
-      goOn: () => this.#goOn(turn),
-      retry: () => this.#retry(turn),
-    });
+    const turn = new TurnView(
+      { asked, shown, run, inline, seed: body.seed },
+      {
+        compare: () => this.#compare(turn),
+        goOn: () => this.#goOn(turn),
+        retry: () => this.#retry(turn),
+      },
+    );
     this.turns.push(turn);
     this.element.append(turn.element);
     await this.#read(turn, run);
@@ -73,7 +76,8 @@ export class Conversation {
 
   #goOn({ run, asked }) {
     const prompt = asked + run.text;
-    const tail = prompt.length > REMEMBERED ? `…${prompt.slice(-REMEMBERED).replace(/^\S*/, "")}` : prompt;
+    const tail =
+      prompt.length > REMEMBERED ? `…${prompt.slice(-REMEMBERED).replace(/^\S*/, "")}` : prompt;
     this.send(run.path, { ...run.body, prompt }, prompt, false, tail);
   }
 

@@ -20,7 +20,8 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** `draw`, some seconds after the first of any number of calls: for what comes faster than it is read. */
+/** `draw`, some seconds after the first of any number of calls: for what comes faster than one
+ * reads. */
 export function paced(draw, seconds) {
   let timer = null;
   return () => {

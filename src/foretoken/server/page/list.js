@@ -23,7 +23,12 @@ export class List {
     const { title, open, turns } = conversation;
     const state = open ? "writing" : turns.length ? count(turns.length, "text") : "empty";
     const show = () => this.act.show(conversation);
-    const name = el("button", { type: "button", class: "title", onclick: show }, title, el("small", {}, state));
+    const name = el(
+      "button",
+      { type: "button", class: "title", onclick: show },
+      title,
+      el("small", {}, state),
+    );
     const item = { class: open ? "open" : null, "aria-current": isCurrent ? "true" : null };
     return el("li", item, name, ...(turns.length ? [this.#ending(conversation)] : []));
   }
@@ -32,6 +37,10 @@ export class List {
     const { open, title } = conversation;
     const name = `${open ? "Stop" : "Remove"}: ${title}`;
     const onclick = () => (open ? conversation.stop() : this.act.remove(conversation));
-    return el("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick }, open ? "■" : "×");
+    return el(
+      "button",
+      { type: "button", class: "quiet", "aria-label": name, title: name, onclick },
+      open ? "■" : "×",
+    );
   }
 }

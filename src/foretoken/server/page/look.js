@@ -1,5 +1,5 @@
-// How the page is shown: light or dark, with the colours of tokens or without, and on narrow screens
-// the two sides as drawers over the text.
+// How the page is shown: light or dark, with the colours of tokens or without, and on narrow
+// screens the two sides as drawers over the text.
 
 const root = document.documentElement;
 const { body } = document;

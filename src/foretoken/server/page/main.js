@@ -10,8 +10,16 @@ import { Settings } from "./settings.js";
 import { key } from "./stream.js";
 
 const EXAMPLES = {
-  chat: ["Why is the sky blue?", "Write four lines about the first snow.", "What is rejection sampling?"],
-  text: ["The captain looked", "It was a cold morning in November, and", '"My dear," said the old gentleman,'],
+  chat: [
+    "Why is the sky blue?",
+    "Write four lines about the first snow.",
+    "What is rejection sampling?",
+  ],
+  text: [
+    "The captain looked",
+    "It was a cold morning in November, and",
+    '"My dear," said the old gentleman,',
+  ],
 };
 const NEAR = 80; // pixels from the end of a text within which it is followed
 
@@ -41,6 +49,7 @@ function show(conversation) {
   $("turns").replaceChildren(conversation.element);
   $("thread").scrollTop = $("thread").scrollHeight;
   closeDrawer();
+  for (const turn of conversation.turns) turn.draw(); // to the width that it has only now
   changed(conversation);
 }
 
@@ -58,10 +67,14 @@ function changed(conversation) {
   followText();
 }
 
-/** Says a finished text to screen readers: once, not token by token. */
+/** Says a finished text to screen readers: once, not token by token. A failure is an alert. */
 function ended(run) {
-  const outcome = { done: run.plain ? "Plain decoding is done." : run.text, stopped: "Stopped.", failed: "" };
-  $("announcer").replaceChildren(el("p", {}, outcome[run.state])); // a failure is an alert of its own
+  const outcome = {
+    done: run.plain ? "Plain decoding is done." : run.text,
+    stopped: "Stopped.",
+    failed: "",
+  };
+  $("announcer").replaceChildren(el("p", {}, outcome[run.state]));
   server.ask();
 }
 

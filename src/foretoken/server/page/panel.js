@@ -10,7 +10,9 @@ const WHEN = "The line is plain decoding. For this page's own number, decode a t
 /** run: whose measurements are shown, if any; runs: all of the page; info: what the server says. */
 export function drawPanel($, run, runs, info) {
   const m = run?.steps.length ? measures(run) : null;
-  $("this").replaceChildren(...(m ? figures(m) : [el("p", { class: "none" }, "Nothing written yet.")]));
+  $("this").replaceChildren(
+    ...(m ? figures(m) : [el("p", { class: "none" }, "Nothing written yet.")]),
+  );
   $("positions").replaceChildren(acceptance(m?.positions ?? []));
   const here = speedup(runs);
   const rows = [
@@ -23,7 +25,9 @@ export function drawPanel($, run, runs, info) {
 }
 
 function figures(m) {
-  const guesses = m.drafted ? `${shown(m.accepted)} of ${shown(m.drafted)} guesses kept` : "no guesses";
+  const guesses = m.drafted
+    ? `${shown(m.accepted)} of ${shown(m.drafted)} guesses kept`
+    : "no guesses";
   const more = [
     ["Tokens", shown(m.tokens)],
     ["Speed", rate(m.perSecond)],
@@ -32,7 +36,12 @@ function figures(m) {
   ];
   if (m.mates) more.push(["Runs shared with", count(m.mates, "other text")]);
   return [
-    el("p", { class: "hero" }, el("strong", {}, shown(m.perCall, 2)), " tokens per run of the target"),
+    el(
+      "p",
+      { class: "hero" },
+      el("strong", {}, shown(m.perCall, 2)),
+      " tokens per run of the target",
+    ),
     el("p", { class: "note" }, `${count(m.calls, "run")}, ${guesses}`),
     el("dl", {}, ...described(more)),
   ];

@@ -12,10 +12,14 @@ export class Settings {
     this.inputs = Object.fromEntries(
       [...details.querySelectorAll("[name]")].map((input) => [input.name, input]),
     );
-    const names = [["automatic", ""], ["0, plain decoding", 0]];
+    const names = [
+      ["automatic", ""],
+      ["0, plain decoding", 0],
+    ];
     for (let n = 1; n <= MOST; n++) names.push([`${n}`, n]);
     this.inputs.gamma.append(...names.map(([name, value]) => el("option", { value }, name)));
-    for (const event of ["input", "toggle"]) details.addEventListener(event, () => this.#summarize());
+    for (const event of ["input", "toggle"])
+      details.addEventListener(event, () => this.#summarize());
     details.open = matchMedia("(min-width: 1180px)").matches;
     this.#summarize();
   }

@@ -33,7 +33,11 @@ async function request(path, options) {
 async function refusal(response) {
   const body = await response.json().catch(() => null);
   const message = body?.error?.message || `The server answered ${response.status}.`;
-  return new ServerError(message, response.status, Number(response.headers.get("retry-after")) || null);
+  return new ServerError(
+    message,
+    response.status,
+    Number(response.headers.get("retry-after")) || null,
+  );
 }
 
 export async function get(path) {

@@ -1,9 +1,9 @@
-// When draft and target ran, from the records of the steps: a lane for each, and one below for plain
-// decoding on the same scale. Time is a step's own, without what lay between steps. Bars are only
-// ever appended; the drawing is stretched to the width that there is.
+// When draft and target ran, from the records of the steps: a lane for each, and one below for
+// plain decoding on the same scale. Time is a step's own, without what lay between steps. Bars are
+// only ever appended; the drawing is stretched to the width that there is.
 
 import { el, svg } from "./dom.js";
-import { duration, took } from "./numbers.js";
+import { count, duration, took } from "./numbers.js";
 import { told } from "./tokens.js";
 
 const LANES = { draft: [2, 12], target: [20, 12], plain: [42, 12] }; // top, height
@@ -11,7 +11,7 @@ const NARROWEST = 3; // pixels that a step has at least: a longer timeline is sc
 const HINT = "Point at a run, or walk with the arrow keys, to see what it did.";
 
 export class Timeline {
-  #runs = new Map(); // by name, "guessed" or "plain": what is drawn of each
+  #runs = new Map(); // how many steps and seconds of each are drawn
   #selected = null;
 
   /** select: called with the number of the step that is pointed at, or null. */
@@ -20,7 +20,12 @@ export class Timeline {
     this.chart = svg("svg", { preserveAspectRatio: "none", role: "img" });
     this.axis = el("div", { class: "axis", "aria-hidden": "true" });
     this.scale = el("div", { class: "scale" }, this.chart, this.axis);
-    this.scroller = el("div", { class: "scroller", tabindex: 0, role: "group" }, this.scale);
+    const label = "Timeline of draft and target; arrow keys go from run to run";
+    this.scroller = el(
+      "div",
+      { class: "scroller", tabindex: 0, role: "group", "aria-label": label },
+      this.scale,
+    );
     this.names = el("div", { class: "lanes", "aria-hidden": "true" });
     this.readout = el("p", { class: "readout" });
     this.element = el(
@@ -44,14 +49,15 @@ export class Timeline {
     const lines = [guessed, plain].filter((run) => run?.steps.length);
     this.element.hidden = !lines.length;
     if (!lines.length) return;
-    this.steps = (guessed.steps.length ? guessed : plain).steps;
+    this.steps = guessed.steps;
+    this.#forget(lines);
     const open = lines.some((run) => run.open);
     const following = this.#atEnd();
     for (const run of lines) this.#append(run);
     this.#stretch();
     if (!open) this.scroller.scrollLeft = 0;
     else if (following) this.scroller.scrollLeft = this.scroller.scrollWidth;
-    this.#describe(lines);
+    this.#describe();
   }
 
   /** Marks a step, and says what it did; null takes the mark away. */
@@ -60,16 +66,22 @@ export class Timeline {
     for (const bar of this.chart.querySelectorAll(".on")) bar.classList.remove("on");
     this.#selected = number;
     if (number === null) return this.#describe();
-    const bars = [...this.chart.querySelectorAll(`[data-step="${number}"]`)];
+    const bars = this.chart.querySelectorAll(`[data-step="${number}"]`);
     for (const bar of bars) bar.classList.add("on");
-    this.readout.textContent = told(this.steps[number], number, duration);
+    this.readout.textContent = told(this.steps[number], number);
+  }
+
+  /** Begins anew where a run has been replaced by another. */
+  #forget(lines) {
+    if ([...this.#runs.keys()].every((run) => lines.includes(run))) return;
+    this.#runs.clear();
+    this.chart.replaceChildren();
   }
 
   #append(run) {
     const drawn = this.#runs.get(run) ?? { steps: 0, seconds: 0 };
-    const own = !this.steps || run.steps === this.steps;
     for (const step of run.steps.slice(drawn.steps)) {
-      const number = own ? drawn.steps : null;
+      const number = run.steps === this.steps ? drawn.steps : null; // marked: the text's own only
       this.chart.append(...bars(step, drawn.seconds, run.plain ? "plain" : "target", number));
       drawn.seconds += took(step);
       drawn.steps += 1;
@@ -79,34 +91,34 @@ export class Timeline {
 
   #stretch() {
     const drawn = [...this.#runs.values()];
+    const kinds = [...this.#runs.keys()].map((run) => run.plain);
+    const names = kinds.includes(false) ? ["draft", "target"] : [];
+    if (kinds.includes(true)) names.push("plain");
+    const top = LANES[names[0]][0] - 2;
+    const height = LANES[names.at(-1)][0] + LANES[names.at(-1)][1] + 2 - top;
     this.seconds = Math.max(...drawn.map((line) => line.seconds));
-    const plain = [...this.#runs.keys()].some((run) => run.plain);
-    const guessed = [...this.#runs.keys()].some((run) => !run.plain);
-    const top = guessed ? 0 : LANES.plain[0] - 2;
-    const height = (plain ? LANES.plain[0] + LANES.plain[1] : LANES.target[0] + LANES.target[1]) + 2 - top;
     this.chart.setAttribute("viewBox", `0 ${top} ${this.seconds * 1000} ${height}`);
     this.chart.style.height = `${height}px`;
     this.scale.style.minWidth = `${Math.max(...drawn.map((line) => line.steps)) * NARROWEST}px`;
-    const names = [guessed && "draft", guessed && "target", plain && "plain"].filter(Boolean);
     this.names.replaceChildren(...names.map((name) => el("span", { class: name }, name)));
-    const marks = ticks(this.seconds, this.scale.clientWidth);
-    this.axis.replaceChildren(...marks.map((at) => this.#tick(at)));
+    this.axis.replaceChildren(
+      ...ticks(this.seconds, this.scale.clientWidth).map((at) => this.#tick(at)),
+    );
   }
 
   #tick(at) {
-    const mark = el("span", {}, at ? duration(at).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ") : "0");
+    const rounded = at < 1 ? `${+(at * 1000).toPrecision(3)} ms` : `${+at.toPrecision(3)} s`;
+    const mark = el("span", {}, at ? rounded : "0");
     mark.style.left = `${(100 * at) / this.seconds}%`;
     return mark;
   }
 
-  #describe(runs = [...this.#runs.keys()]) {
-    const parts = runs.map((run) => {
-      const seconds = run.steps.reduce((total, step) => total + took(step), 0);
-      const calls = `${run.steps.length} run${run.steps.length === 1 ? "" : "s"} of the target`;
-      return `${run.plain ? "Plain decoding" : "With guesses"}: ${calls} in ${duration(seconds)}`;
+  #describe() {
+    const parts = [...this.#runs.entries()].map(([run, { seconds, steps }]) => {
+      const kind = run.plain ? "Plain decoding" : "With guesses";
+      return `${kind}: ${count(steps, "run")} of the target in ${duration(seconds)}`;
     });
     this.chart.setAttribute("aria-label", parts.join(". "));
-    this.scroller.setAttribute("aria-label", "Timeline of draft and target; arrow keys go from run to run");
     if (this.#selected === null) this.readout.textContent = HINT;
   }
 
@@ -126,7 +138,8 @@ export class Timeline {
     const from = this.#selected ?? (way > 0 ? -1 : this.steps.length);
     const to = Math.min(Math.max(from + way, 0), this.steps.length - 1);
     this.select(to);
-    this.chart.querySelector(`[data-step="${to}"].target, [data-step="${to}"].plain`)
+    this.chart
+      .querySelector(`[data-step="${to}"].target, [data-step="${to}"].plain`)
       .scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 }

@@ -2,6 +2,9 @@
 // in it one for every token. What a token looks like is the style sheet's.
 
 import { el } from "./dom.js";
+import { duration } from "./numbers.js";
+
+const NEAR = 8; // letters: a token that is spelled alike further on is another one
 
 export class TokenText {
   #steps = 0;
@@ -22,19 +25,22 @@ export class TokenText {
   /** Tokens may spell what is not in the text: half a character, what lies behind a stop string. */
   #settle(run) {
     const spans = [...this.element.querySelectorAll("[data-source]")];
-    if (spans.map((span) => span.textContent).join("") === run.text) return;
-    const parts = cut(run.text, spans.map((span) => span.textContent));
+    const spellings = spans.map((span) => span.textContent);
+    if (spellings.join("") === run.text) return;
+    const parts = cut(run.text, spellings);
     spans.forEach((span, i) => span.replaceChildren(...spelled(parts[i], span.dataset.source)));
   }
 }
 
-/** `text` in as many parts as there are spellings, each part its token's own where that is found. */
+/** `text` in as many parts as there are spellings, each its token's own where that is found. What
+ * lies between goes to the token before: a character's last token completes it. */
 export function cut(text, spellings) {
   const parts = [];
   let at = 0;
   for (const spelling of spellings) {
-    const own = spelling.includes("\uFFFD") || !spelling ? -1 : text.indexOf(spelling, at);
-    if (own < 0 || own > at + 8) {
+    const whole = spelling && !spelling.includes("\uFFFD");
+    const own = whole ? text.indexOf(spelling, at) : -1;
+    if (own < 0 || own > at + NEAR) {
       parts.push("");
       continue;
     }
@@ -50,7 +56,11 @@ function stepSpan(step, number) {
   const kept = step.tokens.filter((token) => token.source === "accepted");
   const own = step.tokens.filter((token) => token.source !== "accepted");
   const refused = step.rejected.map(({ text }, i) =>
-    el("span", { class: i ? "guess unjudged" : "guess", "aria-hidden": "true" }, ...spelled(text.replaceAll("\n", "↵"), "rejected")),
+    el(
+      "span",
+      { class: i ? "guess unjudged" : "guess", "aria-hidden": "true" },
+      ...spelled(text.replaceAll("\n", "↵"), "rejected"),
+    ),
   );
   const span = el("span", { class: "step", "data-step": number });
   span.append(...kept.map(tokenSpan), ...refused, ...own.map(tokenSpan));
@@ -70,12 +80,15 @@ function spelled(text, fate) {
 }
 
 /** What a step did, in a sentence. */
-export function told(step, number, duration) {
+export function told(step, number) {
   const kept = step.tokens.filter((token) => token.source === "accepted").length;
   const guesses = kept + step.rejected.length;
   const fate = guesses ? `${kept} of ${guesses} guesses kept` : "no guesses";
   const overlaps = (step.overlaps ?? []).map((x) => x.toFixed(2)).join(", ");
-  const times = [`target ${duration(step.target_seconds)}`, `verifying ${duration(step.verify_seconds)}`];
+  const times = [
+    `target ${duration(step.target_seconds)}`,
+    `verifying ${duration(step.verify_seconds)}`,
+  ];
   if (guesses) times.unshift(`draft ${duration(step.draft_seconds)}`);
   if (overlaps) times.push(`overlap ${overlaps}`);
   if (step.rows > 1) times.push(`shared by ${step.rows} texts`);

@@ -18,7 +18,12 @@ class Answer {
     this.wait = el("p", { class: "wait" }, "Waiting for the first token");
     this.facts = el("p", { class: "facts" });
     this.error = el("div", { class: "error", role: "alert" });
-    const text = el("div", { class: "text" }, ...(before ? [el("span", { class: "before" }, before)] : []), this.body);
+    const text = el(
+      "div",
+      { class: "text" },
+      ...(before ? [el("span", { class: "before" }, before)] : []),
+      this.body,
+    );
     this.element = el(
       "section",
       { class: run.plain ? "answer plain" : "answer", "aria-label": name },
@@ -36,7 +41,7 @@ class Answer {
     this.element.dataset.state = run.state;
     this.wait.hidden = run.state !== "waiting";
     this.facts.textContent = run.steps.length ? facts(run) : "";
-    if (run.state === "done" && !run.text) this.facts.textContent = "An empty text: it ended at once.";
+    if (run.state === "done" && !run.text) this.facts.textContent = "The text ended at once.";
     if (run.state === "stopped") this.facts.prepend("Stopped. ");
     if (run.error && !this.error.hasChildNodes()) {
       const again = el("button", { type: "button", onclick: this.retry }, "Try again");
@@ -62,16 +67,23 @@ export class TurnView {
   #marked = null;
   plain = null;
 
-  /** asked: the prompt; shown: what of it is shown; inline: whether the text continues it; act: what
-   * the buttons do. */
+  /** asked: the prompt; shown: what of it is shown; inline: whether the text continues it;
+   * act: what the buttons do. */
   constructor({ asked, shown, run, inline, seed }, act) {
     Object.assign(this, { asked, shown, run, inline, seed, act });
-    this.answer = new Answer(run, run.plain ? "Plain decoding" : "With guesses", inline ? shown : "", act.retry);
+    this.answer = new Answer(
+      run,
+      run.plain ? "Plain decoding" : "With guesses",
+      inline ? shown : "",
+      act.retry,
+    );
     this.columns = el("div", { class: "columns" }, this.answer.element);
     this.timeline = new Timeline((number) => this.mark(number));
     this.verdict = el("p", { class: "verdict", role: "status" });
     this.buttons = el("div", { class: "actions" });
-    const prompt = inline ? [] : [el("h2", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
+    const prompt = inline
+      ? []
+      : [el("h2", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
     const parts = [...prompt, this.columns, this.verdict, this.timeline.element, this.buttons];
     this.element = el("article", { class: "turn" }, ...parts);
     this.answer.element.addEventListener("pointerover", (event) => {
@@ -79,13 +91,18 @@ export class TurnView {
       this.mark(step ? Number(step.dataset.step) : null);
     });
     this.answer.element.addEventListener("pointerleave", () => this.mark(null));
-    this.draw = paced(() => this.update(), 0.1); // drawing takes time from an engine on this machine
+    this.draw = paced(() => this.update(), 0.1); // drawing slows an engine on the same machine
     this.draw();
   }
 
   /** Plain decoding of the same request beside it. */
   compare(plain) {
-    this.plain = new Answer(plain, "Plain decoding", this.inline ? this.shown : "", this.act.compare);
+    this.plain = new Answer(
+      plain,
+      "Plain decoding",
+      this.inline ? this.shown : "",
+      this.act.compare,
+    );
     this.columns.querySelector(".plain")?.remove();
     this.columns.append(this.plain.element);
     this.draw();
@@ -114,15 +131,22 @@ export class TurnView {
     const offers = [];
     const offer = (name, act) => offers.push(el("button", { type: "button", onclick: act }, name));
     if (!this.run.open && this.run.text) {
-      if (!open && !this.run.plain && this.plain?.run.state !== "done") offer("Decode plainly", this.act.compare);
-      if (this.inline && this.run.finish === "length" && !open) offer("Go on", this.act.goOn);
-      offer("Copy", () => navigator.clipboard.writeText((this.inline ? this.asked : "") + this.run.text));
+      const lacksPlain = !this.run.plain && this.plain?.run.state !== "done";
+      if (!open && lacksPlain) offer("Decode plainly", this.act.compare);
+      if (!open && this.inline && this.run.finish === "length") offer("Go on", this.act.goOn);
+      // Browsers have no clipboard for pages that come over plain HTTP from elsewhere
+      if (navigator.clipboard) offer("Copy", (event) => this.#copy(event.target));
     }
     const names = offers.map((button) => button.textContent).join();
     if (names === this.offered) return; // replacing a button would take the focus from it
     this.offered = names;
     const seed = el("span", { class: "seed" }, `seed ${this.seed}`);
     this.buttons.replaceChildren(...offers, ...(offers.length ? [seed] : []));
+  }
+
+  async #copy(button) {
+    await navigator.clipboard.writeText((this.inline ? this.asked : "") + this.run.text);
+    button.textContent = "Copied";
   }
 }
 
@@ -131,7 +155,8 @@ function verdict(run, plain) {
   if (run.state !== "done" || plain.state !== "done") return "";
   const [guessed, alone] = [measures(run), measures(plain)];
   const factor = alone.seconds / alone.tokens / (guessed.seconds / guessed.tokens);
-  return `With guesses ${shown(factor, 2, "×")} the speed of plain decoding. ${likeness(run, plain)}`;
+  const speed = `With guesses ${shown(factor, 2, "×")} the speed of plain decoding.`;
+  return `${speed} ${likeness(run, plain)}`;
 }
 
 function likeness(run, plain) {
