@@ -4,6 +4,7 @@ nothing itself and knows no tensors.
 Tests under another name:
 `script`, `generate`, `doctor`, `train`: `tests/unit/cli/test_cli.py`.
 `settings`: `tests/unit/cli/test_serve.py`.
+`load`, `loadsheet`: `tests/unit/cli/test_bench_serve.py`.
 `sheet`: `tests/unit/cli/test_measure.py`.
 `scoreboard`, `report`: `tests/unit/cli/test_bench.py`.
 `heads`: `tests/unit/train/test_heads.py`.

@@ -4,7 +4,7 @@ know what is asked."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -16,16 +16,31 @@ from foretoken.errors import InputError, one_line, shown
 from foretoken.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from httpx2 import Client, Response
+    from httpx2 import AsyncClient, Client, Response
 
 CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
 PATIENCE = 120.0  # seconds that a busy or loading server may ask to wait, in all
 WIDEST = 300  # characters of a server's message
+DONE = "[DONE]"  # ends a stream
 
 
 def connected(url: str, key: str | None) -> Client:
     """A client of the server there; InputError for what is no address, or no key."""
     import httpx2  # late: `--help` does without it
+
+    return httpx2.Client(**_options(url, key))
+
+
+def connected_many(url: str, key: str | None) -> AsyncClient:
+    """The same for asyncio, with as many connections as there are requests."""
+    import httpx2
+
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx2.AsyncClient(limits=limits, **_options(url, key))
+
+
+def _options(url: str, key: str | None) -> dict[str, Any]:
+    import httpx2
 
     try:
         base = httpx2.URL(url.strip().rstrip("/").removesuffix("/v1"))
@@ -36,16 +51,14 @@ def connected(url: str, key: str | None) -> Client:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key holds characters that no header can; give it as it was made")
     headers = {} if not key else {"Authorization": f"Bearer {key}"}
-    return httpx2.Client(
-        base_url=base, headers=headers, timeout=httpx2.Timeout(SILENCE, connect=CONNECT)
-    )
+    timeout = httpx2.Timeout(SILENCE, connect=CONNECT)
+    return {"base_url": base, "headers": headers, "timeout": timeout}
 
 
 def get(client: Client, path: str) -> dict[str, Any]:
     """The JSON object there, {} where there is none; raises as `answered` does."""
     try:
-        with answered(client, "GET", path) as response:
-            read = parse_json(response.read())
+        read = parse_json(get_bytes(client, path))
     except ValueError as error:
         if isinstance(error, InputError):
             raise
@@ -53,7 +66,13 @@ def get(client: Client, path: str) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def place(client: Client) -> str:
+def get_bytes(client: Client, path: str) -> bytes:
+    """What is there."""
+    with answered(client, "GET", path) as response:
+        return response.read()
+
+
+def place(client: Client | AsyncClient) -> str:
     """Its address, as messages have it."""
     return str(client.base_url).rstrip("/")
 
@@ -68,11 +87,12 @@ def answered(client: Client, method: str, path: str, body: Any = None) -> Genera
     InputError for what it refuses, TextError where it fails."""
     patience = PATIENCE
     while True:
-        with _named(client), client.stream(method, path, json=body) as response:
+        with named(client), client.stream(method, path, json=body) as response:
             if response.status_code == 200:
                 yield response
                 return
-            said, status = _message(response), response.status_code
+            response.read()
+            said, status = message(response), response.status_code
             after = _after(response.headers.get("retry-after", ""))
         if status not in (429, 503) or after is None or after > patience:
             raise _error(status, said)
@@ -82,7 +102,7 @@ def answered(client: Client, method: str, path: str, body: Any = None) -> Genera
 
 
 @contextmanager
-def _named(client: Client) -> Generator[None]:
+def named(client: Client | AsyncClient) -> Generator[None]:
     """Errors of the connection in one line."""
     import httpx2
 
@@ -105,18 +125,51 @@ def _error(status: int, said: str) -> Exception:
     return RejectedError(said) if status < 500 and status != 429 else TextError(said)
 
 
-def _message(response: Response) -> str:
-    """What the body of an error says, or else its status."""
+def message(response: Response) -> str:
+    """What the body of an error, which has been read, says; or else its status."""
     plain = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
     try:
-        error = parse_json(response.read())["error"]
+        error = parse_json(response.content)["error"]
         said = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         return plain
-    return told(said) or plain
+    return _told(said) or plain
 
 
-def told(said: object) -> str:
+def chunks(response: Response) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream. TextError for an error among them."""
+    import httpx2
+
+    for event in httpx2.EventSource(response):
+        if event.data == DONE:
+            return
+        yield _chunk(event.data)
+
+
+async def chunks_of_many(response: Response) -> AsyncIterator[dict[str, Any]]:
+    """The same for asyncio."""
+    import httpx2
+
+    async for event in httpx2.EventSource(response):
+        if event.data == DONE:
+            return
+        yield _chunk(event.data)
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    try:
+        chunk = parse_json(data)
+    except ValueError as error:
+        raise TextError(f"the server sent no JSON: {one_line(error)}") from None
+    if not isinstance(chunk, dict):
+        raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
+    if error := chunk.get("error"):
+        said = error.get("message") if isinstance(error, dict) else error
+        raise TextError(_told(said) or "the server failed")
+    return chunk
+
+
+def _told(said: object) -> str:
     """A server's words in one line."""
     text = "".join(c if c.isprintable() else " " for c in str(said or ""))
     return " ".join(text.split())[:WIDEST].rstrip(".")

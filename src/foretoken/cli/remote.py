@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli.connection import RejectedError, answered, connected, get, place, told
+from foretoken.cli.connection import RejectedError, answered, chunks, connected, get, place
 from foretoken.cli.reply import Part, Prompt, Reply, TextError, Token
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
-from foretoken.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from httpx2 import Client, Response
+    from httpx2 import Client
 
 # OpenAI's names and, for what these lack, vLLM's
 NAMES = {
@@ -80,7 +79,7 @@ class Remote:
         where = "completions" if isinstance(prompt, str) else "chat/completions"
         body = self._body(prompt, wishes, number)
         with answered(self.client, "POST", f"/v1/{where}", body) as response:
-            for chunk in _chunks(response):
+            for chunk in chunks(response):
                 part = _read(chunk, reply)
                 reply.seconds = perf_counter() - began
                 if part.text or part.tokens:
@@ -125,8 +124,8 @@ def remote(
     takes it. InputError for what the server does not have, and where it cannot be reached.
     """
     with connected(url, key) as client:
-        model = _first_model(client) if model is None else model
-        facts = _facts(client)
+        model = first_model(client) if model is None else model
+        facts = facts_of(client)
         if speculation and not facts:
             raise InputError(
                 f"{place(client)} is no server of foretoken's, so nothing can be said of its "
@@ -140,7 +139,7 @@ def remote(
         yield Remote(client, model, facts, variables, seed, speculation)
 
 
-def _first_model(client: Client) -> str:
+def first_model(client: Client) -> str:
     try:
         known = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
         return known[0]
@@ -151,32 +150,13 @@ def _first_model(client: Client) -> str:
     raise InputError(f"{place(client)} lists no model; give --model{said}")
 
 
-def _facts(client: Client) -> dict[str, Any]:
+def facts_of(client: Client) -> dict[str, Any]:
     """What a server of ours tells of itself; {} for another's."""
     try:
         facts = get(client, "/v1/speculation")
     except RejectedError:
         return {}
     return facts if "target" in facts else {}
-
-
-def _chunks(response: Response) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream. TextError for an error among them."""
-    import httpx2
-
-    for event in httpx2.EventSource(response):
-        if event.data == "[DONE]":
-            return
-        try:
-            chunk = parse_json(event.data)
-        except ValueError as error:
-            raise TextError(f"the server sent no JSON: {one_line(error)}") from None
-        if not isinstance(chunk, dict):
-            raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
-        if error := chunk.get("error"):
-            said = error.get("message") if isinstance(error, dict) else error
-            raise TextError(told(said) or "the server failed")
-        yield chunk
 
 
 def _read(chunk: dict[str, Any], reply: Reply) -> Part:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import foretoken
 from foretoken.cli import (
     bench,
+    bench_serve,
     certify,
     chat,
     complete,
@@ -29,7 +31,19 @@ from foretoken.cli import (
 )
 from foretoken.errors import ForetokenError
 
+
+class Commands(TyperGroup):
+    """Commands of one word or, as `bench serve`, of two. `bench` takes options only, so a word
+    behind it is nothing else."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if (name := " ".join(args[:2])) in self.commands:
+            args = [name, *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -59,6 +73,7 @@ app.command()(complete.complete)
 app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(bench.bench)
+app.command("bench serve")(bench_serve.bench_serve)
 app.command()(certify.certify)
 app.command()(theory.theory)
 app.command()(serve.serve)

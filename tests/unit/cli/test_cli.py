@@ -353,7 +353,7 @@ def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     trainers = [("train", name) for name in "lm samples ngram distill heads".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
-        for command in [*((name,) for name in commands), *trainers]:
+        for command in [*((name,) for name in commands), ("bench", "serve"), *trainers]:
             shown = run(*command, "--help").out
             prose = shown[shown.index("[OPTIONS]") :].split("\n", 1)[1].split("╭", 1)[0]
             for paragraph in re.split(r"\n\s*\n", prose.strip("\n")):
