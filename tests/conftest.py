@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,8 @@ from console import Run, script
 from foretoken.errors import RefusedError
 from foretoken.loading import runtimes
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, and its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 settings.register_profile("foretoken", deadline=None)  # two busy cores make times meaningless

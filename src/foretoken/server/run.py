@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 def run(setup: Setup, settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. InputError
     where nobody can listen there, and where the model cannot be loaded."""
-    setup.logs.begin()
     listening, link = _listening(host, port), Link(setup)
+    setup.logs.begin()
     config = uvicorn.Config(
         make(link, settings),
         log_config=None,

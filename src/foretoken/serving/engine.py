@@ -108,7 +108,7 @@ class Engine:
         seed: int | tuple[int, int] = 0,
         rule: str | Rule | None = None,
         lenience: float | None = None,
-        cache_salt: str = "",
+        cache_salt: str | None = None,
         priority: int = 0,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -144,14 +144,14 @@ class Engine:
                 "add it several times, with seeds of their own"
             )
         (request,) = self._spec.requests(prompts, [wishes], [seed])
-        if not isinstance(cache_salt, str):
+        if not isinstance(cache_salt, str | None):
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
         if not whole(priority):
             raise InputError(f"priority is {shown(priority)}; give a whole number")
         if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
             wishes = replace(wishes, max_new_tokens=limit)
             (request,) = self._spec.requests(prompts, [wishes], [seed])
-        requests = [replace(request, salt=cache_salt)]
+        requests = [replace(request, salt=cache_salt or "")]
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
         outbox = self._spec.outbox(row)

@@ -207,6 +207,7 @@ class Worker:
                     self.engine.abort(own)
                 except InputError:  # it has just finished
                     pass
+            self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
         questions = {
