@@ -1,6 +1,7 @@
 """Shared by all tests: no network, one thread a worker, no time limit on hypothesis examples."""
 
 import atexit
+import logging
 import os
 import shutil
 import signal
@@ -49,6 +50,17 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     if "openvino" not in request.keywords:
         monkeypatch.setattr(runtimes, "_library", missing)
+
+
+@pytest.fixture(autouse=True)
+def process_state() -> Iterator[None]:
+    """What a command called in this process sets for all of it, set back."""
+    level, ends = logging.root.level, (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(end) for end in ends]
+    yield
+    logging.root.setLevel(level)
+    for end, handler in zip(ends, handlers, strict=True):
+        signal.signal(end, handler)
 
 
 @pytest.fixture

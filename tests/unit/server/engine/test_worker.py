@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any
@@ -139,6 +139,10 @@ def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> No
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
     ours, theirs = Pipe()
-    work(theirs, Setup(str(tmp_path / "nowhere"), None))
+    setup = Setup(str(tmp_path / "nowhere"), None)
+    # As in life: it ignores signals and writes logs, which no test may leave behind
+    process = get_context("spawn").Process(target=work, args=(theirs, setup))
+    process.start()
     failed = hear(ours)
-    assert isinstance(failed, Failed) and "nowhere" in failed.message
+    process.join(30)
+    assert isinstance(failed, Failed) and "nowhere" in failed.message and process.exitcode == 0
