@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, time
+from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -123,41 +124,25 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         asked = await self._read(request, Chat)
-        messages, name = turns(asked.messages, "messages"), self.settings.name
+        messages = turns(asked.messages, "messages")
         options = self._templated(asked.options(self.link.facts))
         writing = self._writing(request, asked, [messages], asked.n or 1, options)
-        return await self._answer(
-            request,
-            writing,
-            chat.events(asked, name, writing) if asked.stream else None,
-            lambda: chat.body(asked, name, writing),
-        )
+        return await self._answer(request, asked, writing, chat)
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, Responses)
         responses.require(asked)
-        options, name = self._templated(asked.options(self.link.facts)), self.settings.name
+        options = self._templated(asked.options(self.link.facts))
         writing = self._writing(request, asked, [asked.messages], 1, options)
-        return await self._answer(
-            request,
-            writing,
-            responses.events(asked, name, writing) if asked.stream else None,
-            lambda: responses.body(asked, name, writing),
-        )
+        return await self._answer(request, asked, writing, responses)
 
     async def completions(self, request: Request) -> Response:
         asked = await self._read(request, Text)
         n, prompts = completions.candidates(asked), asked.prompts
         options = completions.options(asked, self.link.facts)
-        echoed = await self._echoed(prompts) if asked.echo else [""] * len(prompts)
         writing = self._writing(request, asked, prompts, n, options)
-        name = self.settings.name
-        return await self._answer(
-            request,
-            writing,
-            completions.events(asked, name, writing, echoed) if asked.stream else None,
-            lambda: completions.body(asked, name, writing, echoed),
-        )
+        echoed = await self._echoed(prompts) if asked.echo else [""] * len(prompts)
+        return await self._answer(request, asked, writing, completions, echoed)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
         asked = await self._read(request, Tokenize)
@@ -168,13 +153,9 @@ class Server:
             template = self._templated({"chat_template_kwargs": asked.chat_template_kwargs})
         messages = None if asked.messages is None else turns(asked.messages, "messages")
         prompt = asked.prompt if messages is None else messages
-        told = await self.link.ask("tokenize", prompt=prompt, template=template)
-        told |= {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
-        return (
-            told
-            if asked.return_token_strs
-            else {k: v for k, v in told.items() if k != "token_strs"}
-        )
+        texts = asked.return_token_strs
+        told = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
+        return told | {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
         asked = await self._read(request, Detokenize)
@@ -198,7 +179,8 @@ class Server:
         return facts | told | {"active": facts["draft"] is not None and told["active"] is not False}
 
     async def health(self) -> Response:
-        """Whether there is, or soon will be, an engine."""
+        """Whether there is an engine, or the first one loads; 503 while one that died is started
+        again."""
         good = self.link.state in ("ready", "loading", "draining")
         told = {"status": self.link.state, "engine": self.link.facts.get("pid")}
         return JSONResponse(told, 200 if good else 503)
@@ -281,33 +263,35 @@ class Server:
     async def _answer(
         self,
         request: Request,
+        asked: Wishes,
         writing: Writing,
-        events: AsyncGenerator[str] | None,
-        body: Any,
+        endpoint: ModuleType,
+        *more: Any,
     ) -> Response:
-        """The answer, whole or as server-sent events. What still runs is freed with its end, and
-        when the client is gone."""
-        began, endpoint, id = perf_counter(), request.url.path, request.state.id
+        """The endpoint's answer, whole or as server-sent events. What still runs is freed with its
+        end, and when the client is gone."""
+        began, path, id = perf_counter(), request.url.path, request.state.id
+        given = (asked, self.settings.name, writing, *more)
 
         def over(status: int) -> None:
             seconds = perf_counter() - began
             request.state.written = True
             request.state.status = status  # what became of it, whatever the first line said
             self.metrics.written(writing, seconds)
-            journal.write(journal.line(id, endpoint, status, seconds, writing))
+            journal.write(journal.line(id, path, status, seconds, writing))
 
         try:
             await writing.__aenter__()
         except (RefusedRequest, UnavailableError) as error:
             over(answered(error).status)
             raise
-        if events is not None:
-            return Events(events, writing, over)
+        if asked.stream:
+            return Events(endpoint.events(*given), writing, over)
         status = 499  # the client is gone
         try:
             await _unless_gone(request, writing.all())
             status = 200
-            return JSONResponse(body())
+            return JSONResponse(endpoint.body(*given))
         except (RefusedRequest, UnavailableError) as error:
             status = answered(error).status
             raise

@@ -26,8 +26,7 @@ STATS = {
 
 
 def step(accepted: int, rejected: int) -> dict[str, object]:
-    sources = ["accepted"] * accepted + ["corrected" if rejected else "bonus"]
-    return {"tokens": [{"source": s} for s in sources], "rejected": [{}] * rejected}
+    return {"drafted": accepted + rejected, "accepted": accepted}
 
 
 def written() -> Writing:
@@ -53,6 +52,7 @@ def test_sums_under_our_names_and_vllms() -> None:
         ("foretoken_prompt_tokens", 4),
         ("foretoken_generation_tokens", 3),
         ("foretoken_cached_tokens", 2),
+        ("foretoken_target_calls", 2),
         ("foretoken_drafts", 2),
         ("foretoken_drafted_tokens", 3),
         ("foretoken_accepted_tokens", 1),

@@ -45,6 +45,7 @@ def body(asked: Text, model: str, writing: Writing, echoed: Sequence[str]) -> di
         choices += [_choice(asked, at * n + i, text, echo) for i, text in enumerate(best)]
     answer = _head(answers.fresh("cmpl"), model)
     answer |= {"choices": choices, "usage": answers.usage(writing)}
+    answer |= answers.metrics(writing, asked.speculation.metrics)
     if asked.speculation.steps:
         steps = [text.steps for text in writing.texts]
         answer["speculation"] = answers.rates(writing.texts) | {"steps": steps}
@@ -56,15 +57,18 @@ async def events(
 ) -> AsyncGenerator[str]:
     """Server-sent events: one for each step of each text."""
     head = _head(answers.fresh("cmpl"), model)
-    offsets = [len(echoed[i // writing.n]) for i in range(len(writing.texts))]
+    ahead = [len(echoed[i // writing.n]) for i in range(len(writing.texts))]
+    offsets = [*ahead]
     for i in range(len(writing.texts)):
         if echo := echoed[i // writing.n]:
             yield answers.event(head | {"choices": [_piece(i, echo)]})
     async for i, part in writing.parts():
         if part.text or part.tokens or part.done is not None:
-            yield answers.event(head | _chunk(asked, i, part, offsets))
+            end = None if part.done is None else ahead[i] + len(writing.texts[i].text)
+            yield answers.event(head | _chunk(asked, i, part, offsets, end))
     if asked.stream_options is not None and asked.stream_options.include_usage:
         last: dict[str, Any] = {"choices": [], "usage": answers.usage(writing)}
+        last |= answers.metrics(writing, asked.speculation.metrics)
         if asked.speculation.steps:
             last["speculation"] = answers.rates(writing.texts)
         yield answers.event(head | last)
@@ -84,7 +88,7 @@ def _choice(asked: Text, i: int, text: Written, echo: str) -> dict[str, Any]:
     assert text.done is not None
     choice = _piece(i, echo + text.text, text.done.reason) | {"stop_reason": text.done.stop}
     if asked.logprobs is not None:
-        choice["logprobs"] = _logprobs(text.logprobs, asked.logprobs, 0)
+        choice["logprobs"] = _logprobs(text.logprobs, asked.logprobs, 0, len(text.text))
     if asked.prompt_logprobs is not None:
         given = text.done.prompt_logprobs or []
         choice["prompt_logprobs"] = [None, *map(answers.known, given)]
@@ -93,13 +97,13 @@ def _choice(asked: Text, i: int, text: Written, echo: str) -> dict[str, Any]:
     return choice
 
 
-def _chunk(asked: Text, i: int, part: Part, offsets: list[int]) -> dict[str, Any]:
+def _chunk(asked: Text, i: int, part: Part, offsets: list[int], end: int | None) -> dict[str, Any]:
     done = part.done
     choice = _piece(i, part.text, None if done is None else done.reason)
     if done is not None:
         choice["stop_reason"] = done.stop
     if asked.logprobs is not None:
-        choice["logprobs"] = _logprobs(part.logprobs or [], asked.logprobs, offsets[i])
+        choice["logprobs"] = _logprobs(part.logprobs or [], asked.logprobs, offsets[i], end)
         offsets[i] += sum(len(each.text) for each in part.logprobs or [])
     if asked.return_token_ids:
         choice["token_ids"] = part.tokens
@@ -111,10 +115,12 @@ def _piece(i: int, text: str, reason: str | None = None) -> dict[str, Any]:
     return {"index": i, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _logprobs(tokens: list[Known], count: int, offset: int) -> dict[str, Any]:
+def _logprobs(tokens: list[Known], count: int, offset: int, end: int | None) -> dict[str, Any]:
+    """`end`: where the text ends, if it is known; tokens behind a stop string that is left out
+    stand there."""
     offsets: list[int] = []
     for each in tokens:
-        offsets.append(offset)
+        offsets.append(offset if end is None else min(offset, end))
         offset += len(each.text)
     top = [{text: value for text, _, value in each.top} for each in tokens]
     return {

@@ -62,7 +62,8 @@ class Link:
         self.facts: dict[str, Any] = {}
         self.problem = ""  # why it failed
         self.running = self.waiting = self.restarts = 0
-        self.load: dict[str, Any] = {}
+        self.preempted = 0  # of all engines
+        self._preempted = 0  # of this one
         self._ids = count()
         self._inboxes: dict[int, asyncio.Queue[Answer | Refusal | Part]] = {}
         self._process: BaseProcess | None = None
@@ -200,8 +201,10 @@ class Link:
 
     def _hear(self, message: FromEngine | None) -> None:
         match message:
-            case Parts(parts, running, waiting, load):
-                self.running, self.waiting, self.load = running, waiting, load
+            case Parts(parts, running, waiting, preempted):
+                self.running, self.waiting = running, waiting
+                self.preempted += preempted - self._preempted
+                self._preempted = preempted
                 for part in parts:
                     self._deliver(part)
             case Answer() | Refusal():
@@ -227,7 +230,7 @@ class Link:
         for id, inbox in self._inboxes.items():
             said = "the engine stopped while it wrote this text; send the request again"
             inbox.put_nowait(Refusal(id, "dead", said))
-        self.running = self.waiting = 0
+        self.running = self.waiting = self._preempted = 0
         if self.state in ("failed", "stopped", "draining"):
             return
         self.state = "restarting"
