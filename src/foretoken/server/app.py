@@ -30,6 +30,7 @@ from foretoken.server.api.responses import Responses
 from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wire, Wishes, read
 from foretoken.server.engine.link import Link, RefusedRequest, UnavailableError
+from foretoken.server.engine.messages import Known
 from foretoken.server.engine.writing import Writing
 from foretoken.server.limits import Gate, Keys, Limits
 from foretoken.server.metrics import Metrics
@@ -141,7 +142,7 @@ class Server:
         n, prompts = completions.candidates(asked), asked.prompts
         options = completions.options(asked, self.link.facts)
         writing = self._writing(request, asked, prompts, n, options)
-        echoed = await self._echoed(prompts) if asked.echo else [""] * len(prompts)
+        echoed = [await self._echo(asked, prompt) for prompt in prompts]
         return await self._answer(request, asked, writing, completions, echoed)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
@@ -231,12 +232,16 @@ class Server:
             "max_model_len": self.link.facts.get("context"),
         }
 
-    async def _echoed(self, prompts: Sequence[Any]) -> list[str]:
-        """Prompts as text."""
-        return [
-            each if isinstance(each, str) else await self.link.ask("detokenize", tokens=each)
-            for each in prompts
-        ]
+    async def _echo(self, asked: Text, prompt: str | list[int]) -> completions.Echo:
+        """What is told again of a prompt."""
+        if not asked.echo:
+            return completions.Echo()
+        ask, first = self.link.ask, list[Known]()
+        text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
+        if asked.logprobs is not None:
+            told = await ask("tokenize", prompt=prompt, template={}, texts=True)
+            first = [Known(word, word.encode(), 0.0, []) for word in told["token_strs"][:1]]
+        return completions.Echo(text, tuple(first))
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""

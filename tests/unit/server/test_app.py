@@ -156,6 +156,27 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
     assert told.top_logprobs is not None and all(len(top) <= 2 for top in told.top_logprobs)
 
 
+def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: Any) -> None:
+    ids = spec.ids("It was")
+    expected = offline(spec, ids, prompt_logprobs=2, logprobs=2)
+    known = [*expected.prompt_logprobs, *expected.logprobs]
+    for prompt in ("It was", ids):
+        asked = WISHES | {"prompt": prompt, "echo": True, "logprobs": 2, "extra_body": GAMMA}
+        (choice,) = client.completions.create(**asked).choices
+        told = choice.logprobs
+        assert choice.text == "It was" + expected.text and told is not None
+        assert told.token_logprobs is not None and told.top_logprobs is not None
+        assert told.token_logprobs[0] is told.top_logprobs[0] is None
+        assert told.token_logprobs[1:] == pytest.approx([e.logprob for e in known], abs=1e-12)
+        assert "".join(told.tokens or ())[:6] == "It was"
+        assert (told.text_offset or [])[len(ids)] == 6
+    scored = client.completions.create(**asked | {"max_tokens": 0})  # as evaluations ask
+    (choice,) = scored.choices
+    assert choice.text == "It was" and scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    assert choice.logprobs is not None and len(choice.logprobs.tokens or ()) == len(ids)
+
+
 def test_offsets_end_with_the_text(url: str, spec: Any) -> None:
     """Tokens behind a stop string are told, and their place is the text's end."""
     free = offline(spec, "It was").text
@@ -300,6 +321,9 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, 400, "with stream"),
         ("completions", {"prompt": "a", "speculation": {"drafter": False, "gamma": 2}}, 400,
          "leave one out"),
+        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "give 1 or more"),
+        ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, 400,
+         "does not go with stream"),
         ("completions", {"prompt": "a", "logit_bias": {"1_0": 1}}, 400, "'1_0' is no id"),
         ("responses", {"input": [HELLO[0] | {"name": "x"}]}, 400, "input[0] holds 'name'"),
         ("completions", {"prompt": "\ud800"}, 400, "no JSON"),

@@ -254,7 +254,7 @@ class Text(Wishes):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[Whole] | list[list[Whole]]
-    max_tokens: Whole | None = Field(16, ge=1)
+    max_tokens: Whole | None = Field(16, ge=0)
     logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: Flag | None = None
     best_of: Whole | None = Field(None, ge=1, le=MOST_N)
@@ -271,7 +271,7 @@ class Text(Wishes):
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         options = super().options(facts)
         if self.max_tokens is not None:
-            options["max_new_tokens"] = self.max_tokens
+            options["max_new_tokens"] = max(1, self.max_tokens)
         if self.logprobs is not None:
             options["logprobs"] = self.logprobs
         return options
