@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Process:
     group: int
 
     @contextmanager
-    def alone(self, others: list[Process]) -> Generator[None]:
+    def alone(self, others: Sequence[Process]) -> Generator[None]:
         """The others stand still meanwhile: an idle server may poll."""
         rest = [other.group for other in others if other.group != self.group]
         for group in rest:
@@ -53,6 +53,7 @@ def started(
 ) -> Generator[Process]:
     """`command` and a free port, once `health` answers 200; ended behind the block. RuntimeError,
     with what it printed last, where it ends before that or never answers."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

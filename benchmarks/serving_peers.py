@@ -68,6 +68,7 @@ def main() -> None:
     with ExitStack() as running:
         folder = running.enter_context(spelled(Path(given.target or str(SHIPPED))))
         peers = begun(running, folder, given)
+        # the first warms up
         rounds = [measured(peers, folder, given.new, number) for number in range(1 + given.rounds)]
     loads = {str(at_once): summary([one[at_once] for one in rounds[1:]]) for at_once in LOADS}
     shape = {"requests": LOADS, "prompt": PROMPT, "new": given.new, "dtype": "float32"}
