@@ -62,7 +62,9 @@ async def events(
             yield answers.event(head | {"choices": [_piece(i, echo)]})
     async for i, part in writing.parts():
         if part.text or part.tokens or part.done is not None:
-            yield answers.event(head | _chunk(asked, i, part, offsets))
+            yield answers.event(
+                head | _chunk(asked, i, part, offsets) | answers.so_far(asked, writing)
+            )
     if asked.stream_options is not None and asked.stream_options.include_usage:
         last: dict[str, Any] = {"choices": [], "usage": answers.usage(writing)}
         if asked.speculation.steps:
