@@ -118,6 +118,25 @@ def test_a_stream_concatenates_to_the_answer(client: openai.OpenAI) -> None:
     assert last.usage == whole.usage and not last.choices
 
 
+def test_a_stream_tells_its_usage_so_far(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"return_token_ids": True, **GAMMA}
+    stream = client.completions.create(
+        prompt="It was", **WISHES, stream=True, stream_options=options, extra_body=asked
+    )
+    *chunks, last = list(stream)
+    written = 0
+    for chunk in chunks:
+        written += len(chunk.choices[0].model_dump()["token_ids"])
+        assert chunk.usage is not None and chunk.usage.completion_tokens == written
+    assert last.usage == chunks[-1].usage
+    chat = client.chat.completions.create(
+        messages=HELLO, **WISHES, stream=True, stream_options=options, extra_body=GAMMA
+    )
+    told = [chunk.usage.completion_tokens for chunk in chat if chunk.usage is not None]
+    assert len(told) > 2 and told == sorted(told)
+
+
 def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) -> None:
     done = client.completions.create(prompt=["It was", "She"], n=2, **WISHES, extra_body=GAMMA)
     prompts = ["It was", "It was", "She", "She"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+from foretoken.server.api.wire import Wishes
 from foretoken.server.engine.messages import Known
 from foretoken.server.engine.writing import Writing, Written
 
@@ -42,6 +43,13 @@ def usage(writing: Writing) -> dict[str, Any]:
             "reasoning_tokens": 0,
         },
     }
+
+
+def so_far(asked: Wishes, writing: Writing) -> dict[str, Any]:
+    """The usage of a chunk, for those who ask for it with each."""
+    options = asked.stream_options
+    told = options is not None and options.continuous_usage_stats
+    return {"usage": usage(writing)} if told else {}
 
 
 def rates(texts: Sequence[Written]) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class Speculation(Wire):
 
 class StreamOptions(Wire):
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False  # vLLM's: with every chunk of text, so far
 
 
 class Wishes(Wire):
