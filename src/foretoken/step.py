@@ -329,19 +329,22 @@ def _record(
     padding: int,
 ) -> StepRecord:
     judged = min(verified.n + 1, len(verified.x), len(kept))
+    predicted = guessed.places[b] in guessed.draft.predicted
+    calls = 0 if predicted else guessed.draft.calls
     return StepRecord(
         gamma=guessed.gamma[b],
         guesses=tuple(verified.x),
         accepted=min(verified.n, len(kept)),
         kept=tuple(kept),
         overlaps=tuple(verified.beta[:judged]),
-        draft_calls=min(guessed.draft.calls, guessed.counts[b]),  # those this row took part in
+        draft_calls=min(calls, guessed.counts[b]),  # those this row took part in
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],
         rows=len(guessed.rows),
         biases=tuple(verified.bias[:judged]),
         padding=padding,
+        predicted=predicted,
     )
 
 

@@ -29,6 +29,7 @@ def usage(writing: Writing) -> dict[str, Any]:
     texts = writing.texts
     read = sum(text.prompt_tokens for text in texts[:: writing.n])
     written = sum(len(text.tokens) for text in texts)
+    predicted = [step for text in texts for step in text.steps if step["predicted"]]
     known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
     return {
         "prompt_tokens": read,
@@ -36,8 +37,8 @@ def usage(writing: Writing) -> dict[str, Any]:
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": sum(known)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": sum(map(_accepted, predicted)),
+            "rejected_prediction_tokens": sum(len(step["rejected"]) for step in predicted),
             "reasoning_tokens": 0,
         },
     }
@@ -69,13 +70,18 @@ def _by_position(steps: list[dict[str, Any]]) -> list[float]:
     made: list[int] = []
     kept: list[int] = []
     for step in steps:
-        accepted = sum(token["source"] == "accepted" for token in step["tokens"])
+        accepted = _accepted(step)
         drafted = accepted + len(step["rejected"])
         for counts, n in ((made, drafted), (kept, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for i in range(n):
                 counts[i] += 1
     return [k / m for k, m in zip(kept, made, strict=False)]
+
+
+def _accepted(step: dict[str, Any]) -> int:
+    """How many guesses were kept."""
+    return sum(token["source"] == "accepted" for token in step["tokens"])
 
 
 def known(each: Known) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Words:
             "rejected": [
                 {"id": token, "text": self.text(token)} for token in step.guesses[step.accepted :]
             ],
+            "predicted": step.predicted,
             "gamma": step.gamma,
             "overlaps": list(step.overlaps),
             "draft_seconds": step.draft_seconds,
