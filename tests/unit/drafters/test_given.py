@@ -1,4 +1,4 @@
-"""Forced tokens are guesses without a draft; other rows are drafted for as usual."""
+"""What is given is guessed without a draft; other rows are drafted for as usual."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from foretoken.drafters.forced import ForcedDrafter
+from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 
 V = 5
-
-
-class Forcing:
-    """Controls that force some tokens, and shape nothing."""
-
-    V = V
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def shape(self, logits: torch.Tensor, ahead: list[int]) -> torch.Tensor:
-        return logits
-
-    def forced(self, ahead: list[int]) -> list[int]:
-        return self.tokens[len(ahead) :]
 
 
 class Asked(UniformDrafter):
@@ -40,44 +25,57 @@ class Asked(UniformDrafter):
         return super().propose(gamma, draw)
 
 
-def proposed(controls: list[Forcing | None], gamma: list[int]):
-    B, inner = len(gamma), Asked(V)
+def drawn(B: int) -> Draw:
     params = [SamplingParams(1.0)] * B
-    draw = Draw([RowKey(0, b) for b in range(B)], [3] * B, params, controls)
-    return ForcedDrafter(inner).propose(gamma, draw), inner.asked
+    return Draw([RowKey(0, b) for b in range(B)], [3] * B, params, [None] * B)
 
 
-def test_forced_tokens_come_first_and_cost_nothing() -> None:
-    draft, asked = proposed([Forcing([1, 2, 3])], [2])
+def proposed(given: list[list[int]], gamma: list[int], predicted: frozenset[int] = frozenset()):
+    inner = Asked(V)
+    draft = GivenDrafter(inner, given, predicted).propose(gamma, drawn(len(gamma)))
+    return draft, inner.asked
+
+
+def test_given_tokens_cost_nothing() -> None:
+    draft, asked = proposed([[1, 2]], [2], frozenset({0}))
     assert draft.tokens.tolist() == [[1, 2]] and draft.q is None and asked is None
+    assert draft.predicted == {0} and not draft.calls
 
 
-def test_invalid_logits_of_the_drafter_are_seen_beside_forced_tokens() -> None:
+def test_invalid_logits_of_the_drafter_are_seen_beside_given_tokens() -> None:
     class Sick(UniformDrafter):
         def propose(self, gamma, draw):
             draft = super().propose(gamma, draw)
             return replace(draft, tops=torch.full(draft.tokens.shape, torch.nan))
 
-    params = [SamplingParams(1.0)] * 2
-    draw = Draw([RowKey(0, b) for b in range(2)], [3, 3], params, [Forcing([4, 2]), None])
-    draft = ForcedDrafter(Sick(V)).propose([2, 1], draw)
+    draft = GivenDrafter(Sick(V), [[4, 2], []]).propose([2, 1], drawn(2))
     assert draft.tops is not None
     assert draft.tops.isnan().tolist() == [[False, False], [True, False]]
 
 
 def test_rows_side_by_side() -> None:
-    draft, asked = proposed([Forcing([4]), None, Forcing([])], [3, 2, 1])
+    draft, asked = proposed([[4], [], []], [3, 2, 1], frozenset({0}))
     assert asked == [0, 2, 1] and draft.lengths.tolist() == [1, 2, 1]
-    assert draft.q is not None
+    assert draft.q is not None and draft.predicted == {0}
     assert draft.q[0, 0].tolist() == [0, 0, 0, 0, 1]  # certain
     torch.testing.assert_close(draft.q[1], torch.full((2, V), 1 / V).double())
 
 
-def test_without_any_it_is_the_drafter_itself() -> None:
-    draft, asked = proposed([None, Forcing([])], [2, 0])
-    assert asked == [2, 0] and draft.lengths.tolist() == [2, 0]
+def test_the_drafter_hears_what_was_kept_and_who_leaves() -> None:
+    heard: list[object] = []
 
+    class Hears(UniformDrafter):
+        def start(self, rows, prompts, sources):
+            heard.append((rows, prompts, sources))
 
-def test_no_guess_is_made_where_none_is_asked() -> None:
-    draft, _ = proposed([Forcing([1]), None], [0, 0])
-    assert draft.lengths.tolist() == [0, 0]
+        def commit(self, tokens):
+            heard.append(tokens)
+
+        def leave(self, rows):
+            heard.append(rows)
+
+    given = GivenDrafter(Hears(V), [[1]])
+    given.start([0], [[2]], None)
+    given.commit([[1, 3]])
+    given.leave([0])
+    assert heard == [([0], [[2]], None), [[1, 3]], [0]]
