@@ -169,6 +169,70 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(done.choices[0].message.content or "")["good"], bool)
 
 
+GREEDY = {"model": "tiny", "max_tokens": 40, "temperature": 0.0, "seed": 7}
+
+
+def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, url: str) -> None:
+    """Right, wrong and in parts; streamed, several at once and beside a grammar."""
+    plain = client.chat.completions.create(
+        messages=HELLO, **GREEDY, extra_body={"speculation": {"drafter": False}}
+    )
+    text = plain.choices[0].message.content
+    assert text and plain.usage and plain.usage.completion_tokens_details
+    counted = plain.usage.completion_tokens_details
+    assert counted.accepted_prediction_tokens == counted.rejected_prediction_tokens == 0
+
+    right = {"type": "content", "content": text}
+    parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+    told = {"speculation": {"gamma": 4, "steps": True}}
+    for prediction in (right, {"type": "content", "content": parts}):
+        done = client.chat.completions.create(
+            messages=HELLO, **GREEDY, prediction=prediction, extra_body=told
+        )
+        assert done.choices[0].message.content == text
+        assert done.usage and done.usage.completion_tokens_details
+        assert done.usage.completion_tokens == plain.usage.completion_tokens
+        counted = done.usage.completion_tokens_details
+        speculation: Any = done.speculation  # pyright: ignore[reportAttributeAccessIssue]
+        predicted = [step for step in speculation["steps"][0] if step["predicted"]]
+        kept = [t["source"] for step in predicted for t in step["tokens"]].count("accepted")
+        assert counted.accepted_prediction_tokens == kept >= 20
+        rejected = sum(len(step["rejected"]) for step in predicted)
+        assert counted.rejected_prediction_tokens == rejected
+        assert speculation["target_calls"] < 24
+
+    wrong = {"type": "content", "content": "Nothing of this is what comes."}
+    done = client.chat.completions.create(messages=HELLO, **GREEDY, prediction=wrong)
+    assert done.choices[0].message.content == text
+    assert done.usage and done.usage.completion_tokens_details
+    counted = done.usage.completion_tokens_details
+    assert counted.rejected_prediction_tokens and counted.accepted_prediction_tokens is not None
+    assert done.usage.completion_tokens == plain.usage.completion_tokens
+
+    stream = client.chat.completions.create(
+        messages=HELLO,
+        **GREEDY,
+        n=2,
+        prediction=right,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"speculation": {"gamma": 4}},
+    )
+    *chunks, last = list(stream)
+    for i in range(2):
+        each = [c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i]
+        assert "".join(each) == text
+    assert last.usage and last.usage.completion_tokens_details
+    assert (last.usage.completion_tokens_details.accepted_prediction_tokens or 0) >= 40
+
+    grammar = {"structured_outputs": {"regex": "(ab)+c"}, "speculation": {"gamma": 4}}
+    done = client.completions.create(
+        prompt="It was", **GREEDY, extra_body={"prediction": right, **grammar}
+    )
+    expected = client.completions.create(prompt="It was", **GREEDY, extra_body=grammar)
+    assert done.choices[0].text == expected.choices[0].text
+
+
 def test_responses(client: openai.OpenAI, spec: Any) -> None:
     wishes = {"model": "tiny", "temperature": 1.0, "max_output_tokens": 24}
     more = {"extra_body": GAMMA | {"seed": 7}}
@@ -257,6 +321,11 @@ def test_what_speculation_does_now(url: str) -> None:
         ("responses", {"input": "a", "previous_response_id": "x"}, 400, "nothing is stored"),
         ("responses", {"input": "a", "prompt_logprobs": 1}, 400, "a response has no place for it"),
         ("responses", {"input": []}, 400, "input is empty"),
+        ("responses", {"input": "a", "prediction": {"type": "content", "content": "b"}}, 400,
+         "for completions and chats"),
+        ("chat/completions", {"messages": HELLO, "prediction": "b"}, 400, "prediction"),
+        ("chat/completions", {"messages": HELLO, "prediction":
+         {"type": "content", "content": "ab " * 900}}, 400, "the prediction has"),
         ("completions", {"prompt": []}, 400, "prompt is empty"),
         ("completions", {"prompt": [[]]}, 400, "prompt is empty"),
         ("completions", {"prompt": "a" * 200_000}, 400, "far beyond the context of 1024"),
