@@ -169,68 +169,59 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(done.choices[0].message.content or "")["good"], bool)
 
 
-GREEDY = {"model": "tiny", "max_tokens": 40, "temperature": 0.0, "seed": 7}
+def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, spec: Any) -> None:
+    """Right, in parts, wrong; streamed, several at once; of digits, whose text has one spelling,
+    and coupled, so that a seed gives one text whatever is guessed."""
+    digits = {str(id): 100 for id in spec.tokenizer("0123456789").input_ids}
+    wishes = WISHES | {"max_tokens": 40, "messages": HELLO, "logit_bias": digits}
 
+    def told(prediction: Any = None, **more: Any) -> Any:
+        speculation = {"gamma": 4, "rule": "coupled", "steps": True}
+        asked: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
+        asked |= {"extra_body": {"speculation": speculation}}
+        return client.chat.completions.create(**wishes, **asked, **more)
 
-def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, url: str) -> None:
-    """Right, wrong and in parts; streamed, several at once and beside a grammar."""
-    plain = client.chat.completions.create(
-        messages=HELLO, **GREEDY, extra_body={"speculation": {"drafter": False}}
-    )
+    plain = told()
     text = plain.choices[0].message.content
-    assert text and plain.usage and plain.usage.completion_tokens_details
     counted = plain.usage.completion_tokens_details
     assert counted.accepted_prediction_tokens == counted.rejected_prediction_tokens == 0
+    assert len(text) == 40 and text.isdigit()
 
-    right = {"type": "content", "content": text}
     parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
-    told = {"speculation": {"gamma": 4, "steps": True}}
-    for prediction in (right, {"type": "content", "content": parts}):
-        done = client.chat.completions.create(
-            messages=HELLO, **GREEDY, prediction=prediction, extra_body=told
-        )
+    for content in (text, parts):
+        done = told({"type": "content", "content": content})
         assert done.choices[0].message.content == text
-        assert done.usage and done.usage.completion_tokens_details
-        assert done.usage.completion_tokens == plain.usage.completion_tokens
+        assert done.usage.completion_tokens == plain.usage.completion_tokens == 40
         counted = done.usage.completion_tokens_details
-        speculation: Any = done.speculation  # pyright: ignore[reportAttributeAccessIssue]
-        predicted = [step for step in speculation["steps"][0] if step["predicted"]]
-        kept = [t["source"] for step in predicted for t in step["tokens"]].count("accepted")
-        assert counted.accepted_prediction_tokens == kept >= 20
-        rejected = sum(len(step["rejected"]) for step in predicted)
-        assert counted.rejected_prediction_tokens == rejected
-        assert speculation["target_calls"] < 24
+        assert (counted.accepted_prediction_tokens, counted.rejected_prediction_tokens) == (32, 0)
+        assert done.speculation["target_calls"] == 8 and done.speculation["draft_calls"] == 0
 
-    wrong = {"type": "content", "content": "Nothing of this is what comes."}
-    done = client.chat.completions.create(messages=HELLO, **GREEDY, prediction=wrong)
-    assert done.choices[0].message.content == text
-    assert done.usage and done.usage.completion_tokens_details
+    wrong = told({"type": "content", "content": "none" + text[20:30] + "x" + text[20:]})
+    assert wrong.choices[0].message.content == text
+    counted = wrong.usage.completion_tokens_details
+    predicted = [step for step in wrong.speculation["steps"][0] if step["predicted"]]
+    kept = [token["source"] for step in predicted for token in step["tokens"]].count("accepted")
+    rejected = sum(len(step["rejected"]) for step in predicted)
+    assert counted.accepted_prediction_tokens == kept > 8
+    assert counted.rejected_prediction_tokens == rejected >= 4
+    assert wrong.usage.completion_tokens == 40
+
+    options = {"n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = list(told({"type": "content", "content": text}, **options))
+    own = [c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == 0]
+    assert "".join(own) == text
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens >= 32
+    assert last.usage.completion_tokens == 80
+
+
+def test_a_prediction_beside_a_grammar(client: openai.OpenAI) -> None:
+    asked = WISHES | {"prompt": "It was", "max_tokens": 60}
+    more = {"structured_outputs": {"regex": "(xyz ){9}"}, "speculation": {"gamma": 4}}
+    prediction = {"type": "content", "content": "xyz xyz xyz nothing more"}
+    done = client.completions.create(**asked, extra_body={**more, "prediction": prediction})
+    assert done.choices[0].text == "xyz " * 9 and done.usage is not None
     counted = done.usage.completion_tokens_details
-    assert counted.rejected_prediction_tokens and counted.accepted_prediction_tokens is not None
-    assert done.usage.completion_tokens == plain.usage.completion_tokens
-
-    stream = client.chat.completions.create(
-        messages=HELLO,
-        **GREEDY,
-        n=2,
-        prediction=right,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"speculation": {"gamma": 4}},
-    )
-    *chunks, last = list(stream)
-    for i in range(2):
-        each = [c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i]
-        assert "".join(each) == text
-    assert last.usage and last.usage.completion_tokens_details
-    assert (last.usage.completion_tokens_details.accepted_prediction_tokens or 0) >= 40
-
-    grammar = {"structured_outputs": {"regex": "(ab)+c"}, "speculation": {"gamma": 4}}
-    done = client.completions.create(
-        prompt="It was", **GREEDY, extra_body={"prediction": right, **grammar}
-    )
-    expected = client.completions.create(prompt="It was", **GREEDY, extra_body=grammar)
-    assert done.choices[0].text == expected.choices[0].text
+    assert counted is not None and counted.accepted_prediction_tokens
 
 
 def test_responses(client: openai.OpenAI, spec: Any) -> None:
