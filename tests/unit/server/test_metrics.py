@@ -27,7 +27,8 @@ STATS = {
 
 def step(accepted: int, rejected: int) -> dict[str, object]:
     sources = ["accepted"] * accepted + ["corrected" if rejected else "bonus"]
-    return {"tokens": [{"source": s} for s in sources], "rejected": [{}] * rejected}
+    tokens = [{"source": source} for source in sources]
+    return {"tokens": tokens, "rejected": [{}] * rejected, "predicted": False}
 
 
 def written() -> Writing:
