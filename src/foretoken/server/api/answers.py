@@ -31,6 +31,7 @@ def usage(writing: Writing) -> dict[str, Any]:
     texts = writing.texts
     read = sum(text.prompt_tokens for text in texts[:: writing.n])
     written = sum(len(text.tokens) for text in texts)
+    predicted = [step for text in texts for step in text.steps if step["predicted"]]
     known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
     return {
         "prompt_tokens": read,
@@ -38,8 +39,10 @@ def usage(writing: Writing) -> dict[str, Any]:
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": sum(known)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": sum(step["accepted"] for step in predicted),
+            "rejected_prediction_tokens": sum(
+                step["drafted"] - step["accepted"] for step in predicted
+            ),
             "reasoning_tokens": 0,
         },
     }

@@ -153,6 +153,8 @@ class Worker:
             ids = self._ids(message.prompt, template)
             asked = options.get("max_new_tokens")
             options["max_new_tokens"] = self._limit(len(ids), asked, most)
+            if "prediction" in options:
+                options["prediction"] = self._prediction(options["prediction"])
             own = self.engine.add(ids, **options)
             with self.awake:
                 self.requests[own] = message.id
@@ -174,13 +176,23 @@ class Worker:
         (given,) = self.spec.prompts(prompt, **template)
         return self.spec.ids(given)
 
-    def _require_short(self, prompt: Any) -> None:
+    def _prediction(self, text: str) -> tuple[int, ...]:
+        """What a client expects, no longer than any text can be."""
+        self._require_short(text, "prediction")
+        ids, context = self.spec.prediction(text), self.engine.longest
+        if context is not None and len(ids) > context:
+            raise _TooLongError(
+                f"the prediction has {len(ids)} tokens, the context is {context}; shorten it"
+            )
+        return ids
+
+    def _require_short(self, prompt: Any, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
         parts = [part.get("content") for part in prompt] if _spoken(prompt) else [prompt]
         size, context = sum(len(part or "") for part in parts), self.engine.longest
         if context is not None and size > WIDEST * context:
             raise _TooLongError(
-                f"the prompt has {size} characters, far beyond the context of {context} tokens; "
+                f"the {name} has {size} characters, far beyond the context of {context} tokens; "
                 "shorten it"
             )
 
@@ -342,4 +354,4 @@ def _name(model: str) -> str:
 
 
 class _TooLongError(InputError):
-    """A prompt and its limit beyond the context."""
+    """A prompt and its limit, or a prediction, beyond the context."""
