@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from foretoken.errors import BusyError, ForetokenError, InputError, one_line
+from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
 from foretoken.server.engine.logs import Logs
 from foretoken.server.engine.messages import (
     Abort,
@@ -63,6 +66,7 @@ def work(pipe: Connection, setup: Setup) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
         signal.signal(name, signal.SIG_IGN)
     setup.logs.begin()
+    Thread(target=end_with, args=(parent_process(),), name="end", daemon=True).start()
     try:
         from transformers.utils import logging as transformers
 
@@ -78,6 +82,13 @@ def work(pipe: Connection, setup: Setup) -> None:
         return
     with engine:
         Worker(pipe, spec, engine).run()
+
+
+def end_with(parent: BaseProcess | None) -> None:
+    """A thread's life: a process that loads, or whose step hangs, hears no pipe."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def measure(spec: Speculator, rows: int) -> None:
@@ -107,7 +118,7 @@ class Worker:
 
     def run(self) -> None:
         """Until the other end says so, or is gone."""
-        Thread(target=self._hear, name="foretoken requests", daemon=True).start()
+        Thread(target=self._listen, name="foretoken requests", daemon=True).start()
         self._send(Ready(self._facts()))
         while self._wait():
             try:
@@ -117,6 +128,15 @@ class Worker:
                 self._fail(one_line(error))
                 continue
             self._tell(events)
+
+    def _listen(self) -> None:
+        """A thread's life: what is asked. The process ends with it, whatever ended it."""
+        try:
+            self._hear()
+        finally:
+            with self.awake:
+                self.over = True
+                self.awake.notify()
 
     def _hear(self) -> None:
         while True:
@@ -132,9 +152,6 @@ class Worker:
                 case Ask(id, name, arguments):
                     self._answer(id, name, arguments)
                 case _:
-                    with self.awake:
-                        self.over = True
-                        self.awake.notify()
                     return
 
     def _wait(self) -> bool:
@@ -203,10 +220,7 @@ class Worker:
         with self.awake:
             for own in [own for own, pipes in self.requests.items() if pipes == id]:
                 del self.requests[own]
-                try:
-                    self.engine.abort(own)
-                except InputError:  # it has just finished
-                    pass
+                self._drop(own)
             self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
@@ -271,8 +285,9 @@ class Worker:
                     self.early += [event] * self.adding
                     continue
                 self.ledger.note(event)
-                if event.completion is not None and event.finish_reason not in ("stop", "length"):
-                    self._send(Refusal(id, "refused", event.completion.error or "it broke off"))
+                if event.error is not None:
+                    kind = "refused" if isinstance(event.error, ControlError) else "failed"
+                    self._send(Refusal(id, kind, one_line(event.error)))
                     continue
                 parts.append(self._part(id, event))
         load = {"preempted": self.engine.stats().preempted}
@@ -306,9 +321,14 @@ class Worker:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
             for own, id in self.requests.items():
-                self.engine.abort(own)
+                self._drop(own)
                 self._send(Refusal(id, "failed", message))
             self.requests.clear()
+            self._tell([])  # no step follows this one
+
+    def _drop(self, own: int) -> None:
+        with suppress(InputError):  # it has just finished
+            self.engine.abort(own)
 
     def _refuse(self, id: int, error: Exception) -> None:
         kind: Kind = "failed"

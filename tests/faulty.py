@@ -1,0 +1,86 @@
+"""A model with faults, which prompts call for by ids that no text of its own holds."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from foretoken import Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.ends import Ends
+from foretoken.loading import load
+from foretoken.models.table import TableModel
+from foretoken.server.engine import worker
+from foretoken.server.engine.worker import Setup
+from oracle import random_model
+from tiny import byte_level
+
+V, CONTEXT = 320, 400
+RAISES, EXHAUSTED, GREEDY, NAN, HANGS, SLOW = range(9, 15)
+FAULTS = range(9, 15)
+LATE = 24  # tokens of a text at least where a fault comes
+SPARE = 2**29  # bytes that an engine may take beyond those that it begins with
+
+
+def law(seed: int) -> Any:
+    """A random law, under which no text calls for a fault or ends by itself."""
+    whole = random_model(seed, V)
+
+    def without(text: tuple[int, ...]) -> list[float]:
+        kept = [0.0 if i in FAULTS or i == 0 else p for i, p in enumerate(whole(text))]
+        total = sum(kept)
+        return [p / total for p in kept]
+
+    return without
+
+
+class Faulty(TableModel):
+    """Has the faults of its rows' texts."""
+
+    def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+        logits = super().score(blocks, need)
+        for b, text in enumerate(self._texts):
+            fault = next((id for id in text if id in FAULTS), None)
+            if fault == SLOW:
+                time.sleep(0.03)
+            if fault is None or len(text) < LATE:
+                continue
+            if fault == RAISES:
+                raise OSError("the disk is gone")
+            if fault == EXHAUSTED:
+                raise MemoryError
+            if fault == GREEDY:
+                torch.zeros(SPARE).fill_(1.0)
+            if fault == NAN:
+                logits[b] = torch.nan
+            if fault == HANGS:
+                time.sleep(600)
+        return logits
+
+
+def pair() -> Speculator:
+    draft = LMDrafter(TableModel(law(2), V), V)
+    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, byte_level(), Ends())
+
+
+def work(pipe: Connection, setup: Setup) -> None:
+    """An engine's process whose model has faults, whose clock jumps and whose memory is short."""
+    import resource
+
+    jumps = iter(range(10**9))
+    real = time.time
+    time.time = lambda: real() + (3600 if next(jumps) % 2 else -3600)
+    load.load = lambda *_, **__: pair()  # pyright: ignore[reportAttributeAccessIssue]
+    own = worker.measure
+
+    def measure(spec: Speculator, rows: int) -> None:
+        own(spec, rows)
+        with open("/proc/self/statm") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + SPARE, resource.RLIM_INFINITY))
+
+    worker.measure = measure
+    worker.work(pipe, setup)
