@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
@@ -16,11 +17,11 @@ from foretoken.models.table import TableModel
 from foretoken.server.engine import worker
 from foretoken.server.engine.worker import Setup
 from oracle import random_model
-from tiny import byte_level
 
 V, CONTEXT = 320, 400
 RAISES, EXHAUSTED, GREEDY, NAN, HANGS, SLOW = range(9, 15)
 FAULTS = range(9, 15)
+PACE = 0.03  # seconds of a slow step
 LATE = 24  # tokens of a text at least where a fault comes
 SPARE = 2**29  # bytes that an engine may take beyond those that it begins with
 
@@ -42,10 +43,10 @@ class Faulty(TableModel):
 
     def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
         logits = super().score(blocks, need)
+        if any(SLOW in text for text in self._texts):
+            time.sleep(PACE)
         for b, text in enumerate(self._texts):
             fault = next((id for id in text if id in FAULTS), None)
-            if fault == SLOW:
-                time.sleep(0.03)
             if fault is None or len(text) < LATE:
                 continue
             if fault == RAISES:
@@ -61,19 +62,21 @@ class Faulty(TableModel):
         return logits
 
 
-def pair() -> Speculator:
+def pair(tokenizer: str) -> Speculator:
+    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     draft = LMDrafter(TableModel(law(2), V), V)
-    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, byte_level(), Ends())
+    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, words, Ends())
 
 
 def work(pipe: Connection, setup: Setup) -> None:
-    """An engine's process whose model has faults, whose clock jumps and whose memory is short."""
+    """An engine's process whose model has faults, whose clock jumps and whose memory is short. The
+    setup's target is a tokenizer's folder."""
     import resource
 
     jumps = iter(range(10**9))
     real = time.time
     time.time = lambda: real() + (3600 if next(jumps) % 2 else -3600)
-    load.load = lambda *_, **__: pair()  # pyright: ignore[reportAttributeAccessIssue]
+    load.load = lambda target, *_, **__: pair(target)  # pyright: ignore[reportAttributeAccessIssue]
     own = worker.measure
 
     def measure(spec: Speculator, rows: int) -> None:
