@@ -1,8 +1,8 @@
 """Faults under a server: what its clients are told, and that it answers again.
 
 One server's model has faults that prompts call for (`tests/faulty.py`); its engine's clock jumps at
-every look, and its memory is short. Others are processes of the command, which signals reach. An engine that is
-killed: `tests/unit/server/test_app.py`.
+every look, and its memory is short. Others are processes of the command, which signals reach. An
+engine that is killed: `tests/unit/server/test_app.py`.
 """
 
 from __future__ import annotations
