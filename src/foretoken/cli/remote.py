@@ -3,6 +3,7 @@ guess; of others the text alone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,6 +79,10 @@ class Remote:
         self.require(wishes)
         where = "completions" if isinstance(prompt, str) else "chat/completions"
         body = self._body(prompt, wishes, number)
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # a part of the command line that is no text
+            raise InputError("the request is not valid text; give text in UTF-8") from None
         with answered(self.client, "POST", f"/v1/{where}", body) as response:
             for chunk in chunks(response):
                 part = _read(chunk, reply)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, time
+from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -30,6 +31,7 @@ from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wishes, read
 from foretoken.server.document import STATES, errors, post
 from foretoken.server.engine.link import Link, RefusedRequest, UnavailableError
+from foretoken.server.engine.messages import Known
 from foretoken.server.engine.writing import Writing
 from foretoken.server.limits import Gate, Keys, Limits
 from foretoken.server.metrics import Metrics
@@ -124,41 +126,25 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         asked = await self._read(request, Chat)
-        messages, name = turns(asked.messages, "messages"), self.settings.name
+        messages = turns(asked.messages, "messages")
         options = self._templated(asked.options(self.link.facts))
         writing = self._writing(request, asked, [messages], asked.n or 1, options)
-        return await self._answer(
-            request,
-            writing,
-            chat.events(asked, name, writing) if asked.stream else None,
-            lambda: chat.body(asked, name, writing),
-        )
+        return await self._answer(request, asked, writing, chat)
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, Responses)
         responses.require(asked)
-        options, name = self._templated(asked.options(self.link.facts)), self.settings.name
+        options = self._templated(asked.options(self.link.facts))
         writing = self._writing(request, asked, [asked.messages], 1, options)
-        return await self._answer(
-            request,
-            writing,
-            responses.events(asked, name, writing) if asked.stream else None,
-            lambda: responses.body(asked, name, writing),
-        )
+        return await self._answer(request, asked, writing, responses)
 
     async def completions(self, request: Request) -> Response:
         asked = await self._read(request, Text)
         n, prompts = completions.candidates(asked), asked.prompts
         options = completions.options(asked, self.link.facts)
-        echoed = await self._echoed(prompts) if asked.echo else [""] * len(prompts)
         writing = self._writing(request, asked, prompts, n, options)
-        name = self.settings.name
-        return await self._answer(
-            request,
-            writing,
-            completions.events(asked, name, writing, echoed) if asked.stream else None,
-            lambda: completions.body(asked, name, writing, echoed),
-        )
+        echoed = [await self._echo(asked, prompt) for prompt in prompts]
+        return await self._answer(request, asked, writing, completions, echoed)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
         asked = await self._read(request, Tokenize)
@@ -169,13 +155,9 @@ class Server:
             template = self._templated({"chat_template_kwargs": asked.chat_template_kwargs})
         messages = None if asked.messages is None else turns(asked.messages, "messages")
         prompt = asked.prompt if messages is None else messages
-        told = await self.link.ask("tokenize", prompt=prompt, template=template)
-        told |= {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
-        return (
-            told
-            if asked.return_token_strs
-            else {k: v for k, v in told.items() if k != "token_strs"}
-        )
+        texts = asked.return_token_strs
+        told = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
+        return told | {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
         asked = await self._read(request, Detokenize)
@@ -199,7 +181,8 @@ class Server:
         return facts | told | {"active": facts["draft"] is not None and told["active"] is not False}
 
     async def health(self) -> Response:
-        """Whether there is, or soon will be, an engine."""
+        """Whether there is an engine, or the first one loads; 503 while one that died is started
+        again."""
         good = self.link.state in ("ready", "loading", "draining")
         told = {"status": self.link.state, "engine": self.link.facts.get("pid")}
         return JSONResponse(told, 200 if good else 503)
@@ -250,12 +233,16 @@ class Server:
             "max_model_len": self.link.facts.get("context"),
         }
 
-    async def _echoed(self, prompts: Sequence[Any]) -> list[str]:
-        """Prompts as text."""
-        return [
-            each if isinstance(each, str) else await self.link.ask("detokenize", tokens=each)
-            for each in prompts
-        ]
+    async def _echo(self, asked: Text, prompt: str | list[int]) -> completions.Echo:
+        """What is told again of a prompt."""
+        if not asked.echo:
+            return completions.Echo()
+        ask, first = self.link.ask, list[Known]()
+        text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
+        if asked.logprobs is not None:
+            told = await ask("tokenize", prompt=prompt, template={}, texts=True)
+            first = [Known(word, word.encode(), 0.0, []) for word in told["token_strs"][:1]]
+        return completions.Echo(text, tuple(first))
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
@@ -282,33 +269,35 @@ class Server:
     async def _answer(
         self,
         request: Request,
+        asked: Wishes,
         writing: Writing,
-        events: AsyncGenerator[str] | None,
-        body: Any,
+        endpoint: ModuleType,
+        *more: Any,
     ) -> Response:
-        """The answer, whole or as server-sent events. What still runs is freed with its end, and
-        when the client is gone."""
-        began, endpoint, id = perf_counter(), request.url.path, request.state.id
+        """The endpoint's answer, whole or as server-sent events. What still runs is freed with its
+        end, and when the client is gone."""
+        began, path, id = perf_counter(), request.url.path, request.state.id
+        given = (asked, self.settings.name, writing, *more)
 
         def over(status: int) -> None:
             seconds = perf_counter() - began
             request.state.written = True
             request.state.status = status  # what became of it, whatever the first line said
             self.metrics.written(writing, seconds)
-            journal.write(journal.line(id, endpoint, status, seconds, writing))
+            journal.write(journal.line(id, path, status, seconds, writing))
 
         try:
             await writing.__aenter__()
         except (RefusedRequest, UnavailableError) as error:
             over(answered(error).status)
             raise
-        if events is not None:
-            return Events(events, writing, over)
+        if asked.stream:
+            return Events(endpoint.events(*given), writing, over)
         status = 499  # the client is gone
         try:
             await _unless_gone(request, writing.all())
             status = 200
-            return JSONResponse(body())
+            return JSONResponse(endpoint.body(*given))
         except (RefusedRequest, UnavailableError) as error:
             status = answered(error).status
             raise

@@ -16,9 +16,11 @@ COUNTERS = {  # our name: (what, vLLM's name)
     "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
     "generation_tokens": ("Tokens written.", "generation_tokens"),
     "cached_tokens": ("Tokens of prompts that had been read before.", "prefix_cache_hits"),
-    "drafts": ("Steps of a text with guesses.", "spec_decode_num_drafts"),
+    "target_calls": ("A text's own: one that serves 8 texts counts 8 times.", None),
+    "drafts": ("Target calls with guesses, counted likewise.", "spec_decode_num_drafts"),
     "drafted_tokens": ("Guesses.", "spec_decode_num_draft_tokens"),
     "accepted_tokens": ("Guesses that were kept.", "spec_decode_num_accepted_tokens"),
+    "preemptions": ("Texts that gave up their place for want of memory.", "num_preemptions"),
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("Until the first token.", SECONDS),
@@ -40,10 +42,10 @@ class Metrics:
         names = list(self.labels)
         made: dict[str, Any] = {"registry": self.registry, "labelnames": names}
 
-        def both(kind: Any, name: str, help: str, other: str, **more: Any) -> list[Any]:
+        def both(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
             labelled = made | {"labelnames": [*names, *more.pop("labels", [])]} | more
             own = [kind(f"foretoken_{name}", help, **labelled)]
-            return own + ([kind(f"vllm:{other}", help, **labelled)] if vllm else [])
+            return own + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
 
         self.counters = {name: both(Counter, name, *texts) for name, texts in COUNTERS.items()}
         self.histograms = {
@@ -65,6 +67,7 @@ class Metrics:
             "http_requests",
             labels=["endpoint", "status"],
         )
+        self._preempted = 0  # as the last text told
         self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **made)
 
     def answered(self, endpoint: str, status: int) -> None:
@@ -75,23 +78,19 @@ class Metrics:
         """A request that is over, however it ended."""
         texts = writing.texts
         steps = [step for text in texts for step in text.steps]
-        kept = [sum(t["source"] == "accepted" for t in step["tokens"]) for step in steps]
-        drafted = [len(s["rejected"]) + k for s, k in zip(steps, kept, strict=True)]
         done = [text.done.stats["cached_tokens"] for text in texts if text.done is not None]
         sums = {
             "prompt_tokens": sum(text.prompt_tokens for text in texts[:: writing.n]),
             "generation_tokens": sum(len(text.tokens) for text in texts),
             "cached_tokens": sum(done),
-            "drafts": sum(
-                bool(step["rejected"]) or k > 0 for step, k in zip(steps, kept, strict=True)
-            ),
-            "drafted_tokens": sum(drafted),
-            "accepted_tokens": sum(kept),
+            "target_calls": len(steps),
+            "drafts": sum(step["drafted"] > 0 for step in steps),
+            "drafted_tokens": sum(step["drafted"] for step in steps),
+            "accepted_tokens": sum(step["accepted"] for step in steps),
         }
         for name, value in sums.items():
-            for counter in self.counters[name]:
-                counter.labels(**self.labels).inc(value)
-        places = Counts(place for count in kept for place in range(count))
+            self._count(name, value)
+        places = Counts(place for step in steps for place in range(step["accepted"]))
         for place, count in places.items():
             for counter in self.by_position:
                 counter.labels(position=str(place), **self.labels).inc(count)
@@ -108,7 +107,13 @@ class Metrics:
             for gauge in self.gauges[name]:
                 gauge.labels(**self.labels).set(value)
         self.restarts.labels(**self.labels).set(link.restarts)
+        self._count("preemptions", link.preempted - self._preempted)
+        self._preempted = link.preempted
         return generate_latest(self.registry)
+
+    def _count(self, name: str, value: float) -> None:
+        for counter in self.counters[name]:
+            counter.labels(**self.labels).inc(value)
 
     def _observe(self, name: str, value: float) -> None:
         for histogram in self.histograms[name]:

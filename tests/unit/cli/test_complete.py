@@ -78,6 +78,8 @@ def test_a_server_instead(run, monkeypatch):
         result = run("complete", "--url", server.url, "--seed", 3, stdin=b"It was\nIt is\n")
         assert result == Result(0, " cold.\n cold.\n", "")
         asked = server.bodies("/v1/completions")
+        broken = run("complete", "--url", server.url, "-q", "a\udcff")  # a byte that is no text
+        mistake(broken, "the request is not valid text; give text in UTF-8")
     assert [(body["prompt"], body["seed"]) for body in asked] == [("It was", 3), ("It is", 4)]
 
 

@@ -156,6 +156,40 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
     assert told.top_logprobs is not None and all(len(top) <= 2 for top in told.top_logprobs)
 
 
+def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: Any) -> None:
+    ids = spec.ids("It was")
+    expected = offline(spec, ids, prompt_logprobs=2, logprobs=2)
+    known = [*expected.prompt_logprobs, *expected.logprobs]
+    for prompt in ("It was", ids):
+        asked = WISHES | {"prompt": prompt, "echo": True, "logprobs": 2, "extra_body": GAMMA}
+        (choice,) = client.completions.create(**asked).choices
+        told = choice.logprobs
+        assert choice.text == "It was" + expected.text and told is not None
+        assert told.token_logprobs is not None and told.top_logprobs is not None
+        assert told.token_logprobs[0] is told.top_logprobs[0] is None
+        assert told.token_logprobs[1:] == pytest.approx([e.logprob for e in known], abs=1e-12)
+        assert "".join(told.tokens or ())[:6] == "It was"
+        assert (told.text_offset or [])[len(ids)] == 6
+    scored = client.completions.create(**asked | {"max_tokens": 0})  # as evaluations ask
+    (choice,) = scored.choices
+    assert choice.text == "It was" and scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    assert choice.logprobs is not None and len(choice.logprobs.tokens or ()) == len(ids)
+
+
+def test_offsets_end_with_the_text(url: str, spec: Any) -> None:
+    """Tokens behind a stop string are told, and their place is the text's end."""
+    free = offline(spec, "It was").text
+    asked = WISHES | GAMMA | {"prompt": "It was", "logprobs": 0, "stop": free[4:9]}
+    (choice,) = post(url, "/v1/completions", asked).json()["choices"]
+    assert free.startswith(choice["text"]) and len(choice["text"]) <= 4
+    offsets = choice["logprobs"]["text_offset"]
+    assert max(offsets) == len(choice["text"]) and len(offsets) > len(set(offsets))
+    chunks = events(post(url, "/v1/completions", asked | {"stream": True}))
+    told = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert told[-1][-1] == len(choice["text"])
+
+
 def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",
@@ -227,6 +261,28 @@ def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
     assert last["speculation"]["accepted"] == expected.stats.accepted
 
 
+def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
+    asked = WISHES | {"prompt": "It was", "speculation": {"gamma": 3, "metrics": "detailed"}}
+    told = post(url, "/v1/completions", asked).json()["metrics"]["speculative_decoding"]
+    steps = [step for step in offline(spec, "It was", gamma=3).steps if step.drafted]
+    assert told["per_step_accepted"] == [step.accepted for step in steps]
+    assert told["per_step_drafted"] == [step.drafted for step in steps]
+    kept, drafted = sum(told["per_step_accepted"]), sum(told["per_step_drafted"])
+    assert told["num_accepted_draft_tokens"] == kept and told["num_draft_tokens"] == drafted
+    assert told["mean_acceptance_length"] == 1 + kept / len(steps)
+    assert told["draft_acceptance_rate"] == kept / drafted
+    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] == len(steps)
+    by_length = told["acceptance_histogram_by_draft_length"]
+    assert len(by_length["3"]) == 4 and sum(map(sum, by_length.values())) == len(steps)
+    short = asked | {"speculation": {"gamma": 3, "metrics": "summary"}}
+    stream = short | {"stream": True, "stream_options": {"include_usage": True}}
+    last = events(post(url, "/v1/completions", stream))[-1]["metrics"]["speculative_decoding"]
+    assert last == {name: value for name, value in told.items() if "per_step" not in name}
+    assert post(url, "/v1/completions", short | {"n": 2}).json()["metrics"] is None
+    plain = post(url, "/v1/completions", asked | {"speculation": {"drafter": False}}).json()
+    assert "metrics" not in plain
+
+
 def test_what_speculation_does_now(url: str) -> None:
     post(url, "/v1/completions", WISHES | {"prompt": "It was"} | GAMMA)
     told = httpx2.get(f"{url}/v1/speculation").json()
@@ -263,6 +319,13 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "structured_outputs": {"choice": ["a"] * 1001}}, 400,
          "1000 choices"),
         ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, 400, "with stream"),
+        ("completions", {"prompt": "a", "speculation": {"drafter": False, "gamma": 2}}, 400,
+         "leave one out"),
+        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "give 1 or more"),
+        ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, 400,
+         "does not go with stream"),
+        ("completions", {"prompt": "a", "logit_bias": {"1_0": 1}}, 400, "'1_0' is no id"),
+        ("responses", {"input": [HELLO[0] | {"name": "x"}]}, 400, "input[0] holds 'name'"),
         ("completions", {"prompt": "\ud800"}, 400, "no JSON"),
         ("completions", {"\ud800": 1}, 400, "no JSON"),
     ],

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
+
+import pytest
 
 from foretoken.server import journal
 from foretoken.server.engine.link import Link
@@ -13,6 +17,7 @@ from foretoken.server.engine.worker import Setup
 from foretoken.server.engine.writing import Writing
 from foretoken.server.metrics import Metrics
 
+DOCS = Path(__file__).parents[3] / "docs"
 STATS = {
     "cached_tokens": 2,
     "drafted": 3,
@@ -26,8 +31,7 @@ STATS = {
 
 
 def step(accepted: int, rejected: int) -> dict[str, object]:
-    sources = ["accepted"] * accepted + ["corrected" if rejected else "bonus"]
-    return {"tokens": [{"source": s} for s in sources], "rejected": [{}] * rejected}
+    return {"drafted": accepted + rejected, "accepted": accepted}
 
 
 def written() -> Writing:
@@ -44,15 +48,21 @@ def values(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def test_sums_under_our_names_and_vllms() -> None:
+def served() -> Metrics:
+    """What a server counts that has answered one request."""
     metrics = Metrics("m", vllm=True)
     metrics.written(written(), 0.7)
     metrics.answered("/v1/completions", 200)
-    told = values(metrics)
+    return metrics
+
+
+def test_sums_under_our_names_and_vllms() -> None:
+    told = values(served())
     for name, value in (
         ("foretoken_prompt_tokens", 4),
         ("foretoken_generation_tokens", 3),
         ("foretoken_cached_tokens", 2),
+        ("foretoken_target_calls", 2),
         ("foretoken_drafts", 2),
         ("foretoken_drafted_tokens", 3),
         ("foretoken_accepted_tokens", 1),
@@ -78,3 +88,20 @@ def test_a_line_has_rates_and_no_text() -> None:
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)
     record.told = line
     assert json.loads(Json().format(record))["drafted"] == 3
+
+
+@pytest.mark.parametrize("document", ["grafana.json", "deploy.md"])
+def test_the_docs_ask_for_metrics_that_are_there(document: str) -> None:
+    told = "\n".join(values(served()))
+    asked = set(re.findall(r"foretoken_[a-z0-9_]+", (DOCS / document).read_text("utf-8")))
+    assert asked and [name for name in sorted(asked) if f"{name}{{" not in told] == []
+
+
+def test_the_dashboard_is_whole() -> None:
+    dashboard = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["title"] and panel["targets"]
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")

@@ -21,6 +21,7 @@ import torch
 from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
+from foretoken.models.openvino.core import core
 from foretoken.models.openvino.eight_bits import eight_bits
 from foretoken.models.openvino.explicit import ExplicitModel
 from foretoken.models.openvino.halves import halved, widened_in_products
@@ -40,14 +41,13 @@ log = logging.getLogger(__name__)
 
 def compiled(exported: Exported, dtype: str = "float32") -> Model:
     """The graphs, ready to run on this machine's CPU."""
-    core = ov.Core()
-    options = settings(core, dtype)
+    options = settings(dtype)
     facts, graphs = dict(exported.facts), dict(exported.graphs)
     if facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
         options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
     ready = {
-        name: core.compile_model(widened_in_products(graph), "CPU", options)
+        name: core().compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
     }
     facts["computed"] = "int8" if dtype == "int8" else arithmetic(ready["decoder"])
@@ -64,14 +64,14 @@ def arithmetic(graph: ov.CompiledModel) -> str:
 
 def abilities() -> str:
     """The arithmetic of this machine's CPU, for `foretoken doctor`."""
-    if settings(ov.Core(), "bfloat16")["INFERENCE_PRECISION_HINT"] == "bf16":
+    if settings("bfloat16")["INFERENCE_PRECISION_HINT"] == "bf16":
         return "runs, float32 and bfloat16"
     return "runs, float32; bfloat16 weights are computed with in float32 on this CPU"
 
 
-def settings(core: ov.Core, dtype: str) -> dict[str, Any]:
+def settings(dtype: str) -> dict[str, Any]:
     """How to compile; for bfloat16 in float32 where the CPU has no bfloat16 arithmetic."""
-    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    has_bfloat16 = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     kind = "bf16" if dtype == "bfloat16" and has_bfloat16 else "f32"
     return {
         "PERFORMANCE_HINT": "LATENCY",

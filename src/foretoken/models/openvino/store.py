@@ -19,6 +19,7 @@ from typing import Any
 
 import openvino as ov
 
+from foretoken.models.openvino.core import core
 from foretoken.models.openvino.tracing import Exported
 from foretoken.storage.cache import cache_folder, owned, remember, remembered
 from foretoken.storage.files import parse_json
@@ -75,8 +76,7 @@ def find(key: str) -> Exported | None:
         facts = _facts(place)
         if facts["content"] != digest(_parts(place)):
             raise ValueError("its files are not those that were written")
-        core = ov.Core()
-        graphs = {name: core.read_model(place / f"{name}.xml") for name in facts["graphs"]}
+        graphs = {name: core().read_model(place / f"{name}.xml") for name in facts["graphs"]}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         shutil.rmtree(place, ignore_errors=True)  # damaged, or missing
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -64,13 +65,45 @@ def rates(texts: Sequence[Written]) -> dict[str, Any]:
     }
 
 
+def metrics(writing: Writing, detail: str | None) -> dict[str, Any]:
+    """vLLM's metrics of a request: {} where none are asked for; null where it has several texts."""
+    if detail is None:
+        return {}
+    if len(writing.texts) > 1:
+        return {"metrics": None}
+    steps = [step for step in writing.texts[0].steps if step["drafted"]]
+    kept, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
+    widest = max(drafted, default=0)
+    told: dict[str, Any] = {
+        "mean_acceptance_length": 1 + sum(kept) / len(steps) if steps else None,
+        "draft_acceptance_rate": sum(kept) / sum(drafted) if steps else None,
+        "acceptance_histogram": _histogram(kept, widest),
+        "acceptance_histogram_by_draft_length": {
+            str(n): _histogram([k for k, d in zip(kept, drafted, strict=True) if d == n], n)
+            for n in sorted(set(drafted))
+        },
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(kept),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": widest,
+    }
+    if detail == "detailed":
+        told |= {"per_step_accepted": kept, "per_step_drafted": drafted}
+    return {"metrics": {"speculative_decoding": told}}
+
+
+def _histogram(values: list[int], widest: int) -> list[int]:
+    """How often each number from 0 to `widest` is there."""
+    counts = Counter(values)
+    return [counts[n] for n in range(widest + 1)]
+
+
 def _by_position(steps: list[dict[str, Any]]) -> list[float]:
     """Of the guesses made at each place, the share that was kept."""
     made: list[int] = []
     kept: list[int] = []
     for step in steps:
-        accepted = sum(token["source"] == "accepted" for token in step["tokens"])
-        drafted = accepted + len(step["rejected"])
+        accepted, drafted = step["accepted"], step["drafted"]
         for counts, n in ((made, drafted), (kept, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for i in range(n):

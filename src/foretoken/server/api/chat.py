@@ -75,7 +75,7 @@ def _logprobs(tokens: list[Any]) -> dict[str, Any]:
 
 def _extra(asked: Chat, writing: Writing, *, whole: bool = False) -> dict[str, Any]:
     """What only those get who ask for it."""
-    extra: dict[str, Any] = {}
+    extra = answers.metrics(writing, asked.speculation.metrics)
     if asked.speculation.steps:
         extra["speculation"] = answers.rates(writing.texts)
         if whole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from time import time
 from typing import Any
@@ -12,6 +13,14 @@ from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import Text
 from foretoken.server.engine.messages import Known, Part
 from foretoken.server.engine.writing import Writing, Written
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that is told again: its text, and its first token where tokens are told too."""
+
+    text: str = ""
+    first: tuple[Known, ...] = ()
 
 
 def candidates(asked: Text) -> int:
@@ -28,23 +37,33 @@ def candidates(asked: Text) -> int:
 
 def options(asked: Text, facts: dict[str, Any]) -> dict[str, Any]:
     """As keywords of the engine; the best of several are told by their logprobs."""
-    if asked.echo and asked.logprobs is not None:
-        raise BadRequestError("echo does not go with logprobs; give prompt_logprobs", "echo")
     wanted = asked.options(facts)
+    if asked.max_tokens == 0 and (asked.stream or not asked.echo):
+        said = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
+        raise BadRequestError(said, "max_tokens")
+    if asked.echo and asked.logprobs is not None:
+        for name in ("stream", "prompt_logprobs"):
+            if getattr(asked, name) is not None:
+                raise BadRequestError(f"echo with logprobs does not go with {name}", name)
+        wanted["prompt_logprobs"] = asked.logprobs
     if asked.best_of is not None and asked.best_of > (asked.n or 1):
         wanted.setdefault("logprobs", 0)
     return wanted
 
 
-def body(asked: Text, model: str, writing: Writing, echoed: Sequence[str]) -> dict[str, Any]:
-    """The whole answer, once all is written. echoed: the prompts as text, or "" for each."""
+def body(asked: Text, model: str, writing: Writing, echoed: Sequence[Echo]) -> dict[str, Any]:
+    """The whole answer, once all is written."""
     n, choices = asked.n or 1, list[dict[str, Any]]()
+    if asked.max_tokens == 0:  # what the engine wrote to read the prompt
+        for text in writing.texts:
+            text.text, text.tokens, text.logprobs = "", [], []
     for at, echo in enumerate(echoed):
         texts = writing.texts[at * writing.n : (at + 1) * writing.n]
         best = sorted(texts, key=_likelihood, reverse=True)[:n] if writing.n > n else texts
         choices += [_choice(asked, at * n + i, text, echo) for i, text in enumerate(best)]
     answer = _head(answers.fresh("cmpl"), model)
     answer |= {"choices": choices, "usage": answers.usage(writing)}
+    answer |= answers.metrics(writing, asked.speculation.metrics)
     if asked.speculation.steps:
         steps = [text.steps for text in writing.texts]
         answer["speculation"] = answers.rates(writing.texts) | {"steps": steps}
@@ -52,19 +71,22 @@ def body(asked: Text, model: str, writing: Writing, echoed: Sequence[str]) -> di
 
 
 async def events(
-    asked: Text, model: str, writing: Writing, echoed: Sequence[str]
+    asked: Text, model: str, writing: Writing, echoed: Sequence[Echo]
 ) -> AsyncGenerator[str]:
     """Server-sent events: one for each step of each text."""
     head = _head(answers.fresh("cmpl"), model)
-    offsets = [len(echoed[i // writing.n]) for i in range(len(writing.texts))]
+    ahead = [len(echoed[i // writing.n].text) for i in range(len(writing.texts))]
+    offsets = [*ahead]
     for i in range(len(writing.texts)):
-        if echo := echoed[i // writing.n]:
+        if echo := echoed[i // writing.n].text:
             yield answers.event(head | {"choices": [_piece(i, echo)]})
     async for i, part in writing.parts():
         if part.text or part.tokens or part.done is not None:
-            yield answers.event(head | _chunk(asked, i, part, offsets))
+            end = None if part.done is None else ahead[i] + len(writing.texts[i].text)
+            yield answers.event(head | _chunk(asked, i, part, offsets, end))
     if asked.stream_options is not None and asked.stream_options.include_usage:
         last: dict[str, Any] = {"choices": [], "usage": answers.usage(writing)}
+        last |= answers.metrics(writing, asked.speculation.metrics)
         if asked.speculation.steps:
             last["speculation"] = answers.rates(writing.texts)
         yield answers.event(head | last)
@@ -80,26 +102,30 @@ def _head(id: str, model: str) -> dict[str, Any]:
     return {"id": id, "object": "text_completion", "created": int(time()), "model": model}
 
 
-def _choice(asked: Text, i: int, text: Written, echo: str) -> dict[str, Any]:
+def _choice(asked: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
     assert text.done is not None
-    choice = _piece(i, echo + text.text, text.done.reason) | {"stop_reason": text.done.stop}
+    whole, given = echo.text + text.text, text.done.prompt_logprobs or []
+    choice = _piece(i, whole, text.done.reason) | {"stop_reason": text.done.stop}
     if asked.logprobs is not None:
-        choice["logprobs"] = _logprobs(text.logprobs, asked.logprobs, 0)
+        tokens = [*echo.first, *given, *text.logprobs] if asked.echo else text.logprobs
+        choice["logprobs"] = _logprobs(tokens, asked.logprobs, 0, len(whole))
+        for told in ("token_logprobs", "top_logprobs") if asked.echo else ():
+            if choice["logprobs"][told]:
+                choice["logprobs"][told][0] = None  # nothing is known of a prompt's first token
     if asked.prompt_logprobs is not None:
-        given = text.done.prompt_logprobs or []
         choice["prompt_logprobs"] = [None, *map(answers.known, given)]
     if asked.return_token_ids:
         choice["token_ids"] = text.tokens
     return choice
 
 
-def _chunk(asked: Text, i: int, part: Part, offsets: list[int]) -> dict[str, Any]:
+def _chunk(asked: Text, i: int, part: Part, offsets: list[int], end: int | None) -> dict[str, Any]:
     done = part.done
     choice = _piece(i, part.text, None if done is None else done.reason)
     if done is not None:
         choice["stop_reason"] = done.stop
     if asked.logprobs is not None:
-        choice["logprobs"] = _logprobs(part.logprobs or [], asked.logprobs, offsets[i])
+        choice["logprobs"] = _logprobs(part.logprobs or [], asked.logprobs, offsets[i], end)
         offsets[i] += sum(len(each.text) for each in part.logprobs or [])
     if asked.return_token_ids:
         choice["token_ids"] = part.tokens
@@ -111,10 +137,12 @@ def _piece(i: int, text: str, reason: str | None = None) -> dict[str, Any]:
     return {"index": i, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _logprobs(tokens: list[Known], count: int, offset: int) -> dict[str, Any]:
+def _logprobs(tokens: list[Known], count: int, offset: int, end: int | None) -> dict[str, Any]:
+    """`end`: where the text ends, if it is known; tokens behind a stop string that is left out
+    stand there."""
     offsets: list[int] = []
     for each in tokens:
-        offsets.append(offset)
+        offsets.append(offset if end is None else min(offset, end))
         offset += len(each.text)
     top = [{text: value for text, _, value in each.top} for each in tokens]
     return {

@@ -15,6 +15,7 @@ from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes, small
 from foretoken.server.engine.writing import Writing
 
+KEYS = ("role", "content", "type", "id", "status")  # of a message; the last two say nothing new
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -53,6 +54,10 @@ class Responses(Wishes):
         for i, kind in enumerate(kinds):
             if kind != "message":
                 raise BadRequestError(f"input[{i}] is {str(kind)[:40]!r}; give messages", "input")
+        for i, item in enumerate(items):
+            if unknown := [k for k in item if k not in KEYS] if isinstance(item, dict) else []:
+                said = f"input[{i}] holds {unknown[0][:40]!r}; known are {', '.join(KEYS)}"
+                raise BadRequestError(said, "input")
         plain = [{k: v for k, v in item.items() if k in ("role", "content")} for item in items]
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return [*system, *turns(plain, "input")]
@@ -173,6 +178,7 @@ def _finished(
             "total_tokens": usage["total_tokens"],
         },
     }
+    done |= answers.metrics(writing, asked.speculation.metrics)
     if asked.speculation.steps:
         done["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
     return done

@@ -3,6 +3,7 @@ honoured is refused by name; an unknown one gets the nearest that is known."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -69,6 +70,9 @@ class Speculation(Wire):
     rule: Literal["block", "speculative", "coupled"] | None = None
     lenience: Number | None = Field(None, gt=0, le=1)
     steps: Flag = Field(False, description="tell of every step in the answer")
+    metrics: Literal["summary", "detailed"] | None = Field(
+        None, description="vLLM's metrics of the request, in the answer"
+    )
 
 
 class StreamOptions(Wire):
@@ -111,6 +115,12 @@ class Wishes(Wire):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or not all(stops):
             raise BadRequestError(f"give 1 to {MOST_STOPS} stop strings, none empty", "stop")
+        if self.speculation.gamma and not self.speculation.drafter:
+            raise BadRequestError(
+                f"speculation.gamma is {self.speculation.gamma} and speculation.drafter false; "
+                "leave one out",
+                "speculation.gamma",
+            )
         temperature = _first(self.temperature, facts.get("temperature"), 1.0)
         top_k = _first(self.top_k, facts.get("top_k"), 0)
         wanted: dict[str, Any] = {
@@ -140,10 +150,11 @@ class Wishes(Wire):
     def _biases(self) -> dict[int, float] | None:
         if not self.logit_bias:
             return None
-        try:
-            return {int(token): bias for token, bias in self.logit_bias.items()}
-        except ValueError:
-            raise BadRequestError("logit_bias maps token ids to numbers", "logit_bias") from None
+        for token in self.logit_bias:
+            if not re.fullmatch("[0-9]{1,18}", token):
+                said = f"logit_bias maps token ids to numbers; {token[:40]!r} is no id"
+                raise BadRequestError(said, "logit_bias")
+        return {int(token): bias for token, bias in self.logit_bias.items()}
 
     def _structured(self) -> dict[str, Any] | None:
         given = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
@@ -243,7 +254,7 @@ class Text(Wishes):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[Whole] | list[list[Whole]]
-    max_tokens: Whole | None = Field(16, ge=1)
+    max_tokens: Whole | None = Field(16, ge=0)
     logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: Flag | None = None
     best_of: Whole | None = Field(None, ge=1, le=MOST_N)
@@ -260,7 +271,7 @@ class Text(Wishes):
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         options = super().options(facts)
         if self.max_tokens is not None:
-            options["max_new_tokens"] = self.max_tokens
+            options["max_new_tokens"] = max(1, self.max_tokens)
         if self.logprobs is not None:
             options["logprobs"] = self.logprobs
         return options

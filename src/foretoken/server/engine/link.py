@@ -65,10 +65,11 @@ class Link:
         self.facts: dict[str, Any] = {}
         self.problem = ""  # why it failed
         self.running = self.waiting = self.restarts = 0
-        self.load: dict[str, Any] = {}
+        self.preempted = 0  # of all engines
+        self._preempted = 0  # of this one
         self._ids = count()
         self._inboxes: dict[int, asyncio.Queue[Answer | Refusal | Part]] = {}
-        self._prompts: dict[int, int] = {}  # tokens of those that have been read or will be
+        self._prompts: dict[int, int] = {}  # tokens of each, where they are known
         self._stuck: set[int] = set()  # who has waited since the last step
         self._silent = 0.0  # seconds for which they have
         self._process: BaseProcess | None = None
@@ -214,8 +215,10 @@ class Link:
 
     def _hear(self, message: FromEngine | None) -> None:
         match message:
-            case Parts(parts, running, waiting, load):
-                self.running, self.waiting, self.load = running, waiting, load
+            case Parts(parts, running, waiting, preempted):
+                self.running, self.waiting = running, waiting
+                self.preempted += preempted - self._preempted
+                self._preempted = preempted
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
@@ -262,7 +265,7 @@ class Link:
         if self._process is not None:
             self._process.kill()  # what only closed its pipe
         self._fail("the engine stopped while it wrote this text; send the request again")
-        self.running = self.waiting = 0
+        self.running = self.waiting = self._preempted = 0
         if self.state in ("failed", "stopped", "draining"):
             return
         self.state = "restarting"

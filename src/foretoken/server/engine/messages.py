@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
@@ -104,12 +104,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a step added to all texts, and how many run and wait behind it."""
+    """What a step added to all texts, how many run and wait behind it, and how often one had to
+    give up its place since the process began."""
 
     parts: list[Part]
     running: int
     waiting: int
-    load: dict[str, Any] = field(default_factory=dict[str, Any])  # further gauges and counters
+    preempted: int
 
 
 ToEngine = Add | Abort | Ask | Stop

@@ -40,6 +40,8 @@ class Words:
                 {"id": token, "text": self.text(token)} for token in step.guesses[step.accepted :]
             ],
             "gamma": step.gamma,
+            "drafted": step.drafted,
+            "accepted": step.accepted,
             "overlaps": list(step.overlaps),
             "draft_seconds": step.draft_seconds,
             "target_seconds": step.score_seconds,

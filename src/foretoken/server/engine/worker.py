@@ -234,10 +234,9 @@ class Worker:
         except Exception as error:
             self._refuse(id, error)
 
-    def _tokenize(self, prompt: Any, template: dict[str, Any]) -> dict[str, Any]:
-        ids = self._ids(prompt, template)
-        texts = [self.words.text(id) for id in ids]
-        return {"tokens": ids, "token_strs": texts}
+    def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
+        told: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+        return told | ({"token_strs": [*map(self.words.text, told["tokens"])]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
         from foretoken.text.decoding import decode
@@ -290,8 +289,8 @@ class Worker:
                     self._send(Refusal(id, kind, one_line(event.error)))
                     continue
                 parts.append(self._part(id, event))
-        load = {"preempted": self.engine.stats().preempted}
-        self._send(Parts(parts, self.engine.running, self.engine.waiting, load))
+        preempted = self.engine.stats().preempted
+        self._send(Parts(parts, self.engine.running, self.engine.waiting, preempted))
 
     def _part(self, id: int, event: Event) -> Part:
         known = None if event.logprobs is None else self._known(event.logprobs)

@@ -7,7 +7,6 @@ import random
 from functools import cache
 from typing import Any
 
-import openvino as ov
 import pytest
 import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
@@ -18,6 +17,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.families import FAMILIES, T5, build
+from foretoken.models.openvino.core import core
 from foretoken.models.openvino.explicit import BUCKET, ExplicitModel, Slots
 from foretoken.models.openvino.export_explicit import export_explicit
 from foretoken.models.stock.selfcheck import Rows, deviation, stir
@@ -34,8 +34,10 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
 def compiled(model: PreTrainedModel) -> tuple[Any, ...]:
-    made, core = export_explicit(model), ov.Core()
-    graphs = {name: core.compile_model(graph, "CPU", EXACT) for name, graph in made.graphs.items()}
+    made = export_explicit(model)
+    graphs = {
+        name: core().compile_model(graph, "CPU", EXACT) for name, graph in made.graphs.items()
+    }
     return graphs.get("encoder"), graphs["decoder"], made.facts
 
 

@@ -16,6 +16,7 @@ import pairs
 from foretoken import load
 from foretoken.lab.certificate.shapes import TOLERANCE
 from foretoken.models.openvino import conversion, halves
+from foretoken.models.openvino.core import core
 from foretoken.models.openvino.halves import halved, widened_in_products
 from foretoken.models.stock.selfcheck import on_torch
 
@@ -42,7 +43,7 @@ def kinds(graph: ov.Model) -> set[ov.Type]:
 
 
 def run(graph: ov.Model, x: np.ndarray) -> np.ndarray:
-    return ov.Core().compile_model(widened_in_products(graph), "CPU", F32)(x)[0]
+    return core().compile_model(widened_in_products(graph), "CPU", F32)(x)[0]
 
 
 @pytest.mark.parametrize("turned", [True, False])
@@ -53,7 +54,7 @@ def test_half_the_bytes_and_the_same_numbers(turned: bool, tmp_path: Path) -> No
     assert kinds(graph) == {ov.Type.bf16}
     assert np.array_equal(run(graph, np.eye(128, dtype=np.float32)).T, weight)
     ov.save_model(graph, tmp_path / "g.xml", compress_to_fp16=False)
-    again = ov.Core().read_model(tmp_path / "g.xml")
+    again = core().read_model(tmp_path / "g.xml")
     x = np.random.default_rng(1).normal(size=(5, 128)).astype(np.float32)
     np.testing.assert_allclose(run(again, x), x @ weight.T, rtol=0, atol=1e-4)
 
@@ -66,7 +67,7 @@ def test_products_read_them_as_they_are() -> None:
 
 def held(graph: ov.Model) -> set[str]:
     """The types of constants in what the graph was compiled to."""
-    nodes = ov.Core().compile_model(graph, "CPU", F32).get_runtime_model().get_ops()
+    nodes = core().compile_model(graph, "CPU", F32).get_runtime_model().get_ops()
     facts = [node.get_rt_info() for node in nodes]
     return {
         fact["outputPrecisions"].astype(str)
@@ -136,7 +137,7 @@ def test_what_is_computed_in_is_what_the_compiled_graph_says(
 def arithmetic() -> str:
     """What a graph that is asked to be bfloat16 computes in here."""
     hint = {"INFERENCE_PRECISION_HINT": "bf16"}
-    return conversion.arithmetic(ov.Core().compile_model(product(matrix()), "CPU", hint))
+    return conversion.arithmetic(core().compile_model(product(matrix()), "CPU", hint))
 
 
 def read(model: Any, encoder_decoder: bool) -> torch.Tensor:
