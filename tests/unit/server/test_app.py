@@ -318,6 +318,8 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a" * 200_000}, 400, "far beyond the context of 1024"),
         ("completions", {"prompt": "a", "structured_outputs": {"choice": ["a"] * 1001}}, 400,
          "1000 choices"),
+        ("completions", {"prompt": "a", "structured_outputs": {"choice": 5}}, 400, "choice"),
+        ("completions", {"prompt": "a", "repetition_penalty": 1e-99}, 400, "repetition_penalty"),
         ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, 400, "with stream"),
         ("completions", {"prompt": "a", "speculation": {"drafter": False, "gamma": 2}}, 400,
          "leave one out"),
