@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
@@ -16,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
 from foretoken.server.engine.logs import Logs
@@ -39,6 +40,7 @@ from foretoken.server.engine.messages import (
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
+    from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.server.engine.words import Words
     from foretoken.serving.engine import Engine, Event
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
+COMPILING = 4  # grammars at a time
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
 log = logging.getLogger(__name__)
 
@@ -105,14 +108,17 @@ class Worker:
 
     def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
         from foretoken.server.engine.ledger import Ledger
+        from foretoken.server.engine.trial import Trial
         from foretoken.server.engine.words import Words
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
         self.words: Words = Words(spec.tokenizer)
         self.ledger = Ledger()
         self.requests: dict[int, int] = {}  # the engine's ids -> the pipe's
-        self.adding = False
-        self.early: list[Event] = []  # of the request that is being added
+        self.adding: set[int] = set()  # the pipe's ids of those that are being added
+        self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
+        self.trial = Trial(spec.tokenizer)
+        self.compiling = ThreadPoolExecutor(COMPILING, "foretoken grammars")
         self.sending, self.awake = Lock(), Condition()
         self.over = False
 
@@ -128,6 +134,8 @@ class Worker:
                 self._fail(one_line(error))
                 continue
             self._tell(events)
+        self.compiling.shutdown(wait=False, cancel_futures=True)
+        self.trial.close()
 
     def _listen(self) -> None:
         """A thread's life: what is asked. The process ends with it, whatever ended it."""
@@ -146,7 +154,12 @@ class Worker:
                 message = Stop()
             match message:
                 case Add():
-                    self._add(message)
+                    with self.awake:
+                        self.adding.add(message.id)
+                    if "structured" in message.options:  # may take long; others do not wait
+                        self.compiling.submit(self._add, message)
+                    else:
+                        self._add(message)
                 case Abort(id):
                     self._abort(id)
                 case Ask(id, name, arguments):
@@ -161,28 +174,37 @@ class Worker:
             return not self.over
 
     def _add(self, message: Add) -> None:
+        from foretoken.sampling.params import SamplingParams
+
         options = dict(message.options)
         most = options.pop("most_tokens", None)
         names = ("chat_template", "chat_template_kwargs")
         template = {name: options.pop(name) for name in names if name in options}
-        self.adding = True  # what takes long, such as a grammar, stalls no text that is written
         try:
             ids = self._ids(message.prompt, template)
             asked = options.get("max_new_tokens")
             options["max_new_tokens"] = self._limit(len(ids), asked, most)
+            if "structured" in options:
+                wish = SamplingParams(structured=options["structured"]).structured
+                self.trial.require(cast("Structured", wish))
             own = self.engine.add(ids, **options)
             with self.awake:
+                early = self.early.pop(own, [])
+                if message.id not in self.adding:  # aborted meanwhile
+                    self._drop(own)
+                    return
                 self.requests[own] = message.id
                 self._send(Answer(message.id, len(ids)))
-                if early := self.early:
-                    self.early = []
+                if early:
                     self._tell(early)
                 self.awake.notify()
         except Exception as error:
             self._refuse(message.id, error)
         finally:
             with self.awake:
-                self.adding, self.early = False, []
+                self.adding.discard(message.id)
+                if not self.adding:
+                    self.early.clear()
 
     def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
         self._require_short(prompt)
@@ -218,6 +240,7 @@ class Worker:
 
     def _abort(self, id: int) -> None:
         with self.awake:
+            self.adding.discard(id)
             for own in [own for own, pipes in self.requests.items() if pipes == id]:
                 del self.requests[own]
                 self._drop(own)
@@ -281,7 +304,8 @@ class Worker:
                 ended = event.finish_reason is not None
                 id = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
                 if id is None:  # aborted meanwhile, or not known yet
-                    self.early += [event] * self.adding
+                    if self.adding:
+                        self.early.setdefault(event.id, []).append(event)
                     continue
                 self.ledger.note(event)
                 if event.error is not None:
