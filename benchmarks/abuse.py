@@ -2,7 +2,8 @@
 not hold, connections that break off before, within and behind a request, readers that are slow.
 
 Expected: no status 500 and no request without an answer that waits for one; the engine is the same
-throughout; behind it no row is left and no file stays open. The resident memory of both processes
+throughout; behind it no row is left and no file stays open (but those of the process that tries
+grammars). The resident memory of both processes
 is flat: in the last third of the cases its peak is at most 5 % and 16 MB above that of the second
 third, the first one being the warm-up. Exit code 1 where that does not hold. Every case is drawn
 from (seed, its number).
@@ -73,7 +74,8 @@ def main() -> None:
     finally:
         server.terminate()
         code = server.wait(120)
-    result |= {"command": sys.argv[1:], "seed": given.seed, "exit_code": code}
+    words = [Path(word).name for word in sys.argv]  # not where they lie
+    result |= {"command": " ".join(words), "seed": given.seed, "exit_code": code}
     result["failures"] += [f"the server ended with {code}"] if code else []
     print(save("abuse", result))
     print(json.dumps({name: result[name] for name in ("outcomes", "memory", "failures")}, indent=1))
@@ -133,7 +135,7 @@ class Abuse:
             left = re.findall(r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", text, re.M)
             now = {name: files(pid) for name, pid in self.pids.items()}
             seen = left, opened, now
-            return left == ["0.0"] * 2 and all(now[name] <= opened[name] + 2 for name in now)
+            return left == ["0.0"] * 2 and all(now[name] <= opened[name] + 4 for name in now)
 
         try:
             until(free, 90)

@@ -312,6 +312,8 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "regex"),
         ("responses", {"input": "a", "previous_response_id": "x"}, 400, "nothing is stored"),
         ("responses", {"input": "a", "prompt_logprobs": 1}, 400, "a response has no place for it"),
+        ("responses", {"input": "a", "background": 0}, 400, "background"),
+        ("responses", {"input": "a", "store": 0}, 400, "nothing is stored"),
         ("responses", {"input": []}, 400, "input is empty"),
         ("completions", {"prompt": []}, 400, "prompt is empty"),
         ("completions", {"prompt": [[]]}, 400, "prompt is empty"),

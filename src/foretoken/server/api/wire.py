@@ -305,7 +305,7 @@ def read(kind: type[T], body: Any) -> T:
         if name not in NEUTRAL:
             raise BadRequestError(f"{_unknown(name, fields)}", name)
         honoured, why = NEUTRAL[name]
-        if value not in honoured:
+        if not any(value == each and type(value) is type(each) for each in honoured):
             raise BadRequestError(f"{name} is not supported: {why}", name)
     known = {name: value for name, value in body.items() if name in fields}
     try:
