@@ -12,11 +12,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import uvicorn
-
-from foretoken.server.app import Settings, make
+from foretoken.server.app import Settings
 from foretoken.server.engine.link import Link
 from foretoken.server.engine.worker import Setup
+from foretoken.server.run import Server
 from tiny import byte_level, folder, llama
 
 LOADING = {"runtime": "transformers", "dtype": "float64"}
@@ -41,21 +40,18 @@ def serving(
 ) -> Iterator[tuple[str, Link]]:
     """The server's address, and its link to the engine, once it is ready."""
     link = Link(Setup(target, draft, LOADING, {"max_rows": 4, **engine}))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    app = make(link, settings or Settings("tiny", patience=1.0))
-    config = uvicorn.Config(app, port=port, log_config=None, access_log=False, ws="none")
-    server = uvicorn.Server(config)
-    thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = Server(link, settings or Settings("tiny", patience=1.0))
+    thread = Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
     try:
         until(lambda: link.state in ("ready", "failed"))
         assert link.state == "ready", link.problem
-        yield f"http://127.0.0.1:{port}", link
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", link
     finally:
         server.should_exit = True
         thread.join(30)
+        listening.close()
         assert not thread.is_alive(), "the server does not end"
 
 

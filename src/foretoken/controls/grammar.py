@@ -211,16 +211,21 @@ def _words(tokenizer: Any, end: int) -> LLTokenizer:
             f"structured output ends with an EOS token and this tokenizer has none of id {end}; "
             "set eos_token_id in the model's generation config"
         )
-    whole = json.loads(tokenizer.backend_tokenizer.to_str())
-    whole |= {"padding": None, "truncation": None, "decoder": _decoder(whole["decoder"])}
     try:
-        words = LLTokenizer(json.dumps(whole), eos_token=end)
+        words = LLTokenizer(spelled(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
             f"structured output cannot read this tokenizer: {one_line(error)}; leave structured out"
         ) from None
     _require_spelling(words, tokenizer)
     return words
+
+
+def spelled(tokenizer: Any) -> str:
+    """A fast tokenizer as llguidance reads it."""
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    whole |= {"padding": None, "truncation": None, "decoder": _decoder(whole["decoder"])}
+    return json.dumps(whole)
 
 
 def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -261,15 +266,19 @@ def _compiled(structured: Structured, words: LLTokenizer) -> LLMatcher:
     """InputError where it does not compile."""
     from llguidance import LLMatcher
 
+    compiled = LLMatcher(words, source(structured), log_level=0)
+    if compiled.is_error():
+        raise _refused(structured.kind, _reason(compiled.get_error()))
+    return compiled
+
+
+def source(structured: Structured) -> str:
+    """A wish in llguidance's own language; InputError where it is not what its kind says."""
     kind, text = structured
     try:
-        grammars = _grammars(kind, text)
+        return json.dumps({"grammars": _grammars(kind, text)})
     except (ValueError, RecursionError) as error:
         raise _refused(kind, one_line(error)) from None
-    compiled = LLMatcher(words, json.dumps({"grammars": grammars}), log_level=0)
-    if compiled.is_error():
-        raise _refused(kind, _reason(compiled.get_error()))
-    return compiled
 
 
 def _grammars(kind: str, text: str) -> list[dict[str, Any]]:

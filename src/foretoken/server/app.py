@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
@@ -28,7 +28,8 @@ from foretoken.server.api import answers, chat, completions, responses
 from foretoken.server.api.errors import ApiError, BadRequestError, answered
 from foretoken.server.api.responses import Responses
 from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wire, Wishes, read
+from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wishes, read
+from foretoken.server.document import STATES, errors, post
 from foretoken.server.engine.link import Link, RefusedRequest, UnavailableError
 from foretoken.server.engine.messages import Known
 from foretoken.server.engine.writing import Writing
@@ -102,18 +103,18 @@ class Server:
 
     def route(self, app: FastAPI) -> None:
         """Every path, and what becomes of errors."""
-        app.post("/v1/chat/completions", openapi_extra=_body(Chat))(self.chat)
-        app.post("/v1/completions", openapi_extra=_body(Text))(self.completions)
-        app.post("/v1/responses", openapi_extra=_body(Responses))(self.responses)
-        app.post("/tokenize", openapi_extra=_body(Tokenize))(self.tokenize)
-        app.post("/detokenize", openapi_extra=_body(Detokenize))(self.detokenize)
-        app.get("/v1/models")(self.models)
-        app.get("/v1/models/{name:path}")(self.model)
-        app.get("/v1/speculation")(self.speculation)
-        app.get("/health")(self.health)
-        app.get("/ready")(self.ready)
+        app.post("/v1/chat/completions", **post(Chat, streams=True))(self.chat)
+        app.post("/v1/completions", **post(Text, streams=True))(self.completions)
+        app.post("/v1/responses", **post(Responses, streams=True))(self.responses)
+        app.post("/tokenize", **post(Tokenize))(self.tokenize)
+        app.post("/detokenize", **post(Detokenize))(self.detokenize)
+        app.get("/v1/models", responses=errors(401))(self.models)
+        app.get("/v1/models/{name:path}", responses=errors(401, 404))(self.model)
+        app.get("/v1/speculation", responses=errors(401, 500, 503))(self.speculation)
+        app.get("/health", responses=STATES)(self.health)
+        app.get("/ready", responses=STATES)(self.ready)
         app.get("/version")(self.version)
-        app.get("/metrics", response_class=Response)(self.numbers)
+        app.get("/metrics", response_class=PlainTextResponse)(self.numbers)
         app.get("/", include_in_schema=False)(self.page)
         app.mount("/page", StaticFiles(directory=PAGE), "page")
         app.add_exception_handler(ApiError, _told)
@@ -348,12 +349,6 @@ async def _unless_gone(request: Request, work: Awaitable[Any]) -> None:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _body(kind: type[Wire]) -> dict[str, Any]:
-    """What a route reads, for the OpenAPI document."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _refuse(name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from contextlib import suppress
@@ -10,10 +11,32 @@ import uvicorn
 
 from foretoken.errors import InputError
 from foretoken.server.app import Settings, make
+from foretoken.server.connection import Connection
 from foretoken.server.engine.link import Link
 from foretoken.server.engine.worker import Setup
 
 log = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, around a link: at the end, texts are cut off while connections wait for them."""
+
+    def __init__(self, link: Link, settings: Settings) -> None:
+        config = uvicorn.Config(
+            make(link, settings),
+            http=Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=int(settings.patience) + 2,  # for clients that do not read
+        )
+        super().__init__(config)
+        self.link, self.patience = link, settings.patience
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stopping = asyncio.create_task(self.link.stop(self.patience))
+        await super().shutdown(sockets)
+        await stopping
 
 
 def run(setup: Setup, settings: Settings, host: str, port: int) -> None:
@@ -21,13 +44,7 @@ def run(setup: Setup, settings: Settings, host: str, port: int) -> None:
     where nobody can listen there, and where the model cannot be loaded."""
     listening, link = _listening(host, port), Link(setup)
     setup.logs.begin()
-    config = uvicorn.Config(
-        make(link, settings),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=int(settings.patience) + 5,
-    )
-    server = uvicorn.Server(config)
+    server = Server(link, settings)
     link.failed = lambda: setattr(server, "should_exit", True)
     name, port = listening.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, settings.name)

@@ -34,6 +34,7 @@ class Event:
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
     steps: list[StepRecord] = field(default_factory=list[StepRecord])  # most often one
+    error: RefusedError | None = None  # behind a finish_reason "error"
 
 
 @dataclass(slots=True)
@@ -257,5 +258,12 @@ class Engine:
         self._stats.tokens += len(piece.tokens)
         steps = entry.records()
         return Event(
-            id, piece.text, piece.tokens, piece.logprobs, row.finish_reason, completion, steps
+            id,
+            piece.text,
+            piece.tokens,
+            piece.logprobs,
+            row.finish_reason,
+            completion,
+            steps,
+            row.error,
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from itertools import count
 from time import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
@@ -31,6 +31,12 @@ class TextOptions(Wire):
     format: Format = Format()  # pyright: ignore[reportCallIssue]
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):  # 0 is as good as False to a Literal
+        raise ValueError("give false, or leave it out")
+    return value
+
+
 class Responses(Wishes):
     """The request."""
 
@@ -44,7 +50,7 @@ class Responses(Wishes):
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: Flag | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: Annotated[Literal[False], BeforeValidator(_flag)] | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ class Wishes(Wire):
     top_p: Number | None = Field(None, gt=0, le=1)
     top_k: Whole | None = Field(None, ge=-1)
     min_p: Number | None = Field(None, ge=0, le=1)
-    repetition_penalty: Number | None = Field(None, gt=0)
+    repetition_penalty: Number | None = Field(None, ge=1e-30, le=1e30)
     presence_penalty: Number | None = Field(None, ge=-2, le=2)
     frequency_penalty: Number | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Number] | None = None
@@ -169,7 +169,7 @@ class Wishes(Wire):
                 "structured_outputs",
             )
         size = len(str(value))
-        if size > MOST_GRAMMAR or (name == "choice" and len(value) > MOST_CHOICES):
+        if size > MOST_GRAMMAR or (isinstance(value, list) and len(value) > MOST_CHOICES):
             raise BadRequestError(
                 f"structured_outputs.{name} has {size} characters; at most {MOST_GRAMMAR} go, and "
                 f"{MOST_CHOICES} choices",
@@ -334,7 +334,7 @@ def read(kind: type[T], body: Any) -> T:
         if name not in NEUTRAL:
             raise BadRequestError(f"{_unknown(name, fields)}", name)
         honoured, why = NEUTRAL[name]
-        if value not in honoured:
+        if not any(value == each and type(value) is type(each) for each in honoured):
             raise BadRequestError(f"{name} is not supported: {why}", name)
     known = {name: value for name, value in body.items() if name in fields}
     try:

@@ -34,6 +34,9 @@ from foretoken.server.engine.worker import Setup, work
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is started again
+TICK = 1.0  # seconds between two looks at an engine
+STALL = 300.0  # seconds without a step while somebody waits: tens are a slow machine's
+READING = 0.1  # and for each token of prompts, which may be read in one step
 log = logging.getLogger(__name__)
 
 
@@ -66,6 +69,9 @@ class Link:
         self._preempted = 0  # of this one
         self._ids = count()
         self._inboxes: dict[int, asyncio.Queue[Answer | Refusal | Part]] = {}
+        self._prompts: dict[int, int] = {}  # tokens of each, where they are known
+        self._stuck: set[int] = set()  # who has waited since the last step
+        self._silent = 0.0  # seconds for which they have
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._deaths = 0  # since it was ready last
@@ -88,15 +94,19 @@ class Link:
         for name, life in (("events", self._listen), ("letters", self._post)):
             more = (self._letters,) if life == self._post else ()
             Thread(target=life, args=(self._pipe, *more), name=name, daemon=True).start()
+        self._watch(self._process)
 
     async def stop(self, patience: float) -> None:
         """No new requests; those that run may end within so many seconds."""
+        if self.state in ("draining", "stopped"):
+            return
         self.state = "draining"
         self._note_idle()
         try:
             await asyncio.wait_for(self._idle.wait(), patience)
         except TimeoutError:
             log.warning("%s requests are cut off", len(self._inboxes))
+            self._fail("the server is shutting down; send the request to another, or later")
         self.state = "stopped"
         self._send(Stop())
         if self._process is not None:
@@ -118,6 +128,7 @@ class Link:
                     ended = True
                     raise RefusedRequest(message)
                 if isinstance(message, Answer):
+                    self._prompts[id] = message.value
                     yield message.value
                     continue
                 ended = message.done is not None
@@ -160,6 +171,7 @@ class Link:
 
     def _close(self, id: int) -> None:
         self._inboxes.pop(id, None)
+        self._prompts.pop(id, None)
         self._note_idle()
 
     def _note_idle(self) -> None:
@@ -190,7 +202,9 @@ class Link:
         while True:
             try:
                 message: FromEngine | None = pipe.recv()
-            except (EOFError, OSError):
+            except Exception as error:  # of what it said last, nothing can be told
+                if not isinstance(error, EOFError | OSError):
+                    log.exception("the engine cannot be understood")
                 message = None
             try:
                 self._loop.call_soon_threadsafe(self._hear, message)
@@ -205,6 +219,7 @@ class Link:
                 self.running, self.waiting = running, waiting
                 self.preempted += preempted - self._preempted
                 self._preempted = preempted
+                self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
             case Answer() | Refusal():
@@ -225,11 +240,31 @@ class Link:
         if inbox is not None:  # else nobody waits any more
             inbox.put_nowait(message)
 
+    def _watch(self, process: BaseProcess) -> None:
+        """Every second, as no clock is to be trusted after a suspension: an engine that takes no
+        step for those who wait hangs. It is ended, which `_listen` hears."""
+        if process is not self._process:
+            return
+        self._loop.call_later(TICK, self._watch, process)
+        self._stuck &= self._inboxes.keys()
+        if not self._stuck:
+            self._stuck, self._silent = set(self._inboxes), 0.0
+            return
+        self._silent += TICK
+        if self._silent > STALL + READING * sum(self._prompts.values()):
+            log.error("the engine has taken no step for %.0f s; it is ended", self._silent)
+            self._stuck.clear()
+            process.kill()
+
+    def _fail(self, said: str) -> None:
+        for id, inbox in self._inboxes.items():
+            inbox.put_nowait(Refusal(id, "dead", said))
+
     def _died(self) -> None:
         """The process is gone: its requests fail, and another one is started."""
-        for id, inbox in self._inboxes.items():
-            said = "the engine stopped while it wrote this text; send the request again"
-            inbox.put_nowait(Refusal(id, "dead", said))
+        if self._process is not None:
+            self._process.kill()  # what only closed its pipe
+        self._fail("the engine stopped while it wrote this text; send the request again")
         self.running = self.waiting = self._preempted = 0
         if self.state in ("failed", "stopped", "draining"):
             return

@@ -9,13 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from foretoken.errors import BusyError, ForetokenError, InputError, one_line
+from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
 from foretoken.server.engine.logs import Logs
 from foretoken.server.engine.messages import (
     Abort,
@@ -36,6 +40,7 @@ from foretoken.server.engine.messages import (
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
+    from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.server.engine.words import Words
     from foretoken.serving.engine import Engine, Event
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
+COMPILING = 4  # grammars at a time
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
 log = logging.getLogger(__name__)
 
@@ -63,6 +69,7 @@ def work(pipe: Connection, setup: Setup) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
         signal.signal(name, signal.SIG_IGN)
     setup.logs.begin()
+    Thread(target=end_with, args=(parent_process(),), name="end", daemon=True).start()
     try:
         from transformers.utils import logging as transformers
 
@@ -80,6 +87,13 @@ def work(pipe: Connection, setup: Setup) -> None:
         Worker(pipe, spec, engine).run()
 
 
+def end_with(parent: BaseProcess | None) -> None:
+    """A thread's life: a process that loads, or whose step hangs, hears no pipe."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def measure(spec: Speculator, rows: int) -> None:
     """What steps cost, before requests wait for it; kept on disk where the machine is quiet."""
     from foretoken.drafters.none import NoDrafter
@@ -94,20 +108,23 @@ class Worker:
 
     def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
         from foretoken.server.engine.ledger import Ledger
+        from foretoken.server.engine.trial import Trial
         from foretoken.server.engine.words import Words
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
         self.words: Words = Words(spec.tokenizer)
         self.ledger = Ledger()
         self.requests: dict[int, int] = {}  # the engine's ids -> the pipe's
-        self.adding = False
-        self.early: list[Event] = []  # of the request that is being added
+        self.adding: set[int] = set()  # the pipe's ids of those that are being added
+        self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
+        self.trial = Trial(spec.tokenizer)
+        self.compiling = ThreadPoolExecutor(COMPILING, "foretoken grammars")
         self.sending, self.awake = Lock(), Condition()
         self.over = False
 
     def run(self) -> None:
         """Until the other end says so, or is gone."""
-        Thread(target=self._hear, name="foretoken requests", daemon=True).start()
+        Thread(target=self._listen, name="foretoken requests", daemon=True).start()
         self._send(Ready(self._facts()))
         while self._wait():
             try:
@@ -117,6 +134,17 @@ class Worker:
                 self._fail(one_line(error))
                 continue
             self._tell(events)
+        self.compiling.shutdown(wait=False, cancel_futures=True)
+        self.trial.close()
+
+    def _listen(self) -> None:
+        """A thread's life: what is asked. The process ends with it, whatever ended it."""
+        try:
+            self._hear()
+        finally:
+            with self.awake:
+                self.over = True
+                self.awake.notify()
 
     def _hear(self) -> None:
         while True:
@@ -126,15 +154,17 @@ class Worker:
                 message = Stop()
             match message:
                 case Add():
-                    self._add(message)
+                    with self.awake:
+                        self.adding.add(message.id)
+                    if "structured" in message.options:  # may take long; others do not wait
+                        self.compiling.submit(self._add, message)
+                    else:
+                        self._add(message)
                 case Abort(id):
                     self._abort(id)
                 case Ask(id, name, arguments):
                     self._answer(id, name, arguments)
                 case _:
-                    with self.awake:
-                        self.over = True
-                        self.awake.notify()
                     return
 
     def _wait(self) -> bool:
@@ -144,30 +174,39 @@ class Worker:
             return not self.over
 
     def _add(self, message: Add) -> None:
+        from foretoken.sampling.params import SamplingParams
+
         options = dict(message.options)
         most = options.pop("most_tokens", None)
         names = ("chat_template", "chat_template_kwargs")
         template = {name: options.pop(name) for name in names if name in options}
-        self.adding = True  # what takes long, such as a grammar, stalls no text that is written
         try:
             ids = self._ids(message.prompt, template)
             asked = options.get("max_new_tokens")
             options["max_new_tokens"] = self._limit(len(ids), asked, most)
             if "prediction" in options:
                 options["prediction"] = self._prediction(options["prediction"])
+            if "structured" in options:
+                wish = SamplingParams(structured=options["structured"]).structured
+                self.trial.require(cast("Structured", wish))
             own = self.engine.add(ids, **options)
             with self.awake:
+                early = self.early.pop(own, [])
+                if message.id not in self.adding:  # aborted meanwhile
+                    self._drop(own)
+                    return
                 self.requests[own] = message.id
                 self._send(Answer(message.id, len(ids)))
-                if early := self.early:
-                    self.early = []
+                if early:
                     self._tell(early)
                 self.awake.notify()
         except Exception as error:
             self._refuse(message.id, error)
         finally:
             with self.awake:
-                self.adding, self.early = False, []
+                self.adding.discard(message.id)
+                if not self.adding:
+                    self.early.clear()
 
     def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
         self._require_short(prompt)
@@ -213,12 +252,10 @@ class Worker:
 
     def _abort(self, id: int) -> None:
         with self.awake:
+            self.adding.discard(id)
             for own in [own for own, pipes in self.requests.items() if pipes == id]:
                 del self.requests[own]
-                try:
-                    self.engine.abort(own)
-                except InputError:  # it has just finished
-                    pass
+                self._drop(own)
             self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
@@ -279,11 +316,13 @@ class Worker:
                 ended = event.finish_reason is not None
                 id = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
                 if id is None:  # aborted meanwhile, or not known yet
-                    self.early += [event] * self.adding
+                    if self.adding:
+                        self.early.setdefault(event.id, []).append(event)
                     continue
                 self.ledger.note(event)
-                if event.completion is not None and event.finish_reason not in ("stop", "length"):
-                    self._send(Refusal(id, "refused", event.completion.error or "it broke off"))
+                if event.error is not None:
+                    kind = "refused" if isinstance(event.error, ControlError) else "failed"
+                    self._send(Refusal(id, kind, one_line(event.error)))
                     continue
                 parts.append(self._part(id, event))
         preempted = self.engine.stats().preempted
@@ -317,9 +356,14 @@ class Worker:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
             for own, id in self.requests.items():
-                self.engine.abort(own)
+                self._drop(own)
                 self._send(Refusal(id, "failed", message))
             self.requests.clear()
+            self._tell([])  # no step follows this one
+
+    def _drop(self, own: int) -> None:
+        with suppress(InputError):  # it has just finished
+            self.engine.abort(own)
 
     def _refuse(self, id: int, error: Exception) -> None:
         kind: Kind = "failed"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
 
 from foretoken import Engine, Speculator
+from foretoken.controls import grammar
 from foretoken.drafters.lm import LMDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel
+from foretoken.server.engine import trial
 from foretoken.server.engine.messages import (
     Abort,
     Add,
@@ -148,6 +150,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> No
     pipe.send(Add(0, [1, 1, 9], {"gamma": 0}))
     assert hear(pipe) == Answer(0, 3)
     assert hear(pipe) == Refusal(0, "failed", "the disk is gone")
+    assert hear(pipe).running == 0  # gauges follow, though no step does
     pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
     assert hear(pipe) == Answer(1, 1)
     assert parts(pipe, 1)[-1].done is not None
@@ -162,3 +165,50 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
     failed = hear(ours)
     process.join(30)
     assert isinstance(failed, Failed) and "nowhere" in failed.message and process.exitcode == 0
+
+
+SLOW = {"structured": {"json_schema": {"type": "integer", "multipleOf": 99999989}}}
+
+
+def test_a_grammar_that_takes_long_holds_up_nobody(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does its request's end, which comes before it is added."""
+    monkeypatch.setattr(trial, "SECONDS", 3.0)
+    for id in (0, 1):
+        pipe.send(Add(id, [1], WISHES | SLOW))
+    pipe.send(Abort(1))
+    pipe.send(Add(2, [1], WISHES | {"suppress_tokens": [9]}))
+    heard = [hear(pipe)]
+    while not (isinstance(heard[-1], Parts) and any(part.done for part in heard[-1].parts)):
+        heard.append(hear(pipe))
+    assert Answer(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
+    refused = {}
+    while len(refused) < 2:
+        if isinstance(said := hear(pipe), Refusal):
+            refused[said.id] = said
+    assert all("takes more than 3 s" in said.message for said in refused.values())
+    assert refused[0].kind == "input"
+
+
+def test_a_text_that_is_left_while_it_is_added_is_not_written(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, go, source = Event(), Event(), grammar.source
+
+    def late(structured: Any) -> str:
+        tried.set()
+        assert go.wait(30)
+        return source(structured)
+
+    monkeypatch.setattr(grammar, "source", late)
+    pipe.send(Add(0, [1], WISHES | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
+    assert tried.wait(30)
+    pipe.send(Abort(0))
+    assert isinstance(hear(pipe), Parts)
+    go.set()
+    pipe.send(Ask(9, "speculation", {}))
+    assert isinstance(answer := hear(pipe), Answer) and answer.id == 9
+    pipe.send(Add(1, [1], WISHES | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
+    assert hear(pipe) == Answer(1, 1)
+    assert parts(pipe, 1)[-1].done is not None

@@ -1,0 +1,89 @@
+"""A model with faults, which prompts call for by ids that no text of its own holds."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from foretoken import Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.ends import Ends
+from foretoken.loading import load
+from foretoken.models.table import TableModel
+from foretoken.server.engine import worker
+from foretoken.server.engine.worker import Setup
+from oracle import random_model
+
+V, CONTEXT = 320, 400
+RAISES, EXHAUSTED, GREEDY, NAN, HANGS, SLOW = range(9, 15)
+FAULTS = range(9, 15)
+PACE = 0.03  # seconds of a slow step
+LATE = 24  # tokens of a text at least where a fault comes
+SPARE = 2**29  # bytes that an engine may take beyond those that it begins with
+
+
+def law(seed: int) -> Any:
+    """A random law, under which no text calls for a fault or ends by itself."""
+    whole = random_model(seed, V)
+
+    def without(text: tuple[int, ...]) -> list[float]:
+        kept = [0.0 if i in FAULTS or i == 0 else p for i, p in enumerate(whole(text))]
+        total = sum(kept)
+        return [p / total for p in kept]
+
+    return without
+
+
+class Faulty(TableModel):
+    """Has the faults of its rows' texts."""
+
+    def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+        logits = super().score(blocks, need)
+        if any(SLOW in text for text in self._texts):
+            time.sleep(PACE)
+        for b, text in enumerate(self._texts):
+            fault = next((id for id in text if id in FAULTS), None)
+            if fault is None or len(text) < LATE:
+                continue
+            if fault == RAISES:
+                raise OSError("the disk is gone")
+            if fault == EXHAUSTED:
+                raise MemoryError
+            if fault == GREEDY:
+                torch.zeros(SPARE).fill_(1.0)
+            if fault == NAN:
+                logits[b] = torch.nan
+            if fault == HANGS:
+                time.sleep(600)
+        return logits
+
+
+def pair(tokenizer: str) -> Speculator:
+    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    draft = LMDrafter(TableModel(law(2), V), V)
+    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, words, Ends())
+
+
+def work(pipe: Connection, setup: Setup) -> None:
+    """An engine's process whose model has faults, whose clock jumps and whose memory is short. The
+    setup's target is a tokenizer's folder."""
+    import resource
+
+    jumps = iter(range(10**9))
+    real = time.time
+    time.time = lambda: real() + (3600 if next(jumps) % 2 else -3600)
+    load.load = lambda target, *_, **__: pair(target)  # pyright: ignore[reportAttributeAccessIssue]
+    own = worker.measure
+
+    def measure(spec: Speculator, rows: int) -> None:
+        own(spec, rows)
+        with open("/proc/self/statm") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + SPARE, resource.RLIM_INFINITY))
+
+    worker.measure = measure
+    worker.work(pipe, setup)

@@ -1,0 +1,54 @@
+"""The OpenAPI document is one that clients can be generated from, and holds what is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foretoken.server.api.wire import Chat, Tokenize
+from foretoken.server.app import Settings, make
+from foretoken.server.document import errors, post
+from foretoken.server.engine.link import Link
+from foretoken.server.engine.worker import Setup
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return make(Link(Setup(None, None)), Settings("tiny")).openapi()
+
+
+def references(part: Any) -> list[str]:
+    if isinstance(part, list):
+        return [found for each in part for found in references(each)]
+    if not isinstance(part, dict):
+        return []
+    own = [part["$ref"]] if isinstance(part.get("$ref"), str) else []
+    return own + [found for each in part.values() for found in references(each)]
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    for reference in references(document):
+        found: Any = document
+        for name in reference.removeprefix("#/").split("/"):
+            found = found[name]
+
+
+def test_a_body_has_its_parts_in_place() -> None:
+    body = post(Chat)["openapi_extra"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "$defs" not in body and body["additionalProperties"] is False
+    speculation = body["properties"]["speculation"]
+    assert speculation["properties"]["gamma"]["anyOf"][0] == {"minimum": 0, "type": "integer"}
+
+
+def test_errors_are_told_with_their_body(document: dict[str, Any]) -> None:
+    answers = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert set(answers) == {"200", "400", "401", "404", "413", "429", "500", "503"}
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    schema = answers["429"]["content"]["application/json"]["schema"]
+    assert schema["properties"]["error"]["required"] == ["message", "type", "param", "code"]
+
+
+def test_what_does_not_stream_says_so() -> None:
+    assert set(post(Tokenize)["responses"][200]["content"]) == {"application/json"}
+    assert set(errors(400, 503)) == {400, 503}
