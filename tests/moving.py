@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -181,6 +181,7 @@ class Asked:
     gamma: int | None
     seed: int
     salt: str = ""
+    prediction: tuple[int, ...] = ()  # beside its options: calls take none
 
     @property
     def options(self) -> dict[str, Any]:
@@ -231,6 +232,7 @@ class Alone:
         if asked not in self.known:
             spec = shared(self.runtime, self.drafter, number=1)
             made = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+            made = [replace(request, prediction=asked.prediction) for request in made]
             judge = check(asked.gamma, self.rule, 1.0)
             (self.known[asked],) = spec.completions(spec.rows(made), judge, asked.gamma)
         return self.known[asked]

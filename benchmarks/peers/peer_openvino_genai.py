@@ -43,12 +43,12 @@ class Peer:
     once they are those of continuous batching."""
 
     def __init__(self, asked: Request) -> None:
-        target, hints = _export(asked, asked["target"], asked["dtype"])
+        target, hints = export(asked, asked["target"], asked["dtype"])
         self.batched = asked["batched"]
         pipeline = _batching if self.batched else genai.LLMPipeline
         self.plain, self.assisted = pipeline(target, "CPU", **hints), None
         if asked["draft"]:
-            draft, own = _export(asked, asked["draft"], asked["draft_dtype"])
+            draft, own = export(asked, asked["draft"], asked["draft_dtype"])
             draft = genai.draft_model(draft, "CPU", **own)
             self.assisted = pipeline(target, "CPU", draft_model=draft, **hints)
 
@@ -76,7 +76,7 @@ def _batching(folder: Path, device: str, **hints: Any) -> genai.ContinuousBatchi
     return genai.ContinuousBatchingPipeline(folder, genai.SchedulerConfig(), device, hints)
 
 
-def _export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
+def export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
     """A folder that GenAI reads, and what it is compiled with."""
     if dtype not in DTYPES:
         raise Refused(f"openvino-genai is run in {', '.join(DTYPES)}, not {dtype}")

@@ -44,6 +44,11 @@ class Costs:
     rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
     prior: tuple[float, float] = (3.0, 0.8)  # weight, in guesses, and alpha
 
+    @property
+    def undrafted(self) -> Costs:
+        """Where guesses cost nothing to make."""
+        return replace(self, draft=((0, 0.0),))
+
     def seconds(self, gamma: int, rows: int = 1) -> float:
         """A step in which each of `rows` rows makes `gamma` guesses."""
         n = rows * (gamma + 1)

@@ -3,6 +3,7 @@
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
 frozen costs against how likely guesses are to be kept, learned from each row's own past, for all
 rows of a pass together: the guesses, row by row, that gain most tokens in the seconds of the step.
+What requests predict comes first: it costs no draft, and has a past of its own.
 Rows that ask for `deterministic` know no mates.
 """
 
@@ -25,6 +26,7 @@ FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed o
 LEAST = 0.04  # share of the prior's weight that never fades
 DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
+PREDICTED = (4.0, 0.9)  # as `Costs.prior`, for what a request predicts: whoever sends it expects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +79,47 @@ class Adaptive:
 
     costs: Costs
     alone: Costs | None = None  # of one row, for deterministic rows
-    _pasts: list[tuple[Row, Past]] = field(default_factory=list[tuple[Row, "Past"]], init=False)
+    _pasts: list[tuple[Row, Pasts]] = field(default_factory=list[tuple[Row, "Pasts"]], init=False)
 
     @property
     def most(self) -> int:
         return MAX_GAMMA
 
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
-        known = {id(row): past for row, past in self._pasts}
-        self._pasts = [(row, known.get(id(row)) or Past(self.costs.prior)) for row in rows]
-        for row, past in self._pasts:
-            for step in row.records[past.steps :]:
-                past.see(step)
+        known = {id(row): pasts for row, pasts in self._pasts}
+        self._pasts = [(row, known.get(id(row)) or self._fresh(row)) for row in rows]
+        for row, pasts in self._pasts:
+            for past in pasts:
+                past.follow(row.records)
+        every = [(row, pasts[bool(row.predicted(1))]) for row, pasts in self._pasts]
         asked = {
             id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING)[0]
-            for row, past in self._pasts
+            for row, past in every
             if row.request.params.deterministic
         }
-        free = [(row, past) for row, past in self._pasts if id(row) not in asked]
-        others = Beside(
-            beside.rows + len(asked),
-            beside.positions + len(asked) + sum(asked.values()),
-            max(beside.depth, *asked.values(), 0),
-        )
-        shared = self._asked(free, self.costs, others) if free else []
-        asked |= {id(row): g for (row, _), g in zip(free, shared, strict=True)}
+        for predicted in (True, False):
+            left = [each for each in every if id(each[0]) not in asked]
+            some = [(row, past) for row, past in left if past.predicted == predicted]
+            if some:
+                drafted = (asked.get(id(row), 0) for row, past in every if not past.predicted)
+                others = len(every) - len(some)
+                mates = Beside(
+                    beside.rows + others,
+                    beside.positions + others + sum(asked.values()),
+                    max(beside.depth, *drafted, 0),
+                )
+                shared = self._asked(some, self.costs, mates)
+                asked |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
         return [asked[id(row)] for row in rows]
 
+    def _fresh(self, row: Row) -> Pasts:
+        drafted = Past(self.costs.prior)
+        return (drafted,) if row.prediction is None else (drafted, Past(PREDICTED, predicted=True))
+
     def _asked(self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside) -> list[int]:
-        """For these together; a guess of those that get none, where it is time for one."""
+        """For these together, all of which are drafted for or none; a guess of those that get none,
+        where it is time for one."""
+        costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
         gamma = allot([past for _, past in rows], most, prices)
@@ -118,13 +132,23 @@ class Past:
 
     From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept;
     guesses behind a rejection were not judged and do not count. `prior`: a number of guesses to
-    begin with, and their mean beta.
+    begin with, and their mean beta. `predicted`: of the request's own prediction instead.
     """
 
-    __slots__ = ("steps", "_hits", "_seen", "_asked", "_guessed", "_prior", "_worth", "_least")
+    __slots__ = (
+        "steps",
+        "predicted",
+        "_hits",
+        "_seen",
+        "_asked",
+        "_guessed",
+        "_prior",
+        "_worth",
+        "_least",
+    )
 
-    def __init__(self, prior: tuple[float, float]) -> None:
-        self.steps = 0
+    def __init__(self, prior: tuple[float, float], *, predicted: bool = False) -> None:
+        self.steps, self.predicted = 0, predicted
         self._hits: list[float] = []  # by place in the draft
         self._seen: list[float] = []
         self._asked = self._guessed = 0.0  # steps that asked for guesses, and got some
@@ -133,6 +157,9 @@ class Past:
 
     def see(self, step: StepRecord) -> None:
         """Another step of the row."""
+        self.steps += 1
+        if step.predicted != self.predicted:
+            return
         fade = FADE if step.drafted else PLAIN_FADE
         self._hits = [hit * fade for hit in self._hits]
         self._seen = [count * fade for count in self._seen]
@@ -145,7 +172,11 @@ class Past:
                 self._seen.append(0.0)
             self._hits[i] += beta
             self._seen[i] += 1.0
-        self.steps += 1
+
+    def follow(self, records: list[StepRecord]) -> None:
+        """The steps that are new of all these."""
+        for step in records[self.steps :]:
+            self.see(step)
 
     @property
     def survival(self) -> list[float]:
@@ -166,6 +197,9 @@ class Past:
     def answers(self) -> float:
         """P(the draft guesses at all); 1 until it has shown otherwise."""
         return (1 + self._guessed) / (1 + self._asked)
+
+
+Pasts = tuple[Past, ...]  # of a row's draft, and of its prediction where it has one
 
 
 class Prices(NamedTuple):

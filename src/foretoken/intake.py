@@ -3,7 +3,7 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from foretoken.errors import ForetokenError, InputError, shown
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Request, Row
-from foretoken.sampling.checks import Structured
+from foretoken.sampling.checks import CHECKS, Structured
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.text import chat
@@ -138,22 +138,35 @@ class Intake:
         if len(prompt) == 0:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError:
-                raise InputError(f"prompt {i} is not valid text; give text in UTF-8") from None
-            if self.tokenizer is None:
-                raise InputError(f"prompt {i} is text, but there is no tokenizer; give token ids")
-            prompt = cast(list[int], self.tokenizer(prompt, verbose=False).input_ids)
+            prompt = self._tokenized(prompt, f"prompt {i}")
             if not prompt:
                 raise InputError(f"prompt {i} has no tokens; give a text that has some")
-        V = self.readable
-        for token in prompt:
-            if not 0 <= token < V:
-                raise InputError(
-                    f"prompt {i} holds the id {shown(token)}; ids must be in 0..{V - 1}"
-                )
-        return list(prompt)
+        return _within(prompt, self.readable, f"prompt {i}")
+
+    def prediction(self, given: Prompt) -> tuple[int, ...]:
+        """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
+        if isinstance(given, str):
+            given = self._tokenized(given, "prediction", special=False)
+        ids = CHECKS["stop_token_ids"]("prediction", given)
+        return tuple(_within(ids, self.target.vocab_size, "prediction"))
+
+    def _tokenized(self, text: str, name: str, *, special: bool = True) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{name} is not valid text; give text in UTF-8") from None
+        if self.tokenizer is None:
+            raise InputError(f"{name} is text, but there is no tokenizer; give token ids")
+        made = self.tokenizer(text, add_special_tokens=special, verbose=False)
+        return cast(list[int], made.input_ids)
+
+
+def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
+    """The ids, all of which are in 0..V-1; InputError otherwise."""
+    for token in (ids := list(ids)):
+        if not 0 <= token < V:
+            raise InputError(f"{name} holds the id {shown(token)}; ids must be in 0..{V - 1}")
+    return ids
 
 
 @contextmanager

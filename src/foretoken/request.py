@@ -13,6 +13,7 @@ from foretoken.sampling.draw import Shaping
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
+from foretoken.text.prediction import Prediction
 
 FinishReason = Literal["stop", "length", "interrupted", "error"]
 
@@ -29,6 +30,7 @@ class Request:
     forced: dict[int, int] = field(default_factory=dict[int, int])  # place among new tokens -> id
     params: SamplingParams = SamplingParams()  # with the model's own where the caller left None
     salt: str = ""  # only texts of the same one share what was read
+    prediction: tuple[int, ...] = ()  # the new tokens that the caller expects
 
 
 class Controls(Shaping, Protocol):
@@ -68,6 +70,7 @@ class StepRecord:
     rows: int  # how many rows shared the step
     biases: tuple[float, ...] = ()  # total variation from the target's law there; () where exact
     padding: int = 0  # positions that the whole batch's target pass computed for no row
+    predicted: bool = False  # the guesses are of the request's own prediction
 
     @property
     def drafted(self) -> int:
@@ -101,12 +104,14 @@ class Row:
     seconds: float = 0.0
     behind: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
+    prediction: Prediction | None = None
     began: float = 0.0  # when it first joined, by `perf_counter`
 
     @classmethod
     def of(cls, request: Request) -> Row:
         """A fresh row."""
-        return cls(request, list(request.prompt))
+        expected = Prediction(request.prediction) if request.prediction else None
+        return cls(request, list(request.prompt), prediction=expected)
 
     @property
     def new_tokens(self) -> list[int]:
@@ -121,6 +126,14 @@ class Row:
     def room(self) -> int:
         """New tokens still allowed."""
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
+
+    def predicted(self, most: int) -> list[int]:
+        """At most so many tokens that its request predicts to come next."""
+        return [] if self.prediction is None else self.prediction.after(self.new_tokens, most)
+
+    def forced(self, most: int) -> list[int]:
+        """At most so many tokens that its grammar leaves no choice about."""
+        return self.controls.forced([])[:most] if self.controls is not None and most else []
 
     @property
     def reports(self) -> bool:

@@ -309,7 +309,8 @@ class Speculator:
         or where that is None what pays, by costs that are measured the first time."""
         context = self.target.context
         if gamma is None:
-            if isinstance(self.drafter, NoDrafter):
+            predicted = any(request.prediction for request in requests)
+            if isinstance(self.drafter, NoDrafter) and not predicted:
                 return Fixed(0)
             params = costs.dearest([request.params for request in requests])
             shared, alone = self.step_costs(params, rows), self.step_costs(params)
@@ -385,6 +386,10 @@ class Speculator:
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
         """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
         return self._intake.ids(prompt, i)
+
+    def prediction(self, given: Prompt) -> tuple[int, ...]:
+        """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
+        return self._intake.prediction(given)
 
     def prompts(
         self,

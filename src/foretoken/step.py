@@ -201,14 +201,15 @@ def _run(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed, x
     need = [0] * len(rows)
     for b, count in zip(guessed.places, guessed.counts, strict=True):
         need[b] = 1 + count
-    if target.takes_tensors and all(row.behind == 1 for row in rows):
+    every = len(guessed.places) == len(rows)
+    if target.takes_tensors and every and all(row.behind == 1 for row in rows):
         last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
         return target.score(torch.cat([last[:, None], x], 1), need)
     blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
     for b, ids, count in zip(guessed.places, _list(x), guessed.counts, strict=True):
         blocks[b] += ids[:count]
     logits = target.score(blocks, need)
-    return logits if len(guessed.places) == len(rows) else logits[guessed.places]
+    return logits if every else logits[guessed.places]
 
 
 def _settle(
@@ -329,19 +330,22 @@ def _record(
     padding: int,
 ) -> StepRecord:
     judged = min(verified.n + 1, len(verified.x), len(kept))
+    predicted = guessed.places[b] in guessed.draft.predicted
+    calls = 0 if predicted else guessed.draft.calls
     return StepRecord(
         gamma=guessed.gamma[b],
         guesses=tuple(verified.x),
         accepted=min(verified.n, len(kept)),
         kept=tuple(kept),
         overlaps=tuple(verified.beta[:judged]),
-        draft_calls=min(guessed.draft.calls, guessed.counts[b]),  # those this row took part in
+        draft_calls=min(calls, guessed.counts[b]),  # those this row took part in
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],
         rows=len(guessed.rows),
         biases=tuple(verified.bias[:judged]),
         padding=padding,
+        predicted=predicted,
     )
 
 

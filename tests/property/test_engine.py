@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,15 +60,24 @@ class Callers(RuleBasedStateMachine):
     def wish(self, data: st.DataObject) -> Asked:
         return data.draw(requests(self.how, RUNTIMES[self.runtime].noise() > 0))
 
-    @rule(data=st.data())
-    def add(self, data: st.DataObject) -> None:
-        asked = self.wish(data)
+    def predicting(self, asked: Asked, how: str) -> Asked:
+        """The same request, with a prediction of its text."""
+        own = self.alone(asked).tokens if how in ("right", "edited") else []
+        texts = {"right": own, "edited": [*own[:2], 7, *own[4:]], "useless": [301] * 9}
+        return replace(asked, prediction=tuple(texts.get(how, ())))
+
+    @rule(
+        data=st.data(), prediction=st.sampled_from(["none", "none", "right", "edited", "useless"])
+    )
+    def add(self, data: st.DataObject, prediction: str) -> None:
+        asked = self.predicting(self.wish(data), prediction)
         room = self.rows + WAITING - len(self.asked)
         try:
             id = self.engine.add(
                 list(asked.prompt),
                 cache_salt=asked.salt,
                 priority=data.draw(st.integers(0, 1)),
+                prediction=list(asked.prediction),
                 **asked.options,
             )
         except InputError as error:
@@ -103,6 +113,7 @@ class Callers(RuleBasedStateMachine):
         self.seen.update([done.finish_reason])
         self.seen["accepted"] += stats.accepted
         self.seen["rejected"] += stats.drafted - stats.accepted
+        self.seen["predicted"] += sum(step.accepted for step in done.steps if step.predicted)
         self.seen["cached"] += stats.cached_tokens
         del self.asked[event.id]
         self.over[event.id] = "finished"
@@ -243,6 +254,9 @@ def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_proof_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = play(runtime, monkeypatch, 40, 40)
-    assert min(seen[end] for end in ("stop", "length", "error", "accepted", "rejected")) > 0
+    assert (
+        min(seen[end] for end in ("stop", "length", "error", "accepted", "rejected", "predicted"))
+        > 0
+    )
     assert seen["error"] < seen["length"] + seen["stop"]
     assert (seen["cached"] > 0) <= (runtime == "paged")

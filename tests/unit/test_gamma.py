@@ -273,3 +273,49 @@ def test_a_deterministic_row_knows_no_mates() -> None:
     assert Adaptive(shared, alone).ask(rows) == [expected] * 3
     free = [Row.of(Request([1], 99, RowKey(0, b))) for b in range(3)]
     assert Adaptive(shared, alone).ask(free) != [expected] * 3
+
+
+# What requests predict
+
+
+def expecting(records: list[StepRecord], limit: int = 10**6) -> Row:
+    """A row whose prediction goes on behind its text, which is empty."""
+    made = Row.of(Request([0], limit, RowKey(0, 0), prediction=(1,) * 40))
+    made.records = records
+    return made
+
+
+def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():
+    useless = [record(4, [0.0])] * 50  # of the draft
+    dear = costs(2.0, 0.02)
+    assert Adaptive(dear).ask([row(useless), expecting(useless)])[0] == 0
+    assert Adaptive(dear).ask([row(useless), expecting(useless)])[1] > 4
+    assert Adaptive(CHEAP).ask([expecting([])]) == Adaptive(CHEAP.undrafted).ask([expecting([])])
+
+
+def test_predictions_and_drafts_have_pasts_of_their_own():
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    wrong = [replace(record(8, [0.0]), predicted=True)] * 40
+    good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
+    ask = Adaptive(SMALL).ask
+    assert ask([expecting(bad + right)]) == [MAX_GAMMA] and ask([row(bad + right)])[0] < 2
+    assert ask([expecting(good + wrong)])[0] < 2 and ask([row(good + wrong)])[0] > 4
+
+
+def test_predictions_are_counted_beside_drafts():
+    """A pass that they fill leaves less room for guesses that are worth less."""
+    cliff = Costs(((0, 0.0), (16, 0.16)), ((1, 1.0), (17, 1.1), (18, 9.0), (60, 60.0)), ((1, 0.0),))
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    alone = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40)] * 1)
+    first, beside = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40), expecting(right)])
+    assert alone[0] > 2 and beside >= 14 and first <= 16 - beside
+
+
+def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_mates():
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    assert Adaptive(CHEAP).ask([expecting(right, limit=5)]) == [4]
+    sure = expecting(right)
+    wishes = SamplingParams(deterministic=True)
+    sure.request = replace(sure.request, params=wishes)
+    crowd = [row([judged(0.9, 8)] * 40) for _ in range(9)]
+    assert Adaptive(STOCK).ask([*crowd, sure])[-1] == Adaptive(STOCK).ask([sure])[0]

@@ -88,3 +88,15 @@ def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
     requests = given.requests(["a", "b"], wishes, 4)
     assert read == ["a", "b"]
     assert [tuple(request.key) for request in requests] == [(4, row) for row in range(6)]
+
+
+def test_a_prediction_has_no_special_tokens_and_is_of_the_decoders_ids() -> None:
+    given = intake(byte_level())
+    text = byte_level()("It was", add_special_tokens=False).input_ids
+    assert given.prediction("It was") == tuple(text) == given.prediction(text)
+    assert given.prediction("") == given.prediction([]) == ()
+    for bad, said in (([V], "0..319"), ([-1], "prediction"), (3, "prediction")):
+        with pytest.raises(InputError, match=said):
+            given.prediction(bad)
+    with pytest.raises(InputError, match="prediction is text, but there is no tokenizer"):
+        intake().prediction("It was")

@@ -32,6 +32,7 @@ class Draft:
     q: Tensor | None = None  # [B, G, V], V the target's
     calls: int = 0  # runs of an approximation model that it took
     tops: Tensor | None = None  # [B, G], the largest logit at each guess; not finite: invalid
+    predicted: frozenset[int] = frozenset()  # rows whose guesses their own requests predict
 
 
 class Drafter(Protocol):

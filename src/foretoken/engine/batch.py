@@ -16,7 +16,7 @@ import torch
 
 from foretoken.claim import Claim
 from foretoken.drafters.base import Drafter, held, require_apart
-from foretoken.drafters.forced import ForcedDrafter
+from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
 from foretoken.models.base import Model, Remembers
@@ -61,16 +61,15 @@ class Batch:
     @property
     def drafts(self) -> bool:
         """Whether its rows are in the drafter too."""
-        return self._claim is not None and not isinstance(self._claim.drafter, NoDrafter)
+        none = isinstance(self.drafter, NoDrafter)  # where there is nothing to be in
+        return self._claim is not None and (none or self._claim.drafter is self.drafter)
 
     def join(self, rows: list[Row], *, drafts: bool = True, read: bool = True) -> None:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
         read it. The first ones say whether there will be guesses: plain decoding costs no drafter's
         work."""
         if self._claim is None:
-            # what is forced by a grammar costs nothing to guess
-            drafter = ForcedDrafter(self.drafter) if drafts else NoDrafter()
-            self._claim = Claim(self.target, drafter)
+            self._claim = Claim(self.target, self.drafter if drafts else NoDrafter())
             self._claim.take()
             keep_freed()
         began = perf_counter()
@@ -100,7 +99,7 @@ class Batch:
             if any(telling):
                 self._tell(telling)
             if any(open_):
-                step(self.rows, self.target, self._claim.drafter, judge, trimmed, reads)
+                step(self.rows, self.target, self._given(trimmed), judge, trimmed, reads)
             else:
                 self._read(reads)
         for row in self.rows:
@@ -127,6 +126,17 @@ class Batch:
         claim, self._claim, self.rows = self._claim, None, []
         if claim is not None:  # broken off here, it ends with its last reference
             claim.release()
+
+    def _given(self, gamma: list[int]) -> Drafter:
+        """The drafter, behind what rows have without one."""
+        assert self._claim is not None and self._claim.drafter is not None
+        predicted = [row.predicted(g) for row, g in zip(self.rows, gamma, strict=True)]
+        every = zip(predicted, self.rows, gamma, strict=True)
+        given = [x or row.forced(g) for x, row, g in every]
+        if not any(given):
+            return self._claim.drafter
+        places = frozenset(b for b, x in enumerate(predicted) if x)
+        return GivenDrafter(self._claim.drafter, given, places)
 
     def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
         texts = [list(row.tokens) for row in rows]

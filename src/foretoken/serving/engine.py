@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
-from foretoken.options import Prompts, check
+from foretoken.options import Prompt, Prompts, check
 from foretoken.request import Completion, FinishReason, Piece, Request, StepRecord
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
@@ -111,6 +111,7 @@ class Engine:
         lenience: float | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        prediction: Prompt | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
@@ -118,7 +119,8 @@ class Engine:
         """Take a request on: one prompt, with what `generate` takes; its id. cache_salt: what is
         read of it serves requests of the same salt only. priority: requests of a greater one are
         taken on first, and others leave before them where memory runs short. rule, lenience: a
-        request with others than those that run waits until these are done.
+        request with others than those that run waits until these are done. prediction: what the
+        text is expected to be, which is guessed before the drafter is asked; it changes no law.
 
         InputError for what no text can follow from and for what can never fit, BusyError for a full
         queue, RefusedError for several texts of one request.
@@ -152,7 +154,8 @@ class Engine:
         if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
             wishes = replace(wishes, max_new_tokens=limit)
             (request,) = self._spec.requests(prompts, [wishes], [seed])
-        requests = [replace(request, salt=cache_salt or "")]
+        expected = () if prediction is None else self._spec.prediction(prediction)
+        requests = [replace(request, salt=cache_salt or "", prediction=expected)]
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
         outbox = self._spec.outbox(row)

@@ -213,3 +213,25 @@ def test_memory_that_a_step_frees_is_not_faulted_in_again() -> None:
 
     faults()  # the heap grows once
     assert min(faults() for _ in range(3)) < pages / 10
+
+
+class Tensors(TableModel):
+    """Takes blocks as a tensor, as models on a device do."""
+
+    takes_tensors = True
+
+    def score(self, blocks, need):
+        if isinstance(blocks, torch.Tensor):
+            blocks = [row[:n] for row, n in zip(blocks.tolist(), need, strict=True)]
+        return super().score(blocks, need)
+
+
+def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
+    """Its last token is unread as its mates' are, but this pass does not advance it."""
+    wishes = SamplingParams(temperature=1.0, prompt_logprobs=0)
+    told = replace(REQUESTS[1], params=wishes)
+    expected = [run(Batch(TableModel(P, V), NoDrafter()), [each])[0] for each in REQUESTS[:2]]
+    rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(told)]
+    for _ in Batch(Tensors(P, V), NoDrafter()).run(rows, choose(speculative), Fixed(0)):
+        pass
+    assert texts(rows) == texts(expected) and len(rows[1].prompt_logprobs) == 4

@@ -118,6 +118,25 @@ def test_a_stream_concatenates_to_the_answer(client: openai.OpenAI) -> None:
     assert last.usage == whole.usage and not last.choices
 
 
+def test_a_stream_tells_its_usage_so_far(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"return_token_ids": True, **GAMMA}
+    stream = client.completions.create(
+        prompt="It was", **WISHES, stream=True, stream_options=options, extra_body=asked
+    )
+    *chunks, last = list(stream)
+    written = 0
+    for chunk in chunks:
+        written += len(chunk.choices[0].model_dump()["token_ids"])
+        assert chunk.usage is not None and chunk.usage.completion_tokens == written
+    assert last.usage == chunks[-1].usage
+    chat = client.chat.completions.create(
+        messages=HELLO, **WISHES, stream=True, stream_options=options, extra_body=GAMMA
+    )
+    told = [chunk.usage.completion_tokens for chunk in chat if chunk.usage is not None]
+    assert len(told) > 2 and told == sorted(told)
+
+
 def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) -> None:
     done = client.completions.create(prompt=["It was", "She"], n=2, **WISHES, extra_body=GAMMA)
     prompts = ["It was", "It was", "She", "She"]
@@ -201,6 +220,61 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     done = client.chat.completions.create(messages=HELLO, **wishes, response_format=asked)
     assert isinstance(json.loads(done.choices[0].message.content or "")["good"], bool)
+
+
+def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, spec: Any) -> None:
+    """Right, in parts, wrong; streamed, several at once; of digits, whose text has one spelling,
+    and coupled, so that a seed gives one text whatever is guessed."""
+    digits = {str(id): 100 for id in spec.tokenizer("0123456789").input_ids}
+    wishes = WISHES | {"max_tokens": 40, "messages": HELLO, "logit_bias": digits}
+
+    def told(prediction: Any = None, **more: Any) -> Any:
+        speculation = {"gamma": 4, "rule": "coupled", "steps": True}
+        asked: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
+        asked |= {"extra_body": {"speculation": speculation}}
+        return client.chat.completions.create(**wishes, **asked, **more)
+
+    plain = told()
+    text = plain.choices[0].message.content
+    counted = plain.usage.completion_tokens_details
+    assert counted.accepted_prediction_tokens == counted.rejected_prediction_tokens == 0
+    assert len(text) == 40 and text.isdigit()
+
+    parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+    for content in (text, parts):
+        done = told({"type": "content", "content": content})
+        assert done.choices[0].message.content == text
+        assert done.usage.completion_tokens == plain.usage.completion_tokens == 40
+        counted = done.usage.completion_tokens_details
+        assert (counted.accepted_prediction_tokens, counted.rejected_prediction_tokens) == (32, 0)
+        assert done.speculation["target_calls"] == 8 and done.speculation["draft_calls"] == 0
+
+    wrong = told({"type": "content", "content": "none" + text[20:30] + "x" + text[20:]})
+    assert wrong.choices[0].message.content == text
+    counted = wrong.usage.completion_tokens_details
+    predicted = [step for step in wrong.speculation["steps"][0] if step["predicted"]]
+    kept = [token["source"] for step in predicted for token in step["tokens"]].count("accepted")
+    rejected = sum(len(step["rejected"]) for step in predicted)
+    assert counted.accepted_prediction_tokens == kept > 8
+    assert counted.rejected_prediction_tokens == rejected >= 4
+    assert wrong.usage.completion_tokens == 40
+
+    options = {"n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = list(told({"type": "content", "content": text}, **options))
+    own = [c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == 0]
+    assert "".join(own) == text
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens >= 32
+    assert last.usage.completion_tokens == 80
+
+
+def test_a_prediction_beside_a_grammar(client: openai.OpenAI) -> None:
+    asked = WISHES | {"prompt": "It was", "max_tokens": 60}
+    more = {"structured_outputs": {"regex": "(xyz ){9}"}, "speculation": {"gamma": 4}}
+    prediction = {"type": "content", "content": "xyz xyz xyz nothing more"}
+    done = client.completions.create(**asked, extra_body={**more, "prediction": prediction})
+    assert done.choices[0].text == "xyz " * 9 and done.usage is not None
+    counted = done.usage.completion_tokens_details
+    assert counted is not None and counted.accepted_prediction_tokens
 
 
 def test_responses(client: openai.OpenAI, spec: Any) -> None:
@@ -315,6 +389,11 @@ def test_what_speculation_does_now(url: str) -> None:
         ("responses", {"input": "a", "background": 0}, 400, "background"),
         ("responses", {"input": "a", "store": 0}, 400, "nothing is stored"),
         ("responses", {"input": []}, 400, "input is empty"),
+        ("responses", {"input": "a", "prediction": {"type": "content", "content": "b"}}, 400,
+         "for completions and chats"),
+        ("chat/completions", {"messages": HELLO, "prediction": "b"}, 400, "prediction"),
+        ("chat/completions", {"messages": HELLO, "prediction":
+         {"type": "content", "content": "ab " * 900}}, 400, "the prediction has"),
         ("completions", {"prompt": []}, 400, "prompt is empty"),
         ("completions", {"prompt": [[]]}, 400, "prompt is empty"),
         ("completions", {"prompt": "a" * 200_000}, 400, "far beyond the context of 1024"),

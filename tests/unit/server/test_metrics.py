@@ -31,7 +31,7 @@ STATS = {
 
 
 def step(accepted: int, rejected: int) -> dict[str, object]:
-    return {"drafted": accepted + rejected, "accepted": accepted}
+    return {"drafted": accepted + rejected, "accepted": accepted, "predicted": False}
 
 
 def written() -> Writing:

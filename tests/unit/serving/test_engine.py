@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from foretoken import Engine, Event, InputError, RefusedError, SamplingParams, Speculator
+from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel
 from oracle import random_model
@@ -392,3 +395,116 @@ def test_a_rule_that_raises_fails_its_own_rows() -> None:
         ends = {event.id: event for event in drained_of(engine, 2)}
     assert "ZeroDivisionError: no" in str(ends[bad].completion and ends[bad].completion.error)
     assert ends[good].completion is not None and ends[good].completion.tokens == expected
+
+
+# Predictions
+
+KINDS = {
+    "none": NoDrafter,
+    "lm": lambda: LMDrafter(TableModel(Q, V), V),
+    "lookup": LookupDrafter,
+}
+COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
+LENGTH = 40
+
+
+def predicting(drafter: str) -> tuple[Speculator, Engine]:
+    """With costs that nobody had to measure, of passes that hardly grow with their tokens."""
+    spec = Speculator(TableModel(P, V), KINDS[drafter](), byte_level(), Ends())
+    spec._costs.update({("greedy", rows): COSTS for rows in (1, 2, 4, 8, 16)})
+    return spec, Engine(spec)
+
+
+@pytest.mark.parametrize("gamma", [None, 1, 4])
+@pytest.mark.parametrize("drafter", KINDS)
+def test_a_prediction_changes_no_text(drafter: str, gamma: int | None) -> None:
+    """Greedy rows beside one another, with predictions that are right, edited, useless or none."""
+    spec, engine = predicting(drafter)
+    (own,) = spec.generate([1], gamma=0, max_new_tokens=LENGTH)
+    edited = [*own.tokens[:9], 3, 3, *own.tokens[14:]]
+    predictions = [own.tokens, edited, [7] * 50, None, []]
+    with engine:
+        ids = [
+            engine.add([1], gamma=gamma, max_new_tokens=LENGTH, prediction=each)
+            for each in predictions
+        ]
+        done = {event.id: event.completion for event in drained(engine) if event.completion}
+    right, near, useless, without, empty = (done[id] for id in ids)
+    assert {tuple(done[id].tokens) for id in ids} == {tuple(own.tokens)}
+    assert [step.kept for step in empty.steps] == [step.kept for step in without.steps]
+    assert not any(step.predicted for step in without.steps)
+    assert all(step.predicted for step in right.steps if step.drafted)
+    least = -(-LENGTH // (16 if gamma is None else 1 + gamma))
+    assert right.stats.target_calls <= least + 2 and right.stats.draft_calls == 0
+    assert near.stats.target_calls < LENGTH * (0.4 if gamma != 1 else 0.8)
+    assert sum(step.drafted for step in useless.steps if step.predicted) <= 16
+
+
+def test_a_useless_prediction_leaves_the_drafter_its_work() -> None:
+    """Sampled, so that the table's next token hardly ever is the prediction's."""
+    spec, engine = predicting("lm")
+    (own,) = spec.generate([1], SamplingParams(1.0, max_new_tokens=60), gamma=2)
+    with engine:
+        wishes = SamplingParams(1.0, max_new_tokens=60)
+        id = engine.add([1], wishes, gamma=2, prediction=[5, 6, 5, 6, 7])
+        done = {event.id: event.completion for event in drained(engine) if event.completion}
+    steps = done[id].steps
+    assert sum(step.predicted for step in steps) < 10
+    assert sum(step.drafted for step in steps if not step.predicted) > own.stats.drafted / 2
+
+
+def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
+    spec, engine = predicting("lm")
+    plain = spec.generate([[1, i] for i in range(3)], gamma=0, max_new_tokens=LENGTH)
+    with engine:
+        ids = [
+            engine.add([1, i], gamma=3, max_new_tokens=LENGTH, prediction=own.tokens)
+            for i, own in enumerate(plain)
+        ]
+        events = [event for _ in range(3) for event in engine.step()]
+        engine._scheduler.preempt()
+        events += drained(engine)
+        assert engine.stats().preempted >= 1
+    done = {event.id: event.completion for event in events if event.completion}
+    for id, own in zip(ids, plain, strict=True):
+        assert done[id].tokens == own.tokens and done[id].stats.target_calls == LENGTH // 4
+        assert done[id].stats.accepted == done[id].stats.drafted
+
+
+def test_predictions_as_text_and_such_as_are_none() -> None:
+    _, engine = predicting("none")
+    with engine:
+        id = engine.add("It", gamma=3, max_new_tokens=8, prediction="It was")
+        done = {event.id: event.completion for event in drained(engine) if event.completion}
+        first = next(step for step in done[id].steps if step.predicted)
+        assert list(first.guesses) == byte_level()("It was").input_ids[:3]
+        for prediction, said in (
+            ([V], f"^prediction holds the id {V}; ids must be in 0..{V - 1}"),
+            ([0.5], "^prediction"),
+            (7, "^prediction"),
+            ("\ud800", "^prediction is not valid text"),
+        ):
+            with pytest.raises(InputError, match=said):
+                engine.add("It", prediction=prediction)  # pyright: ignore[reportArgumentType]
+        assert not engine.waiting
+    with Engine(speculator()) as bare, pytest.raises(InputError, match="^prediction is text, but"):
+        bare.add([1], prediction="It was")
+
+
+def test_a_row_that_runs_is_not_read_again_for_a_prediction_without_a_drafter() -> None:
+    spec, engine = predicting("none")
+    target: TableModel = spec.target  # pyright: ignore
+    started: list[int] = []
+    start = target.start
+
+    def counted(prompts, sources=None):
+        started.append(len(prompts))
+        start(prompts, sources)
+
+    target.start = counted
+    with engine:
+        engine.add([1], gamma=0, max_new_tokens=20)
+        engine.step()
+        engine.add([2], gamma=2, max_new_tokens=20, prediction=[4, 5])
+        drained(engine)
+    assert started == [1, 1]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+from foretoken.server.api.wire import Wishes
 from foretoken.server.engine.messages import Known
 from foretoken.server.engine.writing import Writing, Written
 
@@ -30,6 +31,7 @@ def usage(writing: Writing) -> dict[str, Any]:
     texts = writing.texts
     read = sum(text.prompt_tokens for text in texts[:: writing.n])
     written = sum(len(text.tokens) for text in texts)
+    predicted = [step for text in texts for step in text.steps if step["predicted"]]
     known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
     return {
         "prompt_tokens": read,
@@ -37,11 +39,20 @@ def usage(writing: Writing) -> dict[str, Any]:
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": sum(known)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": sum(step["accepted"] for step in predicted),
+            "rejected_prediction_tokens": sum(
+                step["drafted"] - step["accepted"] for step in predicted
+            ),
             "reasoning_tokens": 0,
         },
     }
+
+
+def so_far(asked: Wishes, writing: Writing) -> dict[str, Any]:
+    """The usage of a chunk, for those who ask for it with each."""
+    options = asked.stream_options
+    told = options is not None and options.continuous_usage_stats
+    return {"usage": usage(writing)} if told else {}
 
 
 def rates(texts: Sequence[Written]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ async def events(asked: Chat, model: str, writing: Writing) -> AsyncGenerator[st
         yield answers.event(head | {"choices": [_delta(i, {"role": "assistant", "content": ""})]})
     async for i, part in writing.parts():
         if part.text or part.tokens:
-            yield answers.event(head | _chunk(asked, i, part))
+            chunk = _chunk(asked, i, part) | answers.so_far(asked, writing)
+            yield answers.event(head | chunk)
         if part.done is not None:
             end = _delta(i, {}, part.done.reason) | {"stop_reason": part.done.stop}
             yield answers.event(head | {"choices": [end]})

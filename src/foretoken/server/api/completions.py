@@ -83,7 +83,8 @@ async def events(
     async for i, part in writing.parts():
         if part.text or part.tokens or part.done is not None:
             end = None if part.done is None else ahead[i] + len(writing.texts[i].text)
-            yield answers.event(head | _chunk(asked, i, part, offsets, end))
+            chunk = _chunk(asked, i, part, offsets, end)
+            yield answers.event(head | chunk | answers.so_far(asked, writing))
     if asked.stream_options is not None and asked.stream_options.include_usage:
         last: dict[str, Any] = {"choices": [], "usage": answers.usage(writing)}
         last |= answers.metrics(writing, asked.speculation.metrics)

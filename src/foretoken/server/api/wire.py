@@ -26,7 +26,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": ((None, "none"), "give tools, and read the text that the template makes"),
     "functions": ((None, []), "give tools instead"),
     "moderation": ((None,), "there is no moderation here"),
-    "prediction": ((None,), "predicted outputs are not built yet"),
+    "prediction": ((None,), "predicted outputs are for completions and chats"),
     "reasoning_effort": ((None,), "give chat_template_kwargs, as the model's template names it"),
     "verbosity": ((None, "medium"), "give chat_template_kwargs, as the model's template names it"),
     "service_tier": ((None, "auto", "default"), "there is one tier; give priority"),
@@ -77,6 +77,7 @@ class Speculation(Wire):
 
 class StreamOptions(Wire):
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False  # vLLM's: with every chunk of text, so far
 
 
 class Wishes(Wire):
@@ -189,6 +190,34 @@ def small(schema: Any, param: str) -> Any:
     return schema
 
 
+class TextPart(Wire):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Wire):
+    """What the client expects the text to be."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        given = self.content
+        return given if isinstance(given, str) else "".join(part.text for part in given)
+
+
+class Predicting(Wishes):
+    """What chats and completions take beside."""
+
+    prediction: Prediction | None = None
+
+    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        options = super().options(facts)
+        expected = "" if self.prediction is None else self.prediction.text
+        return options | ({"prediction": expected} if expected else {})
+
+
 class JsonSchema(Wire):
     name: str | None = None
     description: str | None = None
@@ -201,7 +230,7 @@ class ResponseFormat(Wire):
     json_schema: JsonSchema | None = None
 
 
-class Chat(Wishes):
+class Chat(Predicting):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -250,7 +279,7 @@ class Chat(Wishes):
         return {"json_schema": small(asked.json_schema.json_schema, "response_format")}
 
 
-class Text(Wishes):
+class Text(Predicting):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[Whole] | list[list[Whole]]

@@ -31,7 +31,7 @@ class Ledger:
             self.accepted += step.accepted
             self.made_at.update(range(step.drafted))
             self.kept_at.update(range(step.accepted))
-            for overlap in step.overlaps:
+            for overlap in () if step.predicted else step.overlaps:  # alpha is the draft's
                 known = overlap if self.alpha is None else self.alpha
                 self.alpha = RECENT * known + (1 - RECENT) * overlap
         if event.completion is not None:

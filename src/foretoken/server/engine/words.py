@@ -39,6 +39,7 @@ class Words:
             "rejected": [
                 {"id": token, "text": self.text(token)} for token in step.guesses[step.accepted :]
             ],
+            "predicted": step.predicted,
             "gamma": step.gamma,
             "drafted": step.drafted,
             "accepted": step.accepted,

@@ -187,6 +187,8 @@ class Worker:
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
                 self.trial.require(cast("Structured", wish))
+            if "prediction" in options:
+                options["prediction"] = self._prediction(options["prediction"])
             own = self.engine.add(ids, **options)
             with self.awake:
                 early = self.early.pop(own, [])
@@ -213,13 +215,23 @@ class Worker:
         (given,) = self.spec.prompts(prompt, **template)
         return self.spec.ids(given)
 
-    def _require_short(self, prompt: Any) -> None:
+    def _prediction(self, text: str) -> tuple[int, ...]:
+        """What a client expects, no longer than any text can be."""
+        self._require_short(text, "prediction")
+        ids, context = self.spec.prediction(text), self.engine.longest
+        if context is not None and len(ids) > context:
+            raise _TooLongError(
+                f"the prediction has {len(ids)} tokens, the context is {context}; shorten it"
+            )
+        return ids
+
+    def _require_short(self, prompt: Any, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
         parts = [part.get("content") for part in prompt] if _spoken(prompt) else [prompt]
         size, context = sum(len(part or "") for part in parts), self.engine.longest
         if context is not None and size > WIDEST * context:
             raise _TooLongError(
-                f"the prompt has {size} characters, far beyond the context of {context} tokens; "
+                f"the {name} has {size} characters, far beyond the context of {context} tokens; "
                 "shorten it"
             )
 
@@ -386,4 +398,4 @@ def _name(model: str) -> str:
 
 
 class _TooLongError(InputError):
-    """A prompt and its limit beyond the context."""
+    """A prompt and its limit, or a prediction, beyond the context."""

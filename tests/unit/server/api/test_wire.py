@@ -58,6 +58,25 @@ def test_refused_fields_say_why_and_neutral_values_pass(name: str) -> None:
         assert caught.value.param == name and why in caught.value.message
 
 
+@pytest.mark.parametrize("kind", [Chat, Text])
+def test_a_prediction_is_text_or_parts_of_it(kind: type[Wire]) -> None:
+    def options(prediction: Any) -> dict[str, Any]:
+        asked: Any = read(kind, LEAST[kind] | {"prediction": prediction})
+        return asked.options({})
+
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    for content in ("abc", parts):
+        assert options({"type": "content", "content": content})["prediction"] == "abc"
+    for nothing in (None, {"type": "content", "content": ""}, {"type": "content", "content": []}):
+        assert "prediction" not in options(nothing)
+    image = [{"type": "image_url", "text": "a"}]
+    for wrong in ("abc", {"content": "abc"}, {"type": "content"}, {"type": "x", "content": "a"}):
+        with pytest.raises(BadRequestError, match="^prediction"):
+            options(wrong)
+    with pytest.raises(BadRequestError, match="^prediction.content"):
+        options({"type": "content", "content": image})
+
+
 def test_unknown_fields_get_the_nearest_known() -> None:
     with pytest.raises(BadRequestError, match="did you mean max_tokens"):
         read(Text, {"prompt": "a", "max_token": 3})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foretoken import Engine, Speculator
@@ -46,3 +48,14 @@ def test_rates_are_those_of_the_steps() -> None:
     assert told["acceptance_by_position"][0] == sum(firsts) / len(firsts)
     assert 0 < told["alpha"] < 1 and told["c"] == pytest.approx(0.1)
     assert told["predicted_speedup"] >= 1 and told["measured_speedup"] > 0
+
+
+def test_alpha_is_the_drafts_and_not_the_predictions() -> None:
+    spec, ledger = speculator(), Ledger()
+    with Engine(spec) as engine:
+        engine.add([1], gamma=3, max_new_tokens=9, prediction=[3] * 20)
+        while engine.running or engine.waiting:
+            for event in engine.step():
+                predicted = [replace(step, predicted=True) for step in event.steps]
+                ledger.note(replace(event, steps=predicted))
+    assert ledger.drafted > 0 and ledger.alpha is None

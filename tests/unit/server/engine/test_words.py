@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foretoken.request import StepRecord
@@ -48,3 +50,6 @@ def test_where_tokens_come_from(guesses, accepted, kept, sources, rejected) -> N
     assert [token["source"] for token in told["tokens"]] == sources
     assert [token["id"] for token in told["tokens"]] == list(kept)
     assert [token["id"] for token in told["rejected"]] == rejected
+    assert (
+        told["predicted"] is False and Words(None).step(replace(step, predicted=True))["predicted"]
+    )

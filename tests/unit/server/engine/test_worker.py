@@ -100,12 +100,28 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
         ([1] * 300, {}, "length", "the prompt has 300 tokens, the context is 200"),
         ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
         ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
+        ("It", {"prediction": "ab " * 150}, "length", "the prediction has"),
+        ("It", {"prediction": "a" * 90_000}, "length", "the prediction has 90000 characters"),
+        ("It", {"prediction": "\ud800"}, "input", "prediction is not valid text"),
     ],
 )
 def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str, said: str) -> None:
     pipe.send(Add(0, prompt, options))
     refusal = hear(pipe)
     assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
+
+
+def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
+    coupled = WISHES | {"rule": "coupled"}  # one text, whatever is guessed
+    pipe.send(Add(0, "It", coupled | {"gamma": 0}))
+    hear(pipe)
+    plain = [token for part in parts(pipe, 0) for token in part.tokens]
+    pipe.send(Add(1, "It", coupled | {"prediction": "It was"}))
+    assert isinstance(hear(pipe), Answer)
+    told = parts(pipe, 1)
+    assert [token for part in told for token in part.tokens] == plain
+    first = told[0].steps[0]
+    assert first["predicted"] and len(first["rejected"]) in (1, 2)
 
 
 def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:

@@ -1,0 +1,111 @@
+"""Texts of a server against those of the same pair offline: whether their first difference is
+rounding.
+
+At temperature 0 a token is the one of the greatest logit; by the coupled rule it is the one of the
+greatest logit / temperature - log E, where the noise E is the position's own (docs/exact.md). A
+difference is rounding where both tokens lie, by the target's logits from single-token passes,
+within a few times the measured noise of passes below the greatest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken import Speculator
+from foretoken.lab.certificate.identity import MARGIN
+from foretoken.lab.certificate.reference import singly
+from foretoken.lab.certificate.shapes import Shapes, compare
+from foretoken.request import Request
+from foretoken.sampling.keys import exponentials
+from foretoken.speculator import BATCH
+from streams import Asked
+
+WIDTH = 8  # tokens of a pass over a block, for its noise
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a served text first differs from the offline one."""
+
+    seed: int
+    text: int  # of the request
+    temperature: float
+    place: int  # among the new tokens
+    offline: int | None  # the tokens there, None where the text had ended
+    served: int | None
+    gap: float | None  # how far the lesser one lies below the greatest
+    allowed: float
+
+    @property
+    def rounding(self) -> bool:
+        return self.gap is not None and self.gap <= self.allowed
+
+
+class Offline:
+    """The pair without a server. Each request's texts are made once."""
+
+    def __init__(self, spec: Speculator) -> None:
+        self.spec = spec
+        self.shapes: Shapes | None = None
+        self._texts: dict[int, list[list[int]]] = {}
+
+    def texts(self, asked: Asked) -> list[list[int]]:
+        if asked.seed not in self._texts:
+            done = self.spec.generate(
+                asked.prompts,
+                seed=[(asked.seed, i) for i in range(len(asked.prompts))],
+                rule="coupled",
+                temperature=asked.temperature,
+                max_new_tokens=asked.max_tokens,
+                ignore_eos=asked.ignore_eos,
+            )
+            self._texts[asked.seed] = [completion.tokens for completion in done]
+        return self._texts[asked.seed]
+
+    def measure(self, some: Sequence[Asked]) -> Shapes:
+        """The noise of passes, along the first texts of some requests. RuntimeError where it is
+        more than rounding explains."""
+        asked = some[:BATCH]
+        requests = [self._request(each, 0) for each in asked]
+        texts = [self.texts(each)[0] for each in asked]
+        self.shapes = compare(self.spec.target, requests, texts, WIDTH)
+        if not self.shapes.ok:
+            raise RuntimeError(f"passes differ by more than rounding: {self.shapes}")
+        return self.shapes
+
+    def difference(self, asked: Asked, text: int, served: Sequence[int]) -> Difference | None:
+        """None where they are equal."""
+        assert self.shapes is not None
+        own = self.texts(asked)[text]
+        pairs = enumerate(zip(own, served, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), min(len(own), len(served)))
+        if place == len(own) == len(served):
+            return None
+        tokens = [x[place] if place < len(x) else None for x in (own, served)]
+        gap = None
+        if None not in tokens:  # one text is longer: never rounding
+            scores = self._scores(asked, text, own[: place + 1])
+            gap = float(scores.max() - scores[tokens].min())
+        allowed = MARGIN * self.shapes.noise / (asked.temperature or 1.0)
+        return Difference(asked.seed, text, asked.temperature, place, *tokens, gap, allowed)
+
+    def _scores(self, asked: Asked, text: int, own: list[int]) -> Tensor:
+        """Of every id for the last of these tokens; the greatest is drawn."""
+        request = self._request(asked, text)
+        logits = singly(self.spec.target, request, own)[-1].double()
+        if not asked.temperature:
+            return logits
+        position = len(request.prompt) + len(own) - 1
+        noise = torch.from_numpy(exponentials(request.key, position, len(logits)))
+        return logits / asked.temperature - noise.log()
+
+    def _request(self, asked: Asked, text: int) -> Request:
+        from foretoken.sampling.params import SamplingParams
+
+        params = SamplingParams(asked.temperature, max_new_tokens=asked.max_tokens)
+        (request,) = self.spec.requests([asked.prompts[text]], [params], [(asked.seed, text)])
+        return request
