@@ -88,7 +88,7 @@ def spelled(target: Path) -> Generator[Path]:
         folder.mkdir()
         for file in target.resolve().iterdir():
             (folder / file.name).symlink_to(file)
-        V = AutoConfig.from_pretrained(target).vocab_size
+        V = AutoConfig.from_pretrained(target, trust_remote_code=False).vocab_size
         words = Tokenizer(WordLevel({f"t{i}": i for i in range(V)}, unk_token="t0"))
         words.pre_tokenizer = WhitespaceSplit()
         PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
@@ -133,7 +133,7 @@ def measured(
     peers: dict[str, Peer], folder: Path, new: int, seed: int
 ) -> dict[int, dict[str, dict[str, float]]]:
     """A round: every load on every server, by requests at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     found: dict[int, dict[str, dict[str, float]]] = {}
     for at_once, count in LOADS.items():
         ids = islice(prompts(PROMPT, len(tokenizer), 1000 * seed + at_once), 1 + count)

@@ -131,7 +131,7 @@ def test_a_source_may_fill_the_encoder_but_not_more():
 
 def test_a_text_without_tokens_is_refused():
     spec = spoken(metaspace(), 321)
-    spec.tokenizer = lambda text, verbose: type("Found", (), {"input_ids": []})  # drops all
+    spec.tokenizer = lambda text, **_: type("Found", (), {"input_ids": []})  # drops all
     with pytest.raises(InputError, match="prompt 0 has no tokens"):
         spec.generate("\u200b")
 

@@ -18,7 +18,7 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 150.0
 
 
 class Link:
-    running = waiting = restarts = 0
+    running = waiting = restarts = preempted = 0
 
 
 @pytest.mark.parametrize("vllm", [False, True])
