@@ -219,6 +219,7 @@ def _torn(url: str, **wishes: Any) -> bool:
 LOAD = {"prompt": "It", "max_tokens": 1000, "ignore_eos": True}
 
 
+@pytest.mark.prove
 def test_ends_under_load(tmp_path: Path) -> None:
     """SIGKILL: the engine ends too, and the port is free at once. There, another server, whose
     clock jumps and whose log is a full disk, answers; SIGTERM ends it in order and in time."""

@@ -61,6 +61,7 @@ def test_the_server_s_vocabulary_is_the_bound(call: Run, url: str):
     assert code == 2 and "vocab_size is 1000000, the server's is 320" in err
 
 
+@pytest.mark.prove
 def test_a_full_server_is_seen(call: Run, folders: tuple[str, str], tmp_path: Path):
     with serving(*folders, max_rows=1, max_waiting=1) as (url, _):
         code, out, _ = call(url, "--num-prompts", 8, "--out", tmp_path / "load.json")

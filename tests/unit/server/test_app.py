@@ -506,27 +506,35 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
             pass
 
 
-def test_keys_and_bounds(folders: tuple[str, str]) -> None:
-    settings = Settings("tiny", Limits(2000, 8, 2), Keys(("secret", "other")), patience=1.0)
-    with serving(*folders, settings) as (url, _):
-        assert httpx2.get(f"{url}/health").status_code == 200
-        assert httpx2.get(f"{url}/v1/models").status_code == 401
-        asked = {"prompt": "a", "max_tokens": 4}
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client:
-            with pytest.raises(openai.AuthenticationError):
-                client.completions.create(model="tiny", **asked)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret") as client:
+@pytest.fixture(scope="module")
+def guarded(folders: tuple[str, str]) -> Iterator[str]:
+    """A server with keys and bounds, for pages of one origin."""
+    keys, origins = Keys(("secret", "other")), ("http://a.example",)
+    settings = Settings("tiny", Limits(2000, 8, 2), keys, origins, patience=1.0)
+    with serving(*folders, settings) as (address, _):
+        yield address
+
+
+def test_keys_and_bounds(guarded: str) -> None:
+    url = guarded
+    assert httpx2.get(f"{url}/health").status_code == 200
+    assert httpx2.get(f"{url}/v1/models").status_code == 401
+    asked = {"prompt": "a", "max_tokens": 4}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
             client.completions.create(model="tiny", **asked)
-            with pytest.raises(openai.BadRequestError, match="at most 8"):
-                client.completions.create(model="tiny", prompt="a", max_tokens=9)
-            with pytest.raises(openai.BadRequestError, match="at most 2"):
-                client.completions.create(model="tiny", n=3, **asked)
-            with pytest.raises(openai.APIStatusError) as caught:
-                client.completions.create(model="tiny", prompt="a" * 2000)
-        assert caught.value.status_code == 413
-        headers = {"Authorization": "Bearer other", "X-Request-Id": "mine"}
-        answer = httpx2.get(f"{url}/v1/models", headers=headers)
-        assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine"
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret") as client:
+        client.completions.create(model="tiny", **asked)
+        with pytest.raises(openai.BadRequestError, match="at most 8"):
+            client.completions.create(model="tiny", prompt="a", max_tokens=9)
+        with pytest.raises(openai.BadRequestError, match="at most 2"):
+            client.completions.create(model="tiny", n=3, **asked)
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(model="tiny", prompt="a" * 2000)
+    assert caught.value.status_code == 413
+    headers = {"Authorization": "Bearer other", "X-Request-Id": "mine"}
+    answer = httpx2.get(f"{url}/v1/models", headers=headers)
+    assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine"
 
 
 def test_numbers_for_prometheus(url: str) -> None:
@@ -541,14 +549,13 @@ def test_numbers_for_prometheus(url: str) -> None:
     assert any("requests_total" in line and 'status="400"' in line for line in lines)
 
 
-def test_pages_of_named_origins_may_ask(folders: tuple[str, str]) -> None:
+def test_pages_of_named_origins_may_ask(guarded: str) -> None:
     """What a browser asks beforehand needs no key; what it then sends does."""
-    settings = Settings("tiny", keys=Keys(("secret",)), origins=("http://a.example",))
-    with serving(*folders, settings) as (url, _):
-        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
-        answer = httpx2.options(f"{url}/v1/completions", headers=asked)
-        assert answer.status_code == 200
-        assert answer.headers["access-control-allow-origin"] == "http://a.example"
-        other = httpx2.options(f"{url}/v1/completions", headers=asked | {"Origin": "http://b"})
-        assert "access-control-allow-origin" not in other.headers
-        assert httpx2.get(f"{url}/v1/models", headers=asked).status_code == 401
+    url = guarded
+    asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx2.options(f"{url}/v1/completions", headers=asked)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "http://a.example"
+    other = httpx2.options(f"{url}/v1/completions", headers=asked | {"Origin": "http://b"})
+    assert "access-control-allow-origin" not in other.headers
+    assert httpx2.get(f"{url}/v1/models", headers=asked).status_code == 401

@@ -60,18 +60,3 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
 async def _last(link: Link) -> None:
     async for _ in link.submit("It", LONG):
         pass
-
-
-def test_an_end_waits_for_what_runs(tmp_path: Path) -> None:
-    target, draft = pair(tmp_path)
-
-    async def life() -> None:
-        link = Link(Setup(target, draft, LOADING, {}))
-        await ready(link)
-        async with Writing(link, ["It"], 1, LONG | {"max_new_tokens": 200}, 5) as writing:
-            stopping = asyncio.create_task(link.stop(60))
-            (text,) = await writing.all()
-            assert len(text.tokens) == 200
-        await stopping
-
-    asyncio.run(life())
