@@ -1,37 +1,47 @@
-"""How much of long prompts is read beside rows that run: so much that a step takes at most so many
-times as long as one that reads nothing.
+"""How much of prompts is read beside rows that run: so much that a step takes at most so many times
+as long as one that reads nothing, or as nobody notices.
 
 Measured as steps go by. That changes how soon a row joins in, never its text.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
+import numpy as np
+
 from foretoken.request import Row
 
 LONGEST = 1.75  # times a step that reads nothing
-LEAST, MOST = 16, 512  # tokens of a step
-FADE = 0.8  # of what was measured, with each step
+UNNOTICED = 0.03  # seconds that a step may take in any case
+LEAST, FIRST, MOST = 16, 64, 512  # tokens of a step: in any case, as long as nothing is known
+STEPS = 64  # that are remembered
 
 
 class Pace:
-    """Seconds of steps that read nothing, and of a token that others read."""
+    """What steps took, by how many rows ran and how many tokens others read."""
 
     def __init__(self) -> None:
-        self._plain: float | None = None
-        self._token: float | None = None
+        self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
 
-    @property
-    def most(self) -> int:
-        """Tokens to read in the next step."""
-        if self._plain is None or not self._token:
-            return 4 * LEAST
-        return max(LEAST, min(MOST, int((LONGEST - 1) * self._plain / self._token)))
+    def most(self, running: int) -> int:
+        """Tokens to read in a step beside so many rows that run."""
+        if not running:
+            return MOST
+        if not any(more for _, more, _ in self._steps):
+            return FIRST
+        plain, token = self._costs(running)
+        longest = max(LONGEST * plain, UNNOTICED)
+        return int(min(MOST, max(LEAST, (longest - plain) / token)))
 
-    def reads(self, rows: list[Row]) -> list[int]:
+    def reads(self, rows: list[Row], already: int = 0) -> list[int]:
         """How many tokens each row reads: rows that run their last one, and of what is left to read
-        the first come most. Nothing of those that tell logprobs of it, in passes of their own."""
-        stalls = any(row.behind == 1 for row in rows)
-        left = self.most if stalls else MOST
+        the first come most, where so many were read `already`. Nothing of those that tell logprobs
+        of it, in passes of their own."""
+        left = 0
+        if any(row.behind > 1 for row in rows):
+            running = sum(row.behind == 1 for row in rows)
+            left = max(LEAST, self.most(running) - already)
         reads: list[int] = []
         for row in rows:
             count = 1 if row.behind == 1 else min(row.behind, left) * (not row.telling)
@@ -42,11 +52,14 @@ class Pace:
     def see(self, reads: list[int], seconds: float) -> None:
         """How long a step took."""
         more = sum(count for count in reads if count > 1)
-        if not more:
-            self._plain = _mean(self._plain, seconds)
-        elif self._plain is not None and more < sum(reads):
-            self._token = _mean(self._token, max(0.0, seconds - self._plain) / more)
+        self._steps.append((reads.count(1), more, seconds))
 
-
-def _mean(old: float | None, new: float) -> float:
-    return new if old is None else FADE * old + (1 - FADE) * new
+    def _costs(self, running: int) -> tuple[float, float]:
+        """Seconds of a step of so many rows that reads nothing, and of a token that it reads: a
+        fit that is linear in both, of the least relative error, as some steps take many times as
+        long as others like them."""
+        steps = np.array(self._steps)
+        weights = 1 / np.maximum(steps[:, 2], 1e-9)
+        known = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
+        base, row, token = np.linalg.lstsq(known, np.ones(len(steps)))[0]
+        return max(0.0, base + row * running), max(1e-9, token)

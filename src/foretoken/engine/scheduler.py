@@ -219,12 +219,12 @@ class Scheduler:
     def _step(self) -> bool:
         if [task.row for task in self.running] != self.batch.rows:  # broken off in between
             self._requeue()
-        self._admit()
+        already = self._admit()
         if not self.running:
             return False
         self._make_room()
         moved = self.suspects = list(self.batch.rows)
-        reads = self.pace.reads(moved)
+        reads = self.pace.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
         began = perf_counter()
         try:
@@ -252,12 +252,13 @@ class Scheduler:
             asked |= zip(map(id, own), policy.ask(own, Beside(*others)), strict=True)
         return [asked.get(id(row), 0) for row in rows]
 
-    def _admit(self) -> None:
-        """Let rows in while there is room, one judge for all that run. Where more wait than there
-        is room for, several at a time: reading one costs a pass, as reading several does."""
+    def _admit(self) -> int:
+        """Let rows in while there is room, one judge for all that run; how many tokens were read of
+        them. Where more wait than there is room for, several at a time: reading one costs a pass,
+        as reading several does."""
         room = self.most - len(self.running)
         if self.running and len(self.waiting) > room and room < self.most // SOME:
-            return
+            return 0
         first = next(chain(self.running, self.waiting), None)
         ahead = takewhile(lambda task: first and task.judge == first.judge, self.waiting)
         fresh = self._fitting(list(islice(ahead, room)))
@@ -266,10 +267,16 @@ class Scheduler:
             before = self.running
             self._requeue()
             self._join(before, drafts)
-        left = [(task, self.batch.unread(task.row)) for task in fresh]
-        most = self.pace.most if self.running else max((count for _, count in left), default=0)
-        self._join([task for task, count in left if count <= most], drafts)
-        self._join([task for task, count in left if count > most], drafts, read=False)
+        most = self.pace.most(sum(task.row.behind == 1 for task in self.running))
+        left, now, later = most, list[Task](), list[Task]()
+        for task in fresh:
+            count = self.batch.unread(task.row)
+            fits = count <= left or not self.running
+            (now if fits else later).append(task)
+            left -= count if fits else 0
+        self._join(now, drafts)
+        self._join(later, drafts, read=False)
+        return most - left
 
     def _fitting(self, fresh: list[Task]) -> list[Task]:
         """The first of them, as many as memory is enough for."""

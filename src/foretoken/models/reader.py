@@ -47,18 +47,22 @@ class Reader:
             if not self._hears(source):
                 self._known[b] = -1
         rows = range(first, len(self.texts))
-        most = AHEAD if first else UNLIMITED
-        heads = [self._head(self.texts[b][:-1], most) if self.room(b) else [] for b in rows]
+        most, heads = AHEAD if first else UNLIMITED, list[list[int]]()
+        for b in rows:
+            head, unread = self._head(self.texts[b][:-1], most) if self.room(b) else ([], 0)
+            most -= unread
+            heads.append(head)
         self.cached += map(len, heads)
         if sources is not None:  # an encoder reads something in every row
             sources = [s if self._known[b] >= 0 else [0] for b, s in enumerate(sources, first)]
         return heads, sources
 
-    def _head(self, text: list[int], most: int) -> list[int]:
-        """What to start a row with: all of it, or where more than `most` is to be read what the
-        model has kept of other texts."""
+    def _head(self, text: list[int], most: int) -> tuple[list[int], int]:
+        """What to start a row with, and how much of it is to be read: all, or where that is more
+        than `most` what the model has kept of other texts."""
         known = 0 if self._keeping is None else self._keeping.known(text)
-        return text if len(text) - known <= most else text[:known]
+        unread = len(text) - known
+        return (text, unread) if unread <= most else (text[:known], 0)
 
     def room(self, b: int, more: int = 0) -> int:
         """How many guesses fit in the context behind a row's text and so many `more` tokens; 0

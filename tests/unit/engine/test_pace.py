@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from foretoken.engine.pace import LEAST, LONGEST, MOST, Pace
+import pytest
+
+from foretoken.engine.pace import FIRST, LEAST, LONGEST, MOST, UNNOTICED, Pace
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 
@@ -13,32 +15,62 @@ def row(behind: int) -> Row:
     return made
 
 
+def after(base: float, each: float, token: float, rows: range = range(1, 5)) -> Pace:
+    """A pace that has seen steps of some rows, which read nothing or 50 tokens."""
+    pace = Pace()
+    for count in rows:
+        pace.see([1] * count, base + each * count)
+        pace.see([1] * count + [50], base + each * count + 50 * token)
+    return pace
+
+
 def test_rows_that_run_read_their_last_token_and_the_first_to_come_reads_most() -> None:
     pace = Pace()
     assert pace.reads([row(1), row(1)]) == [1, 1]
-    assert pace.reads([row(1), row(40), row(40), row(40)]) == [1, 40, pace.most - 40, 0]
+    assert pace.reads([row(1), row(40), row(40), row(40)]) == [1, 40, FIRST - 40, 0]
     assert pace.reads([row(600), row(7)]) == [MOST, 0]  # nobody waits
 
 
-def test_a_step_takes_so_many_times_as_long_as_one_that_reads_nothing() -> None:
+def test_what_was_read_already_counts() -> None:
     pace = Pace()
-    for _ in range(50):
-        pace.see([1, 1], 0.1)
-        pace.see([1, 1, 100], 0.1 + 100 * 0.002)
-    assert pace.most == int((LONGEST - 1) * 0.1 / 0.002 + 1e-6)
+    assert pace.reads([row(1), row(40), row(40)], already=20) == [1, 40, FIRST - 60]
+    assert pace.reads([row(1), row(40)], already=FIRST) == [1, LEAST]
+
+
+def test_a_step_takes_so_many_times_as_long_as_one_that_reads_nothing() -> None:
+    pace = after(base=0.1, each=0.02, token=0.002)
+    for running in (1, 4, 9):  # also where no such step was seen
+        assert pace.most(running) == pytest.approx(
+            (LONGEST - 1) * (0.1 + 0.02 * running) / 0.002, abs=1
+        )
+
+
+def test_short_steps_may_grow_to_what_nobody_notices() -> None:
+    pace = after(base=0.001, each=0.0005, token=0.0002)
+    assert pace.most(2) == pytest.approx((UNNOTICED - 0.002) / 0.0002, abs=1)
+
+
+def test_a_step_that_takes_many_times_as_long_as_its_like_changes_little() -> None:
+    pace = after(base=0.1, each=0.02, token=0.002, rows=range(1, 9))
+    before = pace.most(4)
+    pace.see([1] * 4 + [50], 5.0)
+    assert pace.most(4) == pytest.approx(before, rel=0.2)
+
+
+def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -> None:
+    """No step reads nothing meanwhile: what is known of those of one row would make others' share
+    look like the cost of reading."""
+    pace = Pace()
+    pace.see([1], 0.12)
+    for _ in range(3):
+        for count in range(1, 16):
+            pace.see([1] * count + [20], 0.1 + 0.02 * count + 20 * 0.002)
+    for read in (LEAST, 40):
+        pace.see([1] * 15 + [read], 0.4 + read * 0.002)
+    assert pace.most(15) == pytest.approx((LONGEST - 1) * 0.4 / 0.002, rel=0.05)
 
 
 def test_it_reads_something_and_never_all_at_once() -> None:
-    slow, fast = Pace(), Pace()
-    for pace, token in ((slow, 1.0), (fast, 1e-9)):
-        pace.see([1], 0.1)
-        pace.see([1, 64], 0.1 + 64 * token)
-    assert slow.most == LEAST and fast.most == MOST
-
-
-def test_a_pass_without_rows_that_run_says_nothing_of_those() -> None:
-    pace = Pace()
-    pace.see([1], 0.1)
-    before = pace.most
-    pace.see([512], 9.0)
-    assert pace.most == before
+    assert after(base=0.1, each=0.0, token=1.0).most(1) == LEAST
+    assert after(base=0.1, each=0.0, token=1e-9).most(1) == MOST
+    assert Pace().most(0) == MOST

@@ -65,7 +65,9 @@ def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
 def _few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prompts of a few tokens are long."""
     monkeypatch.setattr(pace, "LEAST", 1)
+    monkeypatch.setattr(pace, "FIRST", 4)
     monkeypatch.setattr(pace, "MOST", 3)
+    monkeypatch.setattr(pace, "UNNOTICED", 0.0)
     yield
 
 
@@ -228,6 +230,31 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
     while made.running:
         made.step()
     assert long.new_tokens == alone(long, 2, "lookup")
+
+
+def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
+    read: list[int] = []
+
+    class Watched(TableModel):
+        def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+            read[-1] += sum(len(block) for block in blocks if len(block) > 1)
+            return super().score(blocks, need)
+
+        def start(self, prompts: list[list[int]], sources: Any = None) -> None:
+            read[-1] += sum(map(len, prompts))
+            super().start(prompts, sources)
+
+    made = Scheduler(Watched(P, V), LookupDrafter(), 6)
+    first, *short = [Row.of(Request([1, 2, 0, 1], 40, RowKey(0, i))) for i in range(6)]
+    made.submit([Task(first, BLOCK, Fixed(0))])
+    read.append(0)
+    made.step()
+    made.submit([Task(row, BLOCK, Fixed(0)) for row in short])
+    while not short[-1].records:
+        read.append(0)
+        made.step()
+    # of four at most, the first one's three when it joins, and one that always goes on
+    assert max(read) <= 4 and len(read) >= 5
 
 
 def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(

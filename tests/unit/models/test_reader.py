@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.errors import RefusedError
-from foretoken.models.reader import UNLIMITED, Reader
+from foretoken.models.reader import AHEAD, UNLIMITED, Reader
 from foretoken.models.table import TableModel
 
 
@@ -18,6 +18,14 @@ def test_all_but_the_last_token_is_read_ahead() -> None:
     assert rows.join([[1, 2, 3], [0]], None) == ([[1, 2], []], None)
     assert rows.cached == [2, 0] and rows.budget([5, 0]) == [5, 0]
     assert rows.room(0) == UNLIMITED
+
+
+def test_rows_that_join_others_are_read_ahead_together_as_far_as_one_would_be() -> None:
+    rows = reader()
+    half = [1] * (AHEAD // 2 + 1)
+    assert rows.join([half] * 3, None)[0] == [half[:-1]] * 3  # nobody waits
+    assert rows.join([half] * 3, None)[0] == [half[:-1], half[:-1], []]
+    assert rows.cached == [AHEAD // 2] * 5 + [0]
 
 
 def test_a_source_is_the_head_of_a_prompt_where_there_is_no_encoder() -> None:
