@@ -94,7 +94,7 @@ def serve(
 
     settings = Settings(
         name=served_model_name or _name(target),
-        limits=Limits(max_body, max_tokens, max_texts),
+        limits=Limits(max_body, max_tokens, min(max_texts, max_rows + max_waiting)),
         keys=Keys(tuple(api_key or ())),
         origins=tuple(allowed_origin or ()),
         chat_template=template,

@@ -26,7 +26,7 @@ from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
 
-SOME = 4  # a quarter of the batch joins at once
+SOME, HELD = 4, 8  # a quarter of the batch joins at once, or what there is room for steps later
 AHEAD = 64  # tokens that rows may gain before the one that joins last has to make room again
 ENGAGED: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()  # by the ids of its parts
 TURN = 0.01  # seconds for which a thread gives way to those that wait, at most
@@ -69,6 +69,7 @@ class Scheduler:
         self._asking: set[Thread] = set()  # that wait for the lock
         self._turn: ref[_Turn] | None = None
         self._leaving: list[Row] = []  # aborted during the step that runs
+        self._held = 0  # steps for which places were left free
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
         """Advance fresh rows until all are finished; yields whenever they may have moved. Rows of
@@ -255,10 +256,13 @@ class Scheduler:
     def _admit(self) -> int:
         """Let rows in while there is room, one judge for all that run; how many tokens were read of
         them. Where more wait than there is room for, several at a time: reading one costs a pass,
-        as reading several does."""
+        as reading several does. But no place is left free for long."""
         room = self.most - len(self.running)
-        if self.running and len(self.waiting) > room and room < self.most // SOME:
+        few = self.running and len(self.waiting) > room and room < self.most // SOME
+        if few and self._held < HELD:
+            self._held += room > 0
             return 0
+        self._held = 0
         first = next(chain(self.running, self.waiting), None)
         ahead = takewhile(lambda task: first and task.judge == first.judge, self.waiting)
         fresh = self._fitting(list(islice(ahead, room)))

@@ -12,11 +12,12 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """One token's natural logarithm of probability, and those of the likeliest at its place, best
-    first, of equals the lower id."""
+    first, of equals the lower id. rank: 1 for a likeliest one, and so on."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 def logprobs(known: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
@@ -24,10 +25,12 @@ def logprobs(known: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
     if not tokens:
         return []
     at = torch.tensor(tokens, device=known.device)[:, None]
-    own = cast(list[float], known.gather(1, at)[:, 0].tolist())
+    own = known.gather(1, at)
+    values = cast(list[float], own[:, 0].tolist())
+    ranks = cast(list[int], (1 + (known > own).sum(1)).tolist())
     return [
-        Logprobs(token, logprob, _top(row, count))
-        for token, logprob, row in zip(tokens, own, known, strict=True)
+        Logprobs(token, value, _top(row, count), rank)
+        for token, value, rank, row in zip(tokens, values, ranks, known, strict=True)
     ]
 
 

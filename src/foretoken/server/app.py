@@ -241,12 +241,18 @@ class Server:
         text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
         if asked.logprobs is not None:
             told = await ask("tokenize", prompt=prompt, template={}, texts=True)
-            first = [Known(word, word.encode(), 0.0, []) for word in told["token_strs"][:1]]
+            first = [Known(word, word.encode(), 0.0, [], 0, 0) for word in told["token_strs"][:1]]
         return completions.Echo(text, tuple(first))
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
         own = self.settings.chat_template
+        if own is None and not self.link.facts.get("chat", True):
+            raise BadRequestError(
+                "the model has no chat template; start the server with --chat-template FILE, or "
+                "send a text to /v1/completions",
+                "messages",
+            )
         return options if own is None else {"chat_template": own, **options}
 
     def _writing(

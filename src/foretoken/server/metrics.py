@@ -78,11 +78,11 @@ class Metrics:
         """A request that is over, however it ended."""
         texts = writing.texts
         steps = [step for text in texts for step in text.steps]
-        done = [text.done.stats["cached_tokens"] for text in texts if text.done is not None]
+        known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
         sums = {
             "prompt_tokens": sum(text.prompt_tokens for text in texts[:: writing.n]),
             "generation_tokens": sum(len(text.tokens) for text in texts),
-            "cached_tokens": sum(done),
+            "cached_tokens": sum(known),
             "target_calls": len(steps),
             "drafts": sum(step["drafted"] > 0 for step in steps),
             "drafted_tokens": sum(step["drafted"] for step in steps),

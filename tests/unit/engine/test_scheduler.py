@@ -21,7 +21,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.engine import batch, pace
 from foretoken.engine.batch import Batch
-from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.engine.scheduler import HELD, Scheduler, Task
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
@@ -204,6 +204,21 @@ def test_first_come_first_served() -> None:
         made.step()
         began += [i for i, row in enumerate(rows) if row.records and i not in began]
     assert began == list(range(6))
+
+
+def test_no_place_is_left_free_for_long() -> None:
+    """More wait than there is room for, and that is less than a quarter of the batch."""
+    made = scheduler(most=8)
+    long = [Row.of(Request([1], 60, RowKey(0, i))) for i in range(7)]
+    made.submit([Task(row, BLOCK, Fixed(0)) for row in long])
+    made.step()
+    short = [Row.of(Request([1], 2, RowKey(1, i))) for i in range(3)]
+    made.submit([Task(row, BLOCK, Fixed(0)) for row in short])
+    steps = 0
+    while short[-1].finish_reason is None:
+        made.step()
+        steps += 1
+    assert steps <= 3 * (HELD + 2)
 
 
 def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:

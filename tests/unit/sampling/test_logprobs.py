@@ -14,13 +14,14 @@ KNOWN = torch.tensor([[0.1, 0.4, 0.1, 0.4], [1.0, 0.0, 0.0, 0.0]], dtype=torch.f
 def test_the_likeliest_come_first_and_of_equals_the_lower_id():
     first, second = logprobs(KNOWN, [2, 0], 3)
     assert first == Logprobs(
-        2, math.log(0.1), ((1, math.log(0.4)), (3, math.log(0.4)), (0, math.log(0.1)))
+        2, math.log(0.1), ((1, math.log(0.4)), (3, math.log(0.4)), (0, math.log(0.1))), 3
     )
-    assert second == Logprobs(0, 0.0, ((0, 0.0), (1, -math.inf), (2, -math.inf)))
+    assert second == Logprobs(0, 0.0, ((0, 0.0), (1, -math.inf), (2, -math.inf)), 1)
 
 
 def test_a_count_of_0_is_the_tokens_own_alone():
-    assert logprobs(KNOWN, [1, 3], 0) == [Logprobs(1, math.log(0.4)), Logprobs(3, -math.inf)]
+    first, second = logprobs(KNOWN, [1, 3], 0)
+    assert first == Logprobs(1, math.log(0.4), (), 1) and second == Logprobs(3, -math.inf, (), 2)
 
 
 def test_no_token():

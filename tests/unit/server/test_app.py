@@ -172,7 +172,24 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
     )
     assert "".join(told.tokens or ()).encode() == b"".join(t.encode() for t in told.tokens or ())
     assert told.text_offset is not None and told.text_offset[0] == 0
-    assert told.top_logprobs is not None and all(len(top) <= 2 for top in told.top_logprobs)
+    assert told.top_logprobs is not None and told.tokens is not None
+    for token, top in zip(told.tokens, told.top_logprobs, strict=True):
+        assert token in top and len(top) <= 3  # the two likeliest, and the token itself
+
+
+def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
+    ids = spec.ids("It was")
+    expected = offline(spec, ids, prompt_logprobs=2).prompt_logprobs
+    more = WISHES | {"prompt": ids, "prompt_logprobs": 2}
+    told = post(url, "/v1/completions", more).json()["choices"][0]["prompt_logprobs"]
+    assert told[0] is None and len(told) == len(ids)
+    for token, known, each in zip(ids[1:], expected, told[1:], strict=True):
+        own = each[str(token)]
+        assert own["logprob"] == pytest.approx(known.logprob) and own["rank"] == known.rank
+        likeliest = {str(id): (value, rank) for rank, (id, value) in enumerate(known.top, 1)}
+        for id, (value, rank) in likeliest.items():
+            assert each[id]["logprob"] == pytest.approx(value) and each[id]["rank"] == rank
+        assert set(each) == {*likeliest, str(token)}
 
 
 def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: Any) -> None:
@@ -477,6 +494,7 @@ def test_a_full_queue(folders: tuple[str, str]) -> None:
     assert codes == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert "send the request again later" in refused.json()["error"]["message"]
     assert int(refused.headers["retry-after"]) >= 1
 
 

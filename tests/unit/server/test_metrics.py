@@ -42,6 +42,18 @@ def written() -> Writing:
     return writing
 
 
+def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
+    writing = Writing(Link(Setup(None, None)), ["a"], 3, {}, 0)
+    for i, text in enumerate(writing.texts):
+        text.prompt_tokens = 4
+        writing._note(i, Part(i, "c", [7], None, [], Done("stop", None, STATS, None)))
+    metrics = Metrics("m", vllm=False)
+    metrics.written(writing, 0.7)
+    told = values(metrics)
+    assert told['foretoken_prompt_tokens_total{model_name="m"}'] == 4
+    assert told['foretoken_cached_tokens_total{model_name="m"}'] == 2
+
+
 def values(metrics: Metrics) -> dict[str, float]:
     lines = metrics.text(Link(Setup(None, None))).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

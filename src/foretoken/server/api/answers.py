@@ -124,6 +124,21 @@ def _by_position(steps: list[dict[str, Any]]) -> list[float]:
 
 def known(each: Known) -> dict[str, Any]:
     """A token's logprob, as chat completions and responses tell it."""
-    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p in each.top]
+    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
     own = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
     return own | {"top_logprobs": top}
+
+
+def read(prompt: Sequence[Known]) -> list[dict[str, Any] | None]:
+    """Logprobs of a prompt in vLLM's form: at every place the token's own and the likeliest ones',
+    by their ids; null for the first token, of which nothing is known."""
+    told: list[dict[str, Any] | None] = [None]
+    for each in prompt:
+        own = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
+        top = enumerate(each.top, 1)
+        told.append(own | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top})
+    return told
+
+
+def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}

@@ -83,6 +83,5 @@ def _extra(asked: Chat, writing: Writing, *, whole: bool = False) -> dict[str, A
             extra["speculation"]["steps"] = [text.steps for text in writing.texts]
     done = writing.texts[0].done
     if asked.prompt_logprobs is not None and done is not None:
-        given = done.prompt_logprobs or []
-        extra["prompt_logprobs"] = [None, *map(answers.known, given)]
+        extra["prompt_logprobs"] = answers.read(done.prompt_logprobs or [])
     return extra

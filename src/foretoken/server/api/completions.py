@@ -114,7 +114,7 @@ def _choice(asked: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
             if choice["logprobs"][told]:
                 choice["logprobs"][told][0] = None  # nothing is known of a prompt's first token
     if asked.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = [None, *map(answers.known, given)]
+        choice["prompt_logprobs"] = answers.read(given)
     if asked.return_token_ids:
         choice["token_ids"] = text.tokens
     return choice
@@ -145,7 +145,10 @@ def _logprobs(tokens: list[Known], count: int, offset: int, end: int | None) -> 
     for each in tokens:
         offsets.append(offset if end is None else min(offset, end))
         offset += len(each.text)
-    top = [{text: value for text, _, value in each.top} for each in tokens]
+    # the token itself is told too where it is not among the likeliest
+    own = ({each.text: each.logprob} for each in tokens)
+    likeliest = ({text: value for text, _, value, _ in each.top} for each in tokens)
+    top = [one | more for one, more in zip(own, likeliest, strict=True)]
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],

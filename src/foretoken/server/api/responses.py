@@ -74,9 +74,7 @@ class Responses(Wishes):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        options = super().options(facts)
-        if self.max_output_tokens is not None:
-            options["max_new_tokens"] = self.max_output_tokens
+        options = super().options(facts) | self._bounded(self.max_output_tokens)
         if self.tells:
             options["logprobs"] = self.top_logprobs or 0
         if self.tools and self.tool_choice != "none":

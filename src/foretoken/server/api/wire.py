@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
+MOST_GAMMA = 32  # others wait for its drafts
 MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more stalls those who wait
 
 # Fields of OpenAI's that no value but these is honoured of, and why.
@@ -49,6 +50,18 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "image": ((None,), "this server makes text only"),
     "stream_obfuscation": ((None, False), "events are as long as they are"),
 }
+# Names of fields elsewhere, and what they are called here, by endpoint.
+ELSEWHERE = {
+    "max_tokens": ("max_output_tokens",),
+    "max_completion_tokens": ("max_tokens", "max_output_tokens"),
+    "max_output_tokens": ("max_completion_tokens", "max_tokens"),
+    "response_format": ("text", "structured_outputs"),
+    "text": ("response_format", "structured_outputs"),
+    "guided_json": ("structured_outputs",),
+    "guided_regex": ("structured_outputs",),
+    "guided_choice": ("structured_outputs",),
+    "guided_grammar": ("structured_outputs",),
+}
 # Fields that say who asks or where: one engine serves all, so there is nothing to do for them.
 NOTED = frozenset(("user", "safety_identifier", "prompt_cache_key"))
 
@@ -65,7 +78,9 @@ T = TypeVar("T", bound=Wire)
 class Speculation(Wire):
     """How this request is guessed for; its text stays in the target's law while lenience is 1."""
 
-    gamma: Whole | None = Field(None, ge=0, description="guesses per target call; null: automatic")
+    gamma: Whole | None = Field(
+        None, ge=0, le=MOST_GAMMA, description="guesses per target call; null: automatic"
+    )
     drafter: Flag = Field(True, description="false: plain decoding")
     rule: Literal["block", "speculative", "coupled"] | None = None
     lenience: Number | None = Field(None, gt=0, le=1)
@@ -78,6 +93,7 @@ class Speculation(Wire):
 class StreamOptions(Wire):
     include_usage: Flag = False
     continuous_usage_stats: Flag = False  # vLLM's: with every chunk of text, so far
+    include_obfuscation: Flag | None = None
 
 
 class Wishes(Wire):
@@ -113,6 +129,13 @@ class Wishes(Wire):
         out."""
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("stream_options goes with stream: true", "stream_options")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise BadRequestError(
+                "include_obfuscation is not supported: events are as long as they are",
+                "stream_options.include_obfuscation",
+            )
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or not all(stops):
             raise BadRequestError(f"give 1 to {MOST_STOPS} stop strings, none empty", "stop")
@@ -148,6 +171,15 @@ class Wishes(Wire):
         }
         return {name: value for name, value in wanted.items() if value is not None}
 
+    def _bounded(self, most: int | None) -> dict[str, int]:
+        """How long the text may be, as a keyword of the engine."""
+        if most is None:
+            return {}
+        if self.min_tokens is not None and self.min_tokens > most:
+            said = f"min_tokens is {self.min_tokens}, above the {most} new tokens asked for"
+            raise BadRequestError(f"{said}; lower it", "min_tokens")
+        return {"max_new_tokens": most}
+
     def _biases(self) -> dict[int, float] | None:
         if not self.logit_bias:
             return None
@@ -162,11 +194,17 @@ class Wishes(Wire):
         if not given:
             return None
         names = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
-        name, value = next(iter(given.items()))
-        if len(given) > 1 or name not in names:
+        unknown = [name[:60] for name in given if name not in names]
+        if unknown or len(given) > 1:
+            told = f"unknown {unknown[0]!r}" if unknown else ", ".join(given)
             raise BadRequestError(
-                f"structured_outputs holds {', '.join(given)}; give one of {', '.join(names)}",
+                f"structured_outputs holds {told}; give one of {', '.join(names)}",
                 "structured_outputs",
+            )
+        name, value = next(iter(given.items()))
+        if name == "choice" and not isinstance(value, list):
+            raise BadRequestError(
+                "structured_outputs.choice must be a list of texts", "structured_outputs"
             )
         size = len(str(value))
         if size > MOST_GRAMMAR or (isinstance(value, list) and len(value) > MOST_CHOICES):
@@ -249,6 +287,8 @@ class Chat(Predicting):
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
             raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if self.tool_choice == "auto" and not self.tools:
+            raise BadRequestError("tool_choice goes with tools", "tool_choice")
         variables = dict(self.chat_template_kwargs or {})
         if self.tools and self.tool_choice != "none":
             variables["tools"] = self.tools
@@ -256,8 +296,15 @@ class Chat(Predicting):
             variables["continue_final_message"] = True
         elif not self.add_generation_prompt:
             variables["add_generation_prompt"] = False
+        both = {self.max_completion_tokens, self.max_tokens} - {None}
+        if len(both) > 1:
+            raise BadRequestError(
+                f"max_completion_tokens is {self.max_completion_tokens} and max_tokens "
+                f"{self.max_tokens}; give one",
+                "max_tokens",
+            )
         more: dict[str, Any] = {
-            "max_new_tokens": _first(self.max_completion_tokens, self.max_tokens, None),
+            **self._bounded(next(iter(both), None)),
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "chat_template_kwargs": variables or None,
         }
@@ -299,8 +346,7 @@ class Text(Predicting):
 
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         options = super().options(facts)
-        if self.max_tokens is not None:
-            options["max_new_tokens"] = max(1, self.max_tokens)
+        options |= self._bounded(None if self.max_tokens is None else max(1, self.max_tokens))
         if self.logprobs is not None:
             options["logprobs"] = self.logprobs
         return options
@@ -343,13 +389,28 @@ def read(kind: type[T], body: Any) -> T:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if not _internal(part))
         said = first["msg"][:1].lower() + first["msg"][1:]
+        if first["type"] == "extra_forbidden" and (part := _part(kind, first["loc"][:-1])):
+            said = _unknown(str(first["loc"][-1]), set(part.model_fields))
         raise BadRequestError(f"{place}: {said}", place) from None
 
 
 def _unknown(name: str, fields: set[str]) -> str:
-    near = get_close_matches(name, [*fields, *NEUTRAL, *NOTED], 1, 0.6)
+    known = [here for here in ELSEWHERE.get(name, ()) if here in fields]
+    near = known or get_close_matches(name, sorted(fields | NOTED), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
     return f"unknown field {name[:60]!r}; {remedy}"
+
+
+def _part(kind: type[Wire], place: tuple[Any, ...]) -> type[Wire] | None:
+    """The kind of request that stands at a place of another."""
+    for name in place:
+        field = kind.model_fields.get(name) if isinstance(name, str) else None
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        parts = [each for each in kinds if isinstance(each, type) and issubclass(each, Wire)]
+        if len(parts) != 1:
+            return None
+        kind = parts[0]
+    return kind
 
 
 def _internal(part: Any) -> bool:

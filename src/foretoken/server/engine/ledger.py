@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ class Ledger:
         self.kept_at: Counter[int] = Counter()  # accepted guesses, by place
         self.made_at: Counter[int] = Counter()  # guesses, by place
         self.alpha: float | None = None  # of late
-        self.speeds: dict[bool, list[float]] = {True: [0.0, 0.0], False: [0.0, 0.0]}
+        # tokens and seconds of texts, by how many ran (in powers of two), with guesses and without
+        self.speeds: defaultdict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     def note(self, event: Event) -> None:
         """One event of the engine."""
@@ -36,7 +37,8 @@ class Ledger:
                 self.alpha = RECENT * known + (1 - RECENT) * overlap
         if event.completion is not None:
             stats = event.completion.stats
-            sums = self.speeds[stats.drafted > 0]
+            rows = event.steps[-1].rows if event.steps else 1
+            sums = self.speeds[rows.bit_length(), stats.drafted > 0]
             sums[0] += len(event.completion.tokens)
             sums[1] += stats.seconds - stats.prefill_seconds
 
@@ -73,8 +75,12 @@ class Ledger:
         return max(walltime_factor(alpha, gamma, costs.c, v=costs.v) for gamma in gammas)
 
     def _measured(self) -> float | None:
-        """Tokens a second of texts with guesses over those without, where there were both."""
-        (guessed, busy), (plain, idle) = self.speeds[True], self.speeds[False]
-        if not (busy and idle and guessed and plain):
-            return None
-        return (guessed / busy) / (plain / idle)
+        """How long texts with guesses would have taken plainly over what they took: at the speed of
+        those without that ran among as many. None where there were none such."""
+        plainly = taken = 0.0
+        for (rows, guessed), (tokens, seconds) in list(self.speeds.items()):
+            plain, alone = self.speeds.get((rows, False), (0.0, 0.0))
+            if guessed and plain:
+                plainly += tokens * alone / plain
+                taken += seconds
+        return plainly / taken if taken else None

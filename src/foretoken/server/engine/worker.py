@@ -335,10 +335,10 @@ class Worker:
         return Part(id, event.text or "", event.tokens, known, steps, done)
 
     def _done(self, completion: Completion) -> Done:
-        known = completion.prompt_logprobs
+        known, stop = completion.prompt_logprobs, completion.stop_reason
         return Done(
             completion.finish_reason,
-            completion.stop_reason,
+            None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
             completion.stats.to_dict(),
             None if known is None else self._known(known),
         )
@@ -347,8 +347,9 @@ class Worker:
         word = self.words.word
 
         def known(each: Logprobs) -> Known:
-            top = [(*word(token), max(LEAST, logprob)) for token, logprob in each.top]
-            return Known(*word(each.token), max(LEAST, each.logprob), top)
+            top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
+            own = (*word(each.token), max(LEAST, each.logprob))
+            return Known(*own, top, each.token, each.rank)
 
         return [known(each) for each in logprobs]
 
@@ -377,7 +378,8 @@ class Worker:
             kind = "refused"
         else:
             log.exception("a request failed")
-        self._send(Refusal(id, kind, one_line(error)))
+        busy = "the queue is full; send the request again later"
+        self._send(Refusal(id, kind, busy if kind == "busy" else one_line(error)))
 
     def _send(self, message: FromEngine) -> None:
         with self.sending:

@@ -80,8 +80,55 @@ def test_a_prediction_is_text_or_parts_of_it(kind: type[Wire]) -> None:
 def test_unknown_fields_get_the_nearest_known() -> None:
     with pytest.raises(BadRequestError, match="did you mean max_tokens"):
         read(Text, {"prompt": "a", "max_token": 3})
-    with pytest.raises(BadRequestError, match="did you mean|known are"):
-        read(Text, {"prompt": "a", "zzz": 3})
+    with pytest.raises(BadRequestError, match="known are"):
+        read(Text, {"prompt": "a", "length_penalty": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "here"),
+    [
+        (Text, "max_completion_tokens", "max_tokens"),
+        (Responses, "max_tokens", "max_output_tokens"),
+        (Chat, "max_output_tokens", "max_completion_tokens"),
+        (Text, "response_format", "structured_outputs"),
+        (Responses, "response_format", "text"),
+        (Chat, "guided_json", "structured_outputs"),
+    ],
+)
+def test_what_is_called_otherwise_elsewhere(kind: type[Wire], name: str, here: str) -> None:
+    with pytest.raises(BadRequestError, match=f"{name!r}; did you mean {here}\\?"):
+        read(kind, LEAST[kind] | {name: 3})
+
+
+def test_unknown_parts_of_a_field_get_the_nearest_known() -> None:
+    with pytest.raises(BadRequestError, match="speculation.gama: .* did you mean gamma?"):
+        read(Text, {"prompt": "a", "speculation": {"gama": 3}})
+    named = {"type": "json_schema", "json_schema": {"nam": "a"}}
+    with pytest.raises(BadRequestError, match="did you mean name?"):
+        read(Chat, LEAST[Chat] | {"response_format": named})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens is 3, above the 2 new tokens asked for"),
+        ({"max_tokens": 2, "max_completion_tokens": 3}, "give one"),
+        ({"tool_choice": "auto"}, "tool_choice goes with tools"),
+        ({"stream_options": {"include_usage": True}}, "goes with stream: true"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "as long as they are"),
+        ({"structured_outputs": {"choice": "abc"}}, "must be a list"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "holds json, regex; give one"),
+    ],
+)
+def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
+    asked: Any = read(Chat, LEAST[Chat] | more)
+    with pytest.raises(BadRequestError, match=said):
+        asked.options({})
+
+
+def test_guesses_that_others_would_wait_for() -> None:
+    with pytest.raises(BadRequestError, match="speculation.gamma: .* less than or equal to 32"):
+        read(Text, {"prompt": "a", "speculation": {"gamma": 33}})
 
 
 def test_types_are_not_guessed() -> None:
