@@ -1,5 +1,5 @@
 """How much of prompts is read beside rows that run: so much that a step takes at most so many times
-as long as one that reads nothing, or as nobody notices.
+as long as one that reads nothing for each that is being read, or as nobody notices.
 
 Measured as steps go by. That changes how soon a row joins in, never its text.
 """
@@ -24,15 +24,15 @@ class Pace:
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
 
-    def most(self, running: int) -> int:
-        """Tokens to read in a step beside so many rows that run."""
+    def most(self, running: int, reading: int) -> int:
+        """Tokens to read in a step beside so many rows that run, of so many others."""
         if not running:
             return MOST
         if not any(more for _, more, _ in self._steps):
             return FIRST
         plain, token = self._costs(running)
-        longest = max(LONGEST * plain, UNNOTICED)
-        return int(min(MOST, max(LEAST, (longest - plain) / token)))
+        longer = max((LONGEST - 1) * plain * reading, UNNOTICED - plain)
+        return int(min(MOST, max(LEAST, longer / token)))
 
     def reads(self, rows: list[Row], already: int = 0) -> list[int]:
         """How many tokens each row reads: rows that run their last one, and of what is left to read
@@ -41,7 +41,7 @@ class Pace:
         left = 0
         if any(row.behind > 1 for row in rows):
             running = sum(row.behind == 1 for row in rows)
-            left = max(LEAST, self.most(running) - already)
+            left = max(LEAST, self.most(running, len(rows) - running) - already)
         reads: list[int] = []
         for row in rows:
             count = 1 if row.behind == 1 else min(row.behind, left) * (not row.telling)

@@ -271,7 +271,8 @@ class Scheduler:
             before = self.running
             self._requeue()
             self._join(before, drafts)
-        most = self.pace.most(sum(task.row.behind == 1 for task in self.running))
+        running = sum(task.row.behind == 1 for task in self.running)
+        most = self.pace.most(running, len(self.running) - running + len(fresh))
         left, now, later = most, list[Task](), list[Task]()
         for task in fresh:
             count = self.batch.unread(task.row)

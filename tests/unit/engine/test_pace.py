@@ -40,21 +40,28 @@ def test_what_was_read_already_counts() -> None:
 def test_a_step_takes_so_many_times_as_long_as_one_that_reads_nothing() -> None:
     pace = after(base=0.1, each=0.02, token=0.002)
     for running in (1, 4, 9):  # also where no such step was seen
-        assert pace.most(running) == pytest.approx(
+        assert pace.most(running, 1) == pytest.approx(
             (LONGEST - 1) * (0.1 + 0.02 * running) / 0.002, abs=1
         )
 
 
+def test_each_prompt_has_its_share() -> None:
+    pace = after(base=0.1, each=0.02, token=0.02)
+    for reading in (6, 15):
+        longer = (LONGEST - 1) * 0.12 * reading
+        assert pace.most(1, reading) == pytest.approx(longer / 0.02, abs=1)
+
+
 def test_short_steps_may_grow_to_what_nobody_notices() -> None:
     pace = after(base=0.001, each=0.0005, token=0.0002)
-    assert pace.most(2) == pytest.approx((UNNOTICED - 0.002) / 0.0002, abs=1)
+    assert pace.most(2, 2) == pytest.approx((UNNOTICED - 0.002) / 0.0002, abs=1)
 
 
 def test_a_step_that_takes_many_times_as_long_as_its_like_changes_little() -> None:
     pace = after(base=0.1, each=0.02, token=0.002, rows=range(1, 9))
-    before = pace.most(4)
+    before = pace.most(4, 1)
     pace.see([1] * 4 + [50], 5.0)
-    assert pace.most(4) == pytest.approx(before, rel=0.2)
+    assert pace.most(4, 1) == pytest.approx(before, rel=0.2)
 
 
 def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -> None:
@@ -67,10 +74,10 @@ def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -
             pace.see([1] * count + [20], 0.1 + 0.02 * count + 20 * 0.002)
     for read in (LEAST, 40):
         pace.see([1] * 15 + [read], 0.4 + read * 0.002)
-    assert pace.most(15) == pytest.approx((LONGEST - 1) * 0.4 / 0.002, rel=0.05)
+    assert pace.most(15, 1) == pytest.approx((LONGEST - 1) * 0.4 / 0.002, rel=0.05)
 
 
 def test_it_reads_something_and_never_all_at_once() -> None:
-    assert after(base=0.1, each=0.0, token=1.0).most(1) == LEAST
-    assert after(base=0.1, each=0.0, token=1e-9).most(1) == MOST
-    assert Pace().most(0) == MOST
+    assert after(base=0.1, each=0.0, token=1.0).most(1, 1) == LEAST
+    assert after(base=0.1, each=0.0, token=1e-9).most(1, 1) == MOST
+    assert Pace().most(0, 5) == MOST
