@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from contextlib import suppress
 
@@ -60,6 +61,8 @@ def _listening(host: str, port: int) -> socket.socket:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=kind)
     except OSError as error:
-        said = error.strerror or str(error)
-        raise InputError(f"{host}:{port} cannot be listened on ({said}); give another") from None
+        said = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise InputError(
+            f"{host}:{port} cannot be listened on ({said}); give another --port, or --host"
+        ) from None
     return listening

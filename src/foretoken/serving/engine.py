@@ -87,6 +87,11 @@ class Engine:
         for name, value in numbers.items():
             if not whole(value) or value < 1:
                 raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
+        context = spec.target.context
+        if max_length is not None and context is not None and max_length > context:
+            raise InputError(
+                f"max_length is {max_length}, the target's context {context}; give no more than that"
+            )
         check(None, rule, lenience)
         self._rule, self._lenience = rule, lenience
         self._spec, self._max_waiting, self._max_length = spec, int(max_waiting), max_length

@@ -35,7 +35,9 @@ def cache_folder() -> Path | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = _distrust(folder)
-    except OSError:
+    except OSError as error:
+        said = error.strerror or "no reason given"
+        _warn_once(f"{folder} cannot be used as a cache ({said}); set XDG_CACHE_HOME to another")
         return None
     if problem:
         _warn_once(

@@ -43,7 +43,8 @@ def test_a_port_that_is_taken(console: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        mistake(console("serve", "--port", port), f"127.0.0.1:{port} cannot be listened on")
+        said = f"127.0.0.1:{port} cannot be listened on (Address already in use); give another --port"
+        mistake(console("serve", "--port", port), said)
 
 
 def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:

@@ -263,6 +263,12 @@ def test_a_long_prompt_beside_rows_that_run_is_what_it_is_alone() -> None:
     assert done[id].tokens == expected.tokens
 
 
+def test_max_length_beyond_the_context() -> None:
+    spec = Speculator(TableModel(P, V, context=6), NoDrafter(), None, Ends())
+    with pytest.raises(InputError, match="max_length is 7, the target's context 6"):
+        Engine(spec, max_length=7)
+
+
 def test_max_length_counts_the_prompt() -> None:
     spec = speculator()
     with Engine(spec, max_length=8) as engine:

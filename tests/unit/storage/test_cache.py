@@ -73,6 +73,16 @@ def test_without_a_home_it_is_a_folder_of_ones_own(
     assert remembered("a.json") == {"x": 1}
 
 
+def test_a_folder_that_cannot_be_made_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert cache_folder() is None and cache_folder() is None
+    (said,) = caplog.messages
+    assert said.startswith(f"{tmp_path / 'file' / 'foretoken'} cannot be used as a cache (Not a d")
+
+
 @pytest.mark.parametrize("home", [True, False])
 def test_what_others_may_have_written_is_not_read(
     home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
