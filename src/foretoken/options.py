@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 COUPLED = "coupled"  # not a Rule: it keeps guesses by shared noise, not by p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "auto")
+ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
+DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 

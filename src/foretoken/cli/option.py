@@ -108,7 +108,7 @@ class Placing:
     dtype: Annotated[
         str,
         _loading(
-            "float32, bfloat16, float16, float64, auto; int8: rounded weights, another model."
+            "float32, bfloat16, float16, float64, auto; int8, int4: rounded weights, another model."
         ),
     ] = "float32"
     device: Annotated[str, _loading("cpu, cuda, ...")] = "cpu"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from foretoken.cli import option, scoreboard
+from foretoken.options import ROUNDED
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures
@@ -154,7 +155,7 @@ def batches(setting: Setting, asked: list[int], found: dict[int, list[Round]]) -
 def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
     """The target's dtypes, part by part: the cache has that of the computation."""
     computed = spec.target.computed
-    cache = "float32" if computed == "int8" else computed  # int8: rounded in products alone
+    cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     return {"weights": dtype, "cache": cache, "activations": computed}
 
 

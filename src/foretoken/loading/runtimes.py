@@ -19,7 +19,7 @@ from foretoken.errors import ForetokenError, RefusedError, one_line
 from foretoken.loading.hub import is_folder
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
-from foretoken.options import require_place
+from foretoken.options import ROUNDED, require_place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,20 +62,20 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
         return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
     dtype = _dtype(source, wish)
     reason = "it was asked for"
-    fast = "graphs" if device.type == "cuda" and dtype != "int8" else "openvino"
+    fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
     fast = fast if wish.runtime == "auto" else wish.runtime
     if fast != "transformers":
         try:
             run = _graphs if fast == "graphs" else _openvino
             return Placed(run(source, dtype, device), "it passed the self-check")
         except RefusedError as error:
-            if wish.runtime == fast or dtype == "int8":
+            if wish.runtime == fast or dtype in ROUNDED:
                 raise
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    if dtype == "int8":
-        raise RefusedError("dtype='int8' runs on OpenVINO only; leave runtime at 'auto'")
+    if dtype in ROUNDED:
+        raise RefusedError(f"dtype={dtype!r} runs on OpenVINO only; leave runtime at 'auto'")
     model, packed = _torch(source, dtype, wish.device)
     return Placed(model, "; ".join([reason, *packed]))
 
@@ -143,8 +143,10 @@ def require_torch(wish: Wish) -> None:
             f"exact_shapes=True runs on torch, and was not shown to be exact on {wish.runtime}; "
             "give runtime='transformers'"
         )
-    if wish.dtype == "int8":
-        raise RefusedError("exact_shapes=True runs on torch, which has no int8; give float32")
+    if wish.dtype in ROUNDED:
+        raise RefusedError(
+            f"exact_shapes=True runs on torch, which has no {wish.dtype}; give float32"
+        )
 
 
 def _torch(
@@ -206,8 +208,8 @@ def _dtype(source: Source | PreTrainedModel, wish: Wish) -> str:
 
 
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
-    if dtype == "int8":
-        raise RefusedError("graphs have no int8; give runtime='openvino', or another dtype")
+    if dtype in ROUNDED:
+        raise RefusedError(f"graphs have no {dtype}; give runtime='openvino', or another dtype")
     from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
     from foretoken.models.stock.selfcheck import self_check
 

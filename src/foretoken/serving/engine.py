@@ -90,7 +90,7 @@ class Engine:
         context = spec.target.context
         if max_length is not None and context is not None and max_length > context:
             raise InputError(
-                f"max_length is {max_length}, the target's context {context}; give no more than that"
+                f"max_length is {max_length}, the target's context {context}; give at most that"
             )
         check(None, rule, lenience)
         self._rule, self._lenience = rule, lenience

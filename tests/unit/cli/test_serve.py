@@ -43,7 +43,9 @@ def test_a_port_that_is_taken(console: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = f"127.0.0.1:{port} cannot be listened on (Address already in use); give another --port"
+        said = (
+            f"127.0.0.1:{port} cannot be listened on (Address already in use); give another --port"
+        )
         mistake(console("serve", "--port", port), said)
 
 

@@ -19,7 +19,14 @@ from foretoken.request import Request
 
 # Noise as a share of the logits' height above their mean. Rounding stays well below, a wrong cache
 # far above: in float32 the default pair has 1.2e-6; the self-check refuses a structure from 1e-4 on
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "int8": 5e-2, "bfloat16": 1e-1}
+TOLERANCE = {
+    "float64": 1e-9,
+    "float32": 1e-4,
+    "float16": 2e-2,
+    "int8": 5e-2,
+    "int4": 5e-2,
+    "bfloat16": 1e-1,
+}
 LARGE = 1e30  # stands for NaN and infinity
 
 

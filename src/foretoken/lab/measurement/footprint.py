@@ -16,8 +16,10 @@ from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
+from foretoken.options import ROUNDED
 
 PYTHON = "python"  # the runtime of a drafter without a model
+FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,27 @@ def of_model(
     kind = held if isinstance(held, torch.dtype) else torch.float32
     products = _products(network)
     numbers = sum(weight.numel() for weight in network.parameters())
-    cached = kind if kind.is_floating_point else torch.float32  # int8 is for weights only
+    cached = kind if kind.is_floating_point else torch.float32  # weights alone are integers
+    head = getattr(network.get_output_embeddings(), "weight", None)
+    heads = {} if head is None else {id(head): head.numel()}
+    words = heads | {id(weight): weight.numel() for weight in _embeddings(network)}
     return Footprint(
         *facts,
-        str(kind).removeprefix("torch."),
+        dtype if dtype in ROUNDED else str(kind).removeprefix("torch."),
         model.encoder_decoder,
         parameters=numbers,
-        weight_bytes=numbers * kind.itemsize,
-        pass_bytes=products * kind.itemsize,
+        weight_bytes=_bytes(numbers, sum(words.values()), kind, dtype),
+        pass_bytes=_bytes(products, sum(heads.values()), kind, dtype),
         operations=2 * products,
         cache_bytes=_cache_bytes(network.config, cached.itemsize),
     )
+
+
+def _bytes(numbers: int, words: int, kind: torch.dtype, dtype: str) -> int:
+    """Of weights of which so many are embeddings or output layer: four bits leave those eight."""
+    if dtype == "int4":
+        return round((numbers - words) * FOUR_BITS) + words
+    return numbers * kind.itemsize
 
 
 def of_drafter(

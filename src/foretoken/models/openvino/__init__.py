@@ -3,5 +3,5 @@ them, over pages and over an explicit cache. It does not know how a runtime is c
 
 `export_paged`: `tests/unit/models/openvino/test_paged.py`.
 `export_block`, `export_explicit`, `tracing`: `tests/unit/models/openvino/test_explicit.py`.
-`conversion`: `tests/unit/loading/test_runtimes.py`, `tests/unit/models/openvino/test_halves.py`.
+`conversion`: `tests/unit/loading/test_runtimes.py`.
 """

@@ -22,14 +22,16 @@ from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
 from foretoken.models.openvino.core import core
-from foretoken.models.openvino.eight_bits import eight_bits
 from foretoken.models.openvino.explicit import ExplicitModel
-from foretoken.models.openvino.halves import halved, widened_in_products
 from foretoken.models.openvino.paged import PagedModel, paged
 from foretoken.models.openvino.tracing import Exported
+from foretoken.models.openvino.weights.eight_bits import eight_bits
+from foretoken.models.openvino.weights.four_bits import four_bits
+from foretoken.models.openvino.weights.halves import halved, widened_in_products
 from foretoken.storage.lineage import lineage, versions
 
-DTYPES = ("float32", "bfloat16", "int8")
+ROUNDED = {"int8": eight_bits, "int4": four_bits}
+DTYPES = ("float32", "bfloat16", *ROUNDED)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +52,7 @@ def compiled(exported: Exported, dtype: str = "float32") -> Model:
         name: core().compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
     }
-    facts["computed"] = "int8" if dtype == "int8" else arithmetic(ready["decoder"])
+    facts["computed"] = dtype if dtype in ROUNDED else arithmetic(ready["decoder"])
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
@@ -76,7 +78,7 @@ def settings(dtype: str) -> dict[str, Any]:
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": kind,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype == "int8" else "0",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype in ROUNDED else "0",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
 
@@ -202,7 +204,7 @@ def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedMod
     loaded = network().float()
     try:
         exported = way.export(loaded)
-        smaller = eight_bits if dtype == "int8" else halved
+        smaller = ROUNDED.get(dtype, halved)
         graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
         return Exported(graphs, exported.facts)
     except (RefusedError, MemoryError):

@@ -27,6 +27,8 @@ def test_llama_by_hand():
     assert found.cache_bytes == 2 * 2 * 2 * 8 * 4  # k and v, layers, heads, size, bytes
     half = of_model(CausalModel(llama(320)), "name", "bfloat16")
     assert (half.weight_bytes, half.cache_bytes) == (found.weight_bytes // 2, 64 * 2)
+    quarter = of_model(CausalModel(llama(320)), "name", "int4")  # groups of 64, head in 8 bits
+    assert quarter.pass_bytes == 2 * layer * (0.5 + 2 / 64) + 320 * 32 and quarter.dtype == "int4"
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX", "OPT", "Phi-3", "Gemma 3"])

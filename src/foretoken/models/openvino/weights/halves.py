@@ -14,7 +14,7 @@ import openvino as ov
 import torch
 from openvino import opset13 as ops
 
-from foretoken.models.openvino.eight_bits import is_weight
+from foretoken.models.openvino.weights.eight_bits import is_weight
 
 WORTH = 2**25  # numbers in a graph's matrices; fewer stay in a CPU's cache, where widening costs
 READERS = ("MatMul", "Gather")

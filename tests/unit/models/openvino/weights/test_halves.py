@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 import pairs
 from foretoken import load
 from foretoken.lab.certificate.shapes import TOLERANCE
-from foretoken.models.openvino import conversion, halves
+from foretoken.models.openvino import conversion
 from foretoken.models.openvino.core import core
-from foretoken.models.openvino.halves import halved, widened_in_products
+from foretoken.models.openvino.weights import halves
+from foretoken.models.openvino.weights.halves import halved, widened_in_products
 from foretoken.models.stock.selfcheck import on_torch
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -102,7 +103,9 @@ def test_a_model_of_bfloat16_computes_what_the_stock_model_does(
     """Its logits are those of the stock model in float32, over ragged blocks, up to the rounding of
     what it says it computes in: a processor with bfloat16 arithmetic uses it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("foretoken.models.openvino.eight_bits.WORTH", 64)  # of a single matrix
+    monkeypatch.setattr(
+        "foretoken.models.openvino.weights.eight_bits.WORTH", 64
+    )  # of a single matrix
     made: list[ov.Model] = []
     monkeypatch.setattr(
         "foretoken.models.openvino.conversion.halved",

@@ -12,7 +12,7 @@ from openvino import opset13 as ops
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken import load
-from foretoken.models.openvino.eight_bits import eight_bits
+from foretoken.models.openvino.weights.eight_bits import eight_bits
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import stir
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 WORTH = 2**14  # elements; smaller weights cost no time
@@ -36,9 +37,13 @@ def is_weight(node: ov.Node) -> bool:
 
 def rounded(node: Any, axis: int) -> Any:
     """The same constant from integers and scales; `axis` is the one that a product sums over."""
-    weight = node.data
+    integers, scale = whole(node.data, axis)
+    product: Any = ops.multiply(ops.convert(ops.constant(integers), "f32"), ops.constant(scale))
+    return product.output(0)
+
+
+def whole(weight: NDArray[Any], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Integers, and the scales of what lies along an axis."""
     scale = np.abs(weight).max(axis=axis, keepdims=True) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    whole = np.rint(weight / scale).astype(np.int8)
-    product: Any = ops.multiply(ops.convert(ops.constant(whole), "f32"), ops.constant(scale))
-    return product.output(0)
+    return np.rint(weight / scale).astype(np.int8), scale
