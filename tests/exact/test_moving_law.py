@@ -55,9 +55,10 @@ COMES = {"late": LATE, "gammas": GAMMAS, "plain-first": PLAIN_FIRST}
 class TwoByTwo(Pace):
     """Every long prompt is read two tokens a step."""
 
-    most = 2
+    def most(self, running: int, reading: int) -> int:
+        return 2
 
-    def reads(self, rows: list[Row]) -> list[int]:
+    def reads(self, rows: list[Row], already: int = 0) -> list[int]:
         return [min(2, row.behind) for row in rows]
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from foretoken.cli import option, scoreboard
-from foretoken.options import ROUNDED
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures
@@ -154,6 +153,8 @@ def batches(setting: Setting, asked: list[int], found: dict[int, list[Round]]) -
 
 def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
     """The target's dtypes, part by part: the cache has that of the computation."""
+    from foretoken.options import ROUNDED  # late: numpy
+
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     return {"weights": dtype, "cache": cache, "activations": computed}
