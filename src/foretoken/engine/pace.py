@@ -15,20 +15,22 @@ from foretoken.request import Row
 LONGEST = 1.75  # times a step that reads nothing
 UNNOTICED = 0.03  # seconds that a step may take in any case
 LEAST, FIRST, MOST = 16, 64, 512  # tokens of a step: in any case, as long as nothing is known
-STEPS = 64  # that are remembered
+STEPS = 32  # of each kind that are remembered
 
 
 class Pace:
     """What steps took, by how many rows ran and how many tokens others read."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
+        # apart, as for as long as a long prompt is read there are none of the others
+        self._plain: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
+        self._reading: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
 
     def most(self, running: int, reading: int) -> int:
         """Tokens to read in a step beside so many rows that run, of so many others."""
         if not running:
             return MOST
-        if not any(more for _, more, _ in self._steps):
+        if not self._reading:
             return FIRST
         plain, token = self._costs(running)
         longer = max((LONGEST - 1) * plain * reading, UNNOTICED - plain)
@@ -52,13 +54,13 @@ class Pace:
     def see(self, reads: list[int], seconds: float) -> None:
         """How long a step took."""
         more = sum(count for count in reads if count > 1)
-        self._steps.append((reads.count(1), more, seconds))
+        (self._reading if more else self._plain).append((reads.count(1), more, seconds))
 
     def _costs(self, running: int) -> tuple[float, float]:
         """Seconds of a step of so many rows that reads nothing, and of a token that it reads: a
         fit that is linear in both, of the least relative error, as some steps take many times as
         long as others like them."""
-        steps = np.array(self._steps)
+        steps = np.array([*self._plain, *self._reading])
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
         known = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
         base, row, token = np.linalg.lstsq(known, np.ones(len(steps)))[0]
