@@ -266,6 +266,8 @@ class Scheduler:
         first = next(chain(self.running, self.waiting), None)
         ahead = takewhile(lambda task: first and task.judge == first.judge, self.waiting)
         fresh = self._fitting(list(islice(ahead, room)))
+        if not fresh:
+            return 0
         drafts = any(task.drafts for task in fresh)
         if self.running and drafts and not self.batch.drafts:  # it has to read those that run too
             before = self.running
