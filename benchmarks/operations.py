@@ -61,7 +61,7 @@ def show(model: PagedModel) -> None:
     """The counters: averages over all passes, the prompt's among them."""
     spent: Counter[tuple[str, str]] = Counter()  # microseconds
     nodes: Counter[tuple[str, str]] = Counter()
-    for node in model.request.get_profiling_info():
+    for node in model.flat.request.get_profiling_info():
         kind = node.node_type, node.exec_type
         nodes[kind] += 1
         spent[kind] += node.real_time // timedelta(microseconds=1)

@@ -23,6 +23,7 @@ from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import memory
 from foretoken.loading.hub import is_folder
+from foretoken.loading.own import OwnCopy, own_copy
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import Source, in_memory, source
 from foretoken.loading.sources import tokenizer as tokenizer_of
@@ -67,6 +68,10 @@ class _DetachedHeads(NamedTuple):
         return HeadsDrafter(cast(OpenModel, target), self.heads, output, embeddings)
 
 
+def _own(kind: str, target: _Target) -> OwnCopy:
+    return own_copy(kind, target.known)
+
+
 def _ngram(file: str, target: _Target) -> Drafter:
     mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
     return NGramDrafter(NGram.load(file, vocab_size=target.known.V, fingerprint=mark))
@@ -80,8 +85,10 @@ def _heads(file: str, target: _Target) -> _DetachedHeads:
     return _DetachedHeads(name, heads)
 
 
-# Drafters by name; names that end in ":" are followed by a file
-NAMES: dict[str, Callable[[str, _Target], Drafter | _DetachedHeads]] = {
+# Drafters by name; names that end in ":" are followed by a file, or by a kind of copy
+NAMES: dict[str, Callable[[str, _Target], Drafter | _DetachedHeads | OwnCopy]] = {
+    "self": _own,
+    "self:": _own,
     "none": lambda file, target: NoDrafter(),
     "lookup": lambda file, target: LookupDrafter(),
     "copy": lambda file, target: CopyDrafter(),
@@ -112,7 +119,9 @@ def load(
     and on its own device). target None is the pair that ships with the package. draft None is then
     its draft, else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
     "heads:FILE", any Drafter, or a Speculator from `load`: a cascade, whose target drafts here and
-    is itself accelerated by its draft.
+    is itself accelerated by its draft. "self:int4" (or "self") and "self:int8" are the target with
+    its weights rounded, "self:0-3,8" the target with these layers alone: a copy that drafts over
+    the target's own keys and values (docs/drafters.md); it needs OpenVINO.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
     cannot influence that text and runs as usual.
@@ -151,7 +160,10 @@ def load(
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
     drafter = _drafter(draft, _Target(known, own), draft_wish, draft_revision, trust_remote_code)
-    if draft_dtype is not None and (in_memory(draft) or not isinstance(drafter, LMDrafter)):
+    if isinstance(drafter, OwnCopy):
+        drafter = drafter.rounded(draft_dtype)
+        drafter.require("transformers" if exact_shapes else runtime)
+    elif draft_dtype is not None and (in_memory(draft) or not isinstance(drafter, LMDrafter)):
         raise InputError(
             f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
             "leave it out"
@@ -161,7 +173,7 @@ def load(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
     running = (place_exact if exact_shapes else place)(read, wish).model
-    if isinstance(drafter, _DetachedHeads):
+    if isinstance(drafter, _DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     return Speculator(
         target=running,
@@ -195,7 +207,7 @@ def _drafter(
     wish: Wish,
     revision: str | None,
     trust: bool,
-) -> Drafter | _DetachedHeads:
+) -> Drafter | _DetachedHeads | OwnCopy:
     if isinstance(draft, str) and (named := _named(draft, target)) is not None:
         return named
     if isinstance(draft, Speculator):
@@ -215,7 +227,7 @@ def _drafter(
     return LMDrafter(place(read, wish).model, target.known.V)
 
 
-def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | None:
+def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | OwnCopy | None:
     """The drafter of that name; None for the name of a model. Raises InputError, with all names,
     for one that was mistyped."""
     name, colon, file = draft.partition(":")
@@ -223,7 +235,7 @@ def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | None:
         return NAMES[name + colon](file, target)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
-    names = {n: f"{n}FILE" if n.endswith(":") else n for n in NAMES}
+    names = {n: f"{n}FILE" if n.endswith(":") else n for n in NAMES} | {"self:": "self:KIND"}
     candidates = [n for n in NAMES if n.endswith(colon)]
     nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
     if nearest:

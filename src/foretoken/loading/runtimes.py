@@ -108,6 +108,15 @@ class Known:
         return bool(self.structure.config.is_encoder_decoder)
 
     @property
+    def layers(self) -> int:
+        """Of the decoder."""
+        if self._facts:
+            return self._facts.get("layers") or len(self._facts["windows"])
+        from foretoken.models.openvino.thinned import stack_of  # late: as above
+
+        return len(stack_of(self.structure))
+
+    @property
     def settings(self) -> Settings:
         """Its generation config; raises as `read_settings` does."""
         own = self._facts and self._facts.get("settings")
@@ -238,6 +247,38 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
     way = _way(source.empty)
     load = partial(source.network, torch.bfloat16 if dtype == "bfloat16" else torch.float32, device)
     return conversion.converted(source, way, dtype, load, {"settings": _settings(source.empty)})
+
+
+def require_shared(runtime: str) -> None:
+    """RefusedError for a runtime whose models cannot share their rows with a copy."""
+    if runtime != "openvino":
+        raise RefusedError(
+            f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
+            "give runtime='openvino', or draft='lookup'"
+        )
+
+
+def companion(
+    source: Source | PreTrainedModel, target: Model, dtype: str, layers: tuple[int, ...]
+) -> Model:
+    """A copy of `target`, made from the same source, that drafts over the target's own rows: with
+    weights rounded to `dtype`, or with these layers alone where there are some.
+
+    Raises RefusedError where the target shares no rows.
+    """
+    require_shared(target.runtime)
+    library = _library()
+    if dtype not in library.DTYPES:
+        raise RefusedError(f"OpenVINO has no {dtype}")
+    wide = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    loaded = isinstance(source, Source)
+
+    def network() -> PreTrainedModel:
+        return source.network(wide, target.device) if loaded else copy.deepcopy(source).cpu()
+
+    more = {"settings": _settings(source.empty)} if loaded else {}
+    known = source if loaded else None
+    return library.companion(known, target, dtype, layers, network, more)
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

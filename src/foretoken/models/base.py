@@ -144,6 +144,19 @@ class Reserves(Sized, Protocol):
         ...
 
 
+@runtime_checkable
+class Shares(Model, Protocol):
+    """A model over the rows of another, whose keys and values it reads: what its `target` has read
+    it need not read."""
+
+    target: Model
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row in place: what the target has read, and guesses behind it."""
+        ...
+
+
 class OpenModel(Model, Protocol):
     """A model that also shows what its output layer reads."""
 

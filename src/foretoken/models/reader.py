@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model, Remembers
+from foretoken.models.base import Model, Remembers, Shares
 from foretoken.models.rows import staying
 
 AHEAD = 128  # tokens that a row may be behind, and that are read in one go
@@ -24,6 +24,7 @@ class Reader:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._keeping = model if isinstance(model, Remembers) else None
+        self._shares = model if isinstance(model, Shares) else None
         self.texts: list[list[int]] = []  # committed tokens
         self.cached: list[int] = []  # how many are in the model's cache
         self._known: list[int] = []  # how many are ids of the model, from the left; -1: no source
@@ -59,7 +60,9 @@ class Reader:
 
     def _head(self, text: list[int], most: int) -> tuple[list[int], int]:
         """What to start a row with, and how much of it is to be read: all, or where that is more
-        than `most` what the model has kept of other texts."""
+        than `most` what the model has kept of other texts; nothing where another reads it."""
+        if self._shares is not None:
+            return [], 0
         known = 0 if self._keeping is None else self._keeping.known(text)
         unread = len(text) - known
         return (text, unread) if unread <= most else (text[:known], 0)
@@ -77,12 +80,15 @@ class Reader:
         """What to read of a row that is to guess nothing, so that a long text is not read in one
         go when it does."""
         unread = len(self.texts[b]) - self.cached[b]
-        if unread <= AHEAD or not self.room(b):
+        if unread <= AHEAD or not self.room(b) or self._shares is not None:
             return []
         return self.texts[b][self.cached[b] : self.cached[b] + AHEAD]
 
     def budget(self, gamma: list[int]) -> list[int]:
-        """How many guesses to make in every row where `gamma` are asked for."""
+        """How many guesses to make in every row where `gamma` are asked for. What a model that
+        shares its rows has read until then is cached."""
+        if self._shares is not None:
+            self.cached[:] = self._shares.lengths
         return [min(g, self.room(b)) for b, g in enumerate(gamma)]
 
     def move(self, back: list[int], tokens: list[list[int]]) -> None:

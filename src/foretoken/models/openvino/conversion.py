@@ -43,19 +43,25 @@ log = logging.getLogger(__name__)
 
 def compiled(exported: Exported, dtype: str = "float32") -> Model:
     """The graphs, ready to run on this machine's CPU."""
-    options = settings(dtype)
-    facts, graphs = dict(exported.facts), dict(exported.graphs)
-    if facts["form"] == "paged":
-        graphs["decoder"] = paged(graphs["decoder"], facts["windows"])
-        options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
-    ready = {
-        name: core().compile_model(widened_in_products(graph), "CPU", options)
-        for name, graph in graphs.items()
-    }
-    facts["computed"] = dtype if dtype in ROUNDED else arithmetic(ready["decoder"])
+    facts, ready = exported.facts, _compiled(exported, dtype)
+    facts = facts | {"computed": dtype if dtype in ROUNDED else arithmetic(ready["decoder"])}
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+
+
+def _compiled(
+    exported: Exported, dtype: str, cache: str | None = None
+) -> dict[str, ov.CompiledModel]:
+    """cache: the element type of keys and values in pages, by itself that of the arithmetic."""
+    options, graphs = settings(dtype), dict(exported.graphs)
+    if exported.facts["form"] == "paged":
+        graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
+        options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
+    return {
+        name: core().compile_model(widened_in_products(graph), "CPU", options)
+        for name, graph in graphs.items()
+    }
 
 
 def arithmetic(graph: ov.CompiledModel) -> str:
@@ -150,21 +156,57 @@ def converted(
 ) -> Model:
     """The model that `network()` loads, on OpenVINO. It is loaded only if no conversion of the same
     files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
-    key = name_of(source, way, dtype)
+    return _ready(source, _conversion(source, way, dtype, (), network, more), dtype)
+
+
+def _conversion(
+    source: Convertible,
+    way: Way,
+    dtype: str,
+    some: tuple[int, ...],
+    network: Callable[[], PreTrainedModel],
+    more: dict[str, Any],
+) -> Exported:
+    """As it is kept, or made and kept now. some: layers, where it is not to have all."""
+    key = name_of(source, way, dtype, some)
     kept = store.find(key)
     if kept is None:
         log.info("converting %s for OpenVINO", source.name)
         began = time.perf_counter()
-        exported = _export(way, source.name, dtype, network)
+        exported = _export(way, source.name, dtype, network, some)
         exported.facts.update(more, identity=key)  # costs and acceptance are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        kept = store.find(key) if store.keep(key, exported, name, dtype) else None
+        form = " ".join([dtype, *map(str, some)])
+        kept = store.find(key) if store.keep(key, exported, name, form) else None
         kept = kept or exported  # from disk, so that torch's weights can be freed
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
         if kept is exported:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
-    return _ready(source, kept, dtype)
+    return kept
+
+
+def companion(
+    source: Convertible | None,
+    target: PagedModel | ExplicitModel,
+    dtype: str,
+    some: tuple[int, ...],
+    network: Callable[[], PreTrainedModel],
+    more: dict[str, Any],
+) -> Model:
+    """A copy of `target` with rounded weights or with `some` of its layers alone, over its rows.
+
+    source: what both are converted from; None: `network()` is in memory, and nothing is kept.
+    Raises RefusedError where the copy cannot be made, or would keep its cache in another form.
+    """
+    way = PAGED if isinstance(target, PagedModel) else EXPLICIT
+    if source is None:
+        exported = _export(way, "the target", dtype, network, some)
+    else:
+        exported = _conversion(source, way, dtype, some, network, more)
+    alone = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
+    graph = _compiled(alone, dtype, target.kind)["decoder"]
+    return target.companion(graph, exported.facts | {"computed": dtype}, some)
 
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
@@ -184,13 +226,13 @@ def kept(source: Convertible, dtype: str) -> Model | None:
     return None
 
 
-def name_of(source: Convertible, way: Way, dtype: str) -> str:
+def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = ()) -> str:
     """The key under which a conversion is kept."""
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    return fingerprint(content, way.name, dtype, *source.code())
+    return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
 
 
 def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
@@ -200,9 +242,19 @@ def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
         raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
 
 
-def _export(way: Way, name: str, dtype: str, network: Callable[[], PreTrainedModel]) -> Exported:
+def _export(
+    way: Way,
+    name: str,
+    dtype: str,
+    network: Callable[[], PreTrainedModel],
+    some: tuple[int, ...],
+) -> Exported:
     loaded = network().float()
     try:
+        if some:
+            from foretoken.models.openvino.thinned import thinned  # late: takes seconds
+
+            loaded = thinned(loaded, some)
         exported = way.export(loaded)
         smaller = ROUNDED.get(dtype, halved)
         graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}

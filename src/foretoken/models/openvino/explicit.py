@@ -8,7 +8,7 @@ It does not know transformers' code, how tokens are chosen, nor how graphs are m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.models.base import Blocks
+from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.places import (
     beyond,
     by_place,
@@ -65,8 +66,8 @@ class ExplicitModel:
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
         self.device = torch.device("cpu")
-        self.encoder = None if encoder is None else Feed(encoder)
-        self.decoder = Feed(decoder)
+        self.encoder = None if encoder is None else Feed(encoder, [])
+        self.decoder = Feed(decoder, list(range(facts["layers"])))
         self.shapes = shapes(decoder, facts["layers"])
         self.rows: Rows | None = None
         self.padding = 0
@@ -79,6 +80,21 @@ class ExplicitModel:
     @property
     def lengths(self) -> list[int]:
         return self.rows.lengths if self.rows else []
+
+    @property
+    def kind(self) -> str:
+        """The element type of keys and values."""
+        return self.shapes.kind
+
+    def companion(
+        self, compiled: ov.CompiledModel, facts: dict[str, Any], some: tuple[int, ...]
+    ) -> Companion[Feed]:
+        """A copy of this model, which has `some` of its layers, or all of them where that is empty,
+        over its rows."""
+        kept = list(some or range(self.shapes.layers))
+        own = shapes(compiled, len(kept))
+        require_alike(own, replace(self.shapes, layers=len(kept)))
+        return Companion(self, Feed(compiled, kept), facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         s = self.shapes
@@ -94,7 +110,9 @@ class ExplicitModel:
         fresh = Rows([0] * len(prompts), self._empty(len(prompts)), *self._read(sources))
         check_room(fresh.lengths, [len(p) for p in prompts], self.context)
         for at in range(0, max(map(len, prompts)), CHUNK):
-            self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
+            blocks = [p[at : at + CHUNK] for p in prompts]
+            self._run(self.decoder, fresh, fresh.lengths, blocks, [0] * len(prompts))
+            fresh.lengths = gained(fresh.lengths, blocks)
         if self.rows is None:
             self.rows = fresh
         else:
@@ -103,9 +121,19 @@ class ExplicitModel:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
         check_room(self.lengths, [len(block) for block in blocks], self.context)
+        logits = self.scored(self.decoder, self.lengths, blocks, need)
+        if self.rows is not None:
+            self.rows.lengths = gained(self.lengths, blocks)
+        return logits
+
+    def scored(
+        self, feed: Feed, past: list[int], blocks: list[list[int]], need: list[int]
+    ) -> Tensor:
+        """The logits as `score` returns them, by any decoder over this cache, of which row b has
+        past[b] tokens in place; no row moves on."""
         if self.rows is None or not any(blocks):
             return torch.zeros(len(blocks), 0, self.vocab_size)
-        return self._run(self.rows, blocks, need)
+        return self._run(feed, self.rows, past, blocks, need)
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -142,21 +170,24 @@ class ExplicitModel:
         keys, values = (resized(x, roomy(B), S, B) for x in read)
         return Slots((keys, values), 1), lengths
 
-    def _run(self, rows: Rows, blocks: list[list[int]], need: list[int]) -> Tensor:
-        rows.close()
+    def _run(
+        self, feed: Feed, rows: Rows, past: list[int], blocks: list[list[int]], need: list[int]
+    ) -> Tensor:
+        rows.close(past)
         B, order = len(blocks), by_place(rows.places)
-        ids, feed = padded([blocks[b] for b in order], self.device).numpy(), self.decoder
+        ids = padded([blocks[b] for b in order], self.device).numpy()
         most = max(need)
         self.padding = ids.size - sum(map(len, blocks))
         feed.put("ids", ids)
-        feed.put("lengths", np.array([rows.lengths[b] for b in order]))
+        feed.put("lengths", np.array([past[b] for b in order]))
         feed.put("keep", kept(blocks, need, rows.places))
         feed.bind("", rows.own, B, self.shapes)
         if rows.cross is not None:
             feed.put("sources", np.array([rows.sources[b] for b in order]))
             feed.bind("cross_", rows.cross, B, self.shapes)
         feed.run()
-        rows.append([len(b) for b in blocks], (feed.read("new_keys"), feed.read("new_values")))
+        new = feed.read("new_keys"), feed.read("new_values")
+        rows.write(past, [len(b) for b in blocks], new, feed.layers)
         if not most:
             return torch.zeros(B, 0, self.vocab_size)
         logits = feed.read("logits").reshape(B, most, self.vocab_size).copy()
@@ -172,8 +203,9 @@ class Feed:
     changes, so that a change that was broken off is made again.
     """
 
-    def __init__(self, compiled: ov.CompiledModel) -> None:
+    def __init__(self, compiled: ov.CompiledModel, layers: list[int]) -> None:
         self.request = compiled.create_infer_request()
+        self.layers = layers  # of the cache, those that it reads and writes
         self.held: dict[str, Array] = {}
         self.bound: dict[str, tuple[Pair, int]] = {}  # with how many rows
 
@@ -193,7 +225,7 @@ class Feed:
             return
         self.bound.pop(prefix, None)
         for name, arrays in zip(("keys", "values"), slots.pair, strict=True):
-            for i, array in enumerate(arrays[:, :rows]):
+            for i, array in enumerate(arrays[layer, :rows] for layer in self.layers):
                 tensor = ov.Tensor(array, ov.Shape(array.shape), getattr(ov.Type, shapes.kind))
                 self.request.set_tensor(f"{prefix}{name}.{i}", tensor)
         self.bound[prefix] = slots.pair, rows
@@ -217,15 +249,14 @@ class Rows:
         self.lengths, self.sources = lengths, sources  # sources: tokens of each, or none at all
         self.own, self.cross = own, cross
 
-    def append(self, tokens: list[int], new: Pair) -> None:
+    def write(self, past: list[int], tokens: list[int], new: Pair, layers: list[int]) -> None:
         """Write the first tokens[b] slots of row b's place in `new [layers, B, heads, n, dim]`
-        behind it."""
-        ends = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
+        behind its first past[b] ones."""
+        ends = [n + t for n, t in zip(past, tokens, strict=True)]
         self.own.reserve(len(ends), max(ends), len(ends))
-        for place, start, end in zip(self.places, self.lengths, ends, strict=True):
+        for place, start, end in zip(self.places, past, ends, strict=True):
             for x, fresh in zip(self.own.pair, new, strict=True):
-                x[:, place, :, start:end] = fresh[:, place, :, : end - start]
-        self.lengths = ends
+                x[layers, place, :, start:end] = fresh[:, place, :, : end - start]
 
     def join(self, other: Rows) -> None:
         """The rows of `other` join behind these."""
@@ -246,10 +277,10 @@ class Rows:
         places = self._copied(places, lengths, sources, repeated(places))
         self.places, self.lengths, self.sources = places, lengths, sources
 
-    def close(self) -> None:
-        """The last rows move into the gaps, as a pass reads the first places; slots that no row
-        needs any more go."""
-        B, lengths, sources = len(self.places), self.lengths, self.sources
+    def close(self, lengths: list[int]) -> None:
+        """The last rows move into the gaps, as a pass reads the first places; slots go that are not
+        needed for so many tokens of each row."""
+        B, sources = len(self.places), self.sources
         self.places = self._copied(self.places, lengths, sources, beyond(self.places))
         self.own.trim(B, max(lengths))
         if self.cross is not None:
@@ -327,6 +358,10 @@ def shapes(decoder: ov.CompiledModel, layers: int) -> Shapes:
     _, heads, _, width = (side.get_max_length() for side in keys.get_partial_shape())
     kind = keys.get_element_type().get_type_name()
     return Shapes(layers, heads, (width, values.get_partial_shape()[3].get_max_length()), kind)
+
+
+def gained(lengths: list[int], blocks: list[list[int]]) -> list[int]:
+    return [n + len(block) for n, block in zip(lengths, blocks, strict=True)]
 
 
 def resized(x: Array, rows: int, capacity: int, used: int) -> Array:

@@ -28,6 +28,7 @@ from interrupts import interrupted
 from pairs import BrokenOff
 
 pytestmark = pytest.mark.cpu_only
+WHERE = ("openvino/paged.py", "pages/flat.py", "pages/pool.py")  # to interrupt
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_a_pass_is_padded_to_the_size_of_the_last(model: PagedModel) -> None:
     model.start([[5, 6], [7]])
     model.score([[1, 2, 3], [4]], [1, 1])
     model.score([[1], [4]], [1, 1])
-    assert model.padding == 2 and model.added == 2
+    assert model.padding == 2 and model.flat.added == 2
     model.set_lengths([4, 2])
     for _ in range(9):
         model.score([[1], []], [1, 0])
@@ -165,15 +166,19 @@ def test_hidden_states_are_there_beside_the_logits(
 ) -> None:
     model.start([[4, 5]])
     logits = model.score([[6, 7, 8]], [2])
-    hidden = torch.from_numpy(model.request.get_tensor("hidden").data.copy())
+    hidden = torch.from_numpy(model.flat.request.get_tensor("hidden").data.copy())
     with torch.no_grad():
         assert same(network.lm_head(hidden)[0, :2], logits[0])
 
 
-def broken_off(model: PagedModel, prompts: list[list[int]], part: Any, n: int, late: bool) -> None:
+def broken_off(model: PagedModel, prompts: list[list[int]], part: str, n: int, late: bool) -> None:
     """Ctrl-C at the n-th new input of a start, as `part` of the model sets them; all rows leave."""
+    broken: Any = BrokenOff(model.flat.request, n, late=late)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(part, "request", BrokenOff(model.request, n, late=late))
+        if part == "flat":
+            patch.setattr(model.flat, "request", broken)
+        else:
+            patch.setattr(model.pool, "readers", [(broken, model.pool.readers[0][1])])
         model.start(prompts)
     model.leave(list(range(len(model.lengths))))
 
@@ -185,7 +190,7 @@ def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
     stock = CausalModel(network)
     stock.start([[5, 6, 7], [8]])
     expected = stock.score([[9, 1], [3, 4]], [2, 2])
-    for part, n in [*((model, n) for n in range(1, 4)), *((model.pool, n) for n in range(1, 5))]:
+    for part, n in [*(("flat", n) for n in range(1, 4)), *(("pool", n) for n in range(1, 5))]:
         model.start([[5, 6, 7], [8]])
         model.score([[9, 1], [3, 4]], [2, 2])
         model.leave([0, 1])
@@ -210,7 +215,7 @@ def test_a_ctrl_c_anywhere_gives_no_page_away(model: PagedModel) -> None:
     use()
     model.permute([])
     nth = 1
-    while interrupted(use, nth, ("openvino/paged.py",)):
+    while interrupted(use, nth, WHERE):
         held = Counter(page for pages in model.pages for page in pages)
         assert not set(held) & set(pool.free), f"line {nth}"
         assert all(pool.holders[page] >= count for page, count in held.items()), f"line {nth}"
@@ -223,12 +228,12 @@ def test_a_ctrl_c_anywhere_gives_no_page_away(model: PagedModel) -> None:
 def test_a_ctrl_c_while_the_pool_grows_makes_no_page_twice(
     model: PagedModel, network: PreTrainedModel
 ) -> None:
-    compiled, facts = model.request.get_compiled_model(), export_paged(network).facts
+    compiled, facts = model.flat.request.get_compiled_model(), export_paged(network).facts
     came, nth = True, 0
     while came:
         nth += 1
         fresh = PagedModel(compiled, facts)
-        came = interrupted(fresh.pool.grow, nth, ("openvino/paged.py",))
+        came = interrupted(fresh.pool.grow, nth, WHERE)
         fresh.start([[2] * 40, [3] * 40])
         pages = [page for row in fresh.pages for page in row]
         assert len(set(pages)) == 4 and sorted(pages + fresh.pool.free) == [*range(16)]
@@ -250,9 +255,9 @@ def test_what_was_read_serves_texts_that_begin_alike(
     model, stock = remembering, CausalModel(network)
     run, read = model._run, list[int]()
 
-    def watched(parts: list[tuple[int, list[int]]], places: list[int]) -> torch.Tensor:
-        read.extend(len(tokens) for _, tokens in parts)
-        return run(parts, places)
+    def watched(*args: Any) -> torch.Tensor:
+        read.extend(len(tokens) for _, tokens in args[2])
+        return run(*args)
 
     monkeypatch.setattr(model, "_run", watched)
     system = [(7 * i + 3) % 40 + 2 for i in range(70)]
@@ -279,9 +284,9 @@ def test_texts_that_join_together_share_what_they_begin_with(
 ) -> None:
     stock, sizes, run = CausalModel(network), list[list[int]](), remembering._run
 
-    def watched(parts: list[tuple[int, list[int]]], places: list[int]) -> torch.Tensor:
-        sizes.append([len(tokens) for _, tokens in parts])
-        return run(parts, places)
+    def watched(*args: Any) -> torch.Tensor:
+        sizes.append([len(tokens) for _, tokens in args[2]])
+        return run(*args)
 
     monkeypatch.setattr(remembering, "_run", watched)
     system = [(11 * i + 3) % 40 + 2 for i in range(70)]

@@ -1,0 +1,91 @@
+"""Flat passes of a graph over pages: the new tokens of all rows one behind another, whatever their
+lengths. Which rows these are, and which pages they have, its caller knows.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MOST = 16  # tokens added to a pass
+SLACK = 1.2e7  # parameters a layer whose products for one token cost as much as a new layout
+
+
+class Flat:
+    """A compiled graph and its inputs; `facts` are its export's."""
+
+    def __init__(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> None:
+        self.request = compiled.create_infer_request()
+        kinds = {p.get_any_name(): p.get_element_type() for p in compiled.inputs}
+        self.kinds = {name: k.to_dtype() for name, k in kinds.items() if "cache." not in name}
+        self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
+        self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
+        self.context: int | None = facts["context"]
+        self.slack = min(MOST, int(SLACK * len(facts["windows"]) / facts["parameters"]))
+        self.added = 0  # tokens, since a pass of this size was needed
+        self.padding = 0
+
+    def padded(self, ids: list[list[int]], past: list[int]) -> list[list[int]]:
+        """The tokens of every row, padded behind the last one, where the next ones will be written:
+        a pass of the same size as the one before is faster."""
+        self.padding = self._missing(sum(map(len, ids)), past[-1] + len(ids[-1]))
+        return [*ids[:-1], [*ids[-1], *[0] * self.padding]]
+
+    def run(
+        self, ids: list[list[int]], past: list[int], pages: list[list[int]], places: list[int]
+    ) -> Tensor:
+        """A pass over these tokens of rows that have so many in their pages; logits
+        `[len(places), V]` at flat `places`, valid until the next pass."""
+        sizes = [len(tokens) for tokens in ids]
+        ends = [start + size for start, size in zip(past, sizes, strict=True)]
+        same = sum(sizes) == self.bound.get("input_ids")
+        repeats = max(0, self.bound.get("needed", 0) - len(places)) if same else 0
+        self._put("input_ids", list(chain.from_iterable(ids)))
+        self._put("position_ids", list(chain.from_iterable(map(range, past, ends))))
+        self._put("needed", places + places[-1:] * repeats)
+        self._put("past_lens", past)
+        self._put("subsequence_begins", [0, *accumulate(sizes)])
+        self._put("block_indices_begins", [0, *accumulate(map(len, pages))])
+        self._put("block_indices", list(chain.from_iterable(pages)))
+        self._put("max_context_len", [max(ends)])
+        self.request.infer(share_outputs=True)
+        return self.output("logits", len(places))
+
+    def output(self, name: str, count: int) -> Tensor:
+        """The first `count` rows of an output of the last run, whose padding may have made more."""
+        made = torch.from_numpy(self.request.get_tensor(name).data)
+        return made.flatten(0, -2)[:count]
+
+    def _missing(self, tokens: int, end: int) -> int:
+        """Tokens to add: a pass of another size has OpenVINO prepare every layer anew.
+
+        Once as many were added as another layout costs, the smaller size is the new one.
+        """
+        missing = self.bound.get("input_ids", 0) - tokens
+        fits = self.context is None or end + missing <= self.context
+        self.added = self.added + missing if missing > 0 else 0
+        if self.added <= self.slack and fits:
+            return max(0, missing)
+        self.added = 0
+        return 0
+
+    def _put(self, name: str, values: list[int]) -> None:
+        """Fill an input; its buffer is bound again only if its size has changed."""
+        if name not in self.kinds:
+            return  # a graph without positions
+        size = len(values)
+        if (name, size) not in self.buffers:
+            array = np.empty(() if name == "max_context_len" else size, self.kinds[name])
+            self.buffers[name, size] = array, ov.Tensor(array, shared_memory=True)
+        array, tensor = self.buffers[name, size]
+        array[...] = values[0] if array.ndim == 0 else values
+        if self.bound.get(name) != size:
+            self.bound.pop(name, None)  # broken off here, either buffer may be bound
+            self.request.set_tensor(name, tensor)
+            self.bound[name] = size

@@ -1,0 +1,56 @@
+"""A transformers model with some of its decoder's layers, over the same weights.
+
+It does not know what the copy is for, nor how it is exported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.stock.twin import twin
+
+
+def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
+    """`model` with these layers of its decoder alone, in this order; the original stays as it is.
+
+    Raises RefusedError where the layers do not stand in one list.
+    """
+    made = twin(model)
+    stack = stack_of(made)
+    count, chosen = len(stack), [stack[i] for i in layers]
+    stack._modules.clear()
+    stack.extend(chosen)
+    for i, layer in enumerate(chosen):
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = i
+    _shorten(made, count, layers)
+    return made
+
+
+def stack_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of the decoder's layers; RefusedError where there is none."""
+    decoder: Any = model.get_decoder() if model.config.is_encoder_decoder else model
+    for parts in decoder.modules():  # the outermost first: lists within a layer come behind
+        if isinstance(parts, nn.ModuleList) and len({type(layer) for layer in parts}) == 1:
+            return parts
+    raise RefusedError(
+        f"the layers of {type(model).__name__} do not stand in one list; give draft='self', with "
+        "all of them"
+    )
+
+
+def _shorten(model: PreTrainedModel, count: int, layers: tuple[int, ...]) -> None:
+    """What the model's configurations say of each layer, for these layers."""
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    for config in configs.values():
+        own: Any = config.get_text_config(decoder=True)  # pyright: ignore
+        for name, value in list(vars(own).items()):
+            if isinstance(value, list) and len(value) == count:
+                setattr(own, name, [value[i] for i in layers])
+        if not model.config.is_encoder_decoder:
+            own.num_hidden_layers = len(layers)

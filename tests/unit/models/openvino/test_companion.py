@@ -1,0 +1,156 @@
+"""A copy of a model over the model's own rows: it sees what the target has read, and leaves no
+trace of its guesses."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.families import build
+from foretoken.models.openvino import conversion
+from foretoken.models.openvino.companion import Companion, require_alike
+from foretoken.models.openvino.thinned import thinned
+from foretoken.models.openvino.weights import eight_bits
+from foretoken.models.stock.selfcheck import deviation, stir
+
+pytestmark = pytest.mark.cpu_only
+FAMILIES = ["Mistral", "Qwen2", "T5", "BART"]  # on pages, with a window or without, and explicit
+
+
+@cache
+def network(name: str) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        made = build(name)
+        stir(made)
+    return made
+
+
+def hosted(
+    network: PreTrainedModel, dtype: str = "float32", layers: tuple[int, ...] = ()
+) -> tuple[Any, Companion[Any]]:
+    (way, *_) = conversion.ways(network)
+    target: Any = way.run(network)
+    made = conversion.companion(None, target, dtype, layers, lambda: copy.deepcopy(network), {})
+    assert isinstance(made, Companion)
+    return target, made
+
+
+class Hosted:
+    """A model whose copy guesses before each pass: some of the block that comes, one token a pass,
+    and others behind them."""
+
+    def __init__(self, target: Any, drafting: Companion[Any]) -> None:
+        self.target, self.drafting, self.dice = target, drafting, random.Random(5)
+        self.apart = 0.0  # how far the copy's logits are from the target's
+        self.guessed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+    def start(self, prompts: list[list[int]], sources: Any = None) -> None:
+        self.target.start(prompts, sources)
+        self.drafting.start(prompts, sources)
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        made = self.guess(blocks)
+        logits = self.target.score(blocks, need)
+        for b, (block, n) in enumerate(zip(blocks, need, strict=True)):
+            for i in range(max(len(block) - n, 0), min(len(block), len(made[b]))):
+                own = logits[b, i - (len(block) - n)]
+                self.apart = max(self.apart, float((made[b][i] - own).abs().max()))
+                self.guessed += 1
+        return logits
+
+    def guess(self, blocks: list[list[int]]) -> list[list[Tensor]]:
+        """The copy's logits behind each token that it took of a row's block."""
+        taken = [self.dice.randint(0, len(block)) for block in blocks]
+        before = list(self.target.lengths)
+        made: list[list[Tensor]] = [[] for _ in blocks]
+        for i in range(max(taken, default=0)):
+            feed = [[block[i]] if i < n else [] for block, n in zip(blocks, taken, strict=True)]
+            logits = self.drafting.score(feed, [len(token) for token in feed])
+            for b, token in enumerate(feed):
+                if token:
+                    made[b].append(logits[b, 0].clone())
+        self.drafting.score([[self.dice.randrange(2, 60)] for _ in blocks], [1] * len(blocks))
+        assert self.target.lengths == before
+        return made
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        self.target.set_lengths(lengths)
+        self.drafting.set_lengths(lengths)
+
+    def permute(self, rows: list[int]) -> None:
+        self.target.permute(rows)
+        self.drafting.permute(rows)
+
+    def leave(self, rows: list[int]) -> None:
+        self.target.leave(rows)
+        self.drafting.leave(rows)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_exact_copy_scores_what_the_target_scores(name: str) -> None:
+    """Through joins, rollbacks, copied rows and leaving: it reads the target's keys and values."""
+    both = Hosted(*hosted(network(name)))
+    assert deviation(network(name), both) < 1e-5  # pyright: ignore[reportArgumentType]
+    assert both.guessed > 20 and both.apart < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_guesses_leave_no_trace(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind every pass the target's logits are those of a text that was never guessed."""
+    monkeypatch.setattr(eight_bits, "WORTH", 0)  # small weights too
+    both = Hosted(*hosted(network(name), dtype))
+    assert deviation(network(name), both) < 1e-5  # pyright: ignore[reportArgumentType]
+    assert both.guessed > 20 and both.apart > 1e-4
+
+
+def test_some_layers_read_the_same_layers_of_the_target() -> None:
+    """As transformers computes it, over those layers' keys and values of the whole model."""
+    whole = network("Qwen2")
+    last = whole.config.num_hidden_layers - 1
+    target, drafting = hosted(whole, layers=(last,))
+    text, more = [3, 9, 4, 7, 5], [8, 6]
+    target.start([text])
+    drafting.start([text])
+    logits = drafting.score([more], [2])[0]
+
+    cached = DynamicCache(config=whole.config)
+    whole(input_ids=torch.tensor([text]), past_key_values=cached, use_cache=True)
+    kept = DynamicCache()
+    kept.update(cached.layers[last].keys, cached.layers[last].values, 0)
+    with torch.no_grad():
+        ids = torch.tensor([more])
+        expected = thinned(whole, (last,))(input_ids=ids, past_key_values=kept, use_cache=True)
+    assert torch.allclose(logits, expected.logits[0], atol=1e-4)
+    assert deviation(whole, Hosted(*hosted(whole, layers=(0,)))) < 1e-5  # pyright: ignore
+
+
+def test_what_the_target_reads_meanwhile_is_there() -> None:
+    target, drafting = hosted(network("Mistral"))
+    target.start([[5, 6], [7]])
+    drafting.start([[5, 6], [7]])
+    drafting.score([[8, 9], [3]], [1, 1])
+    assert drafting.lengths == [4, 2] and target.lengths == [2, 1]
+    target.score([[8], [4, 5, 6]], [1, 1])
+    assert drafting.lengths == [4, 4]
+    drafting.set_lengths([3, 4])
+    assert drafting.lengths == [3, 4]
+    with pytest.raises(InputError, match="a row can only go back"):
+        drafting.set_lengths([3, 5])
+
+
+def test_another_form_of_the_cache_is_refused() -> None:
+    with pytest.raises(RefusedError, match="another form"):
+        require_alike({"key_cache.0": (2, 32, 8)}, {"key_cache.0": (4, 32, 8)})
