@@ -49,15 +49,16 @@ CONTEXT = 256
 @dataclass(frozen=True)
 class Runtime:
     """A target on it, drafters for it. `noise`: of its logits, where arithmetic depends on the
-    batch; 0 where texts are promised."""
+    batch; 0 where texts are promised. `own`: the drafts' passes run over the target's rows."""
 
     model: Callable[[str], Any]  # "target", "draft" or "middle"
     noise: Callable[[], float] = lambda: 0.0
+    own: bool = False
 
     def speculator(self, drafter: str, before: str = "") -> Speculator:
         """Fresh models, with costs that nobody had to measure. `before`: their roles' names."""
         target = self.model(f"{before}target")
-        made = Speculator(target, self._drafter(drafter, before), byte_level())
+        made = Speculator(target, self._drafter(drafter, before, target), byte_level())
         made._costs.update(
             {
                 (kind, rows): Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
@@ -67,15 +68,20 @@ class Runtime:
         )
         return made
 
-    def _drafter(self, name: str, before: str) -> Drafter:
-        def lm() -> LMDrafter:
-            return LMDrafter(self.model(f"{before}draft"), V)
+    def _drafter(self, name: str, before: str, target: Any) -> Drafter:
+        def model(role: str) -> Any:
+            return over(target, f"{before}{role}") if self.own else self.model(f"{before}{role}")
+
+        def cascade() -> CascadeDrafter:
+            return CascadeDrafter(model("middle"), LMDrafter(self.model(f"{before}draft"), V), 2)
 
         return {
-            "lm": lm,
+            "lm": lambda: LMDrafter(model("draft"), V),
             "lookup": LookupDrafter,
-            "cascade": lambda: CascadeDrafter(self.model(f"{before}middle"), lm(), 2),
-            "mixture": lambda: MixtureDrafter([(LookupDrafter(), 2), (lm(), None)]),
+            "cascade": cascade,
+            "mixture": lambda: MixtureDrafter(
+                [(LookupDrafter(), 2), (LMDrafter(model("draft"), V), None)]
+            ),
             "none": NoDrafter,
         }[name]()
 
@@ -136,6 +142,15 @@ def openvino(way: str) -> Callable[[str], Any]:
     return model
 
 
+def over(target: Any, role: str) -> Any:
+    """A draft's weights over the target's own rows."""
+    from foretoken.models.openvino.conversion import companion
+
+    return companion(
+        None, target, "float32", (), lambda: copy.deepcopy(network(role)).float(), dict
+    )
+
+
 def measured(model: Callable[[str], Any]) -> Callable[[], float]:
     """The largest difference of any logit from float64's, over some texts in blocks."""
 
@@ -163,6 +178,8 @@ RUNTIMES = {
     "packed": Runtime(packed_model, measured(packed_model)),
     "paged": Runtime(openvino("paged"), measured(openvino("paged"))),
     "explicit": Runtime(openvino("explicit"), measured(openvino("explicit"))),
+    "paged self": Runtime(openvino("paged"), measured(openvino("paged")), own=True),
+    "explicit self": Runtime(openvino("explicit"), measured(openvino("explicit")), own=True),
 }
 
 

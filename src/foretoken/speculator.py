@@ -190,9 +190,9 @@ class Speculator:
         num_beams, by itself 4 times that. Both change the speed and, as passes of other shapes
         round otherwise, the last digits of scores: in float64 and float32 only near-ties can fall
         otherwise, in bfloat16 texts differ often. With exact_shapes=True beams and scores are the
-        same to the bit. A drafter that is no model cannot look ahead: the search is then plain, and
-        `stats.draft_runtime` says "none". Where fewer than num_return_sequences texts are possible,
-        so many come back.
+        same to the bit. A drafter that is no model, or none with rows of its own,
+        cannot look ahead: the search is then plain, and `stats.draft_runtime` says "none". Where
+        fewer than num_return_sequences texts are possible, so many come back.
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
@@ -202,7 +202,7 @@ class Speculator:
             require_beams(request.params, controls)
         shaping = [row.controls for row in self.rows(requests)]
         draft = None
-        if gamma and isinstance(self.drafter, LMDrafter):
+        if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
         beams: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from foretoken.drafters.base import Draft, pack
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, require_model
+from foretoken.models.base import Blocks, Model, Shares, require_model
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -34,6 +34,7 @@ class LMDrafter:
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
         self.singular = params is not None  # its speed does not follow from its model alone
+        self.shares = isinstance(model, Shares)  # the target's rows
         self._reader = Reader(model)
 
     def start(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -245,8 +246,8 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device
     if kept is not None:
         return kept
     way = _way(source.empty)
-    load = partial(source.network, torch.bfloat16 if dtype == "bfloat16" else torch.float32, device)
-    return conversion.converted(source, way, dtype, load, {"settings": _settings(source.empty)})
+    load, more = _weights(source, dtype, device), partial(_kept_beside, source)
+    return conversion.converted(source, way, dtype, load, more)
 
 
 def require_shared(runtime: str) -> None:
@@ -270,15 +271,20 @@ def companion(
     library = _library()
     if dtype not in library.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    wide = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    loaded = isinstance(source, Source)
+    host: Any = target  # one of that library's models
+    if not isinstance(source, Source):
+        return library.companion(None, host, dtype, layers, lambda: copy.deepcopy(source), dict)
+    load, more = _weights(source, dtype, target.device), partial(_kept_beside, source)
+    return library.companion(source, host, dtype, layers, load, more)
 
-    def network() -> PreTrainedModel:
-        return source.network(wide, target.device) if loaded else copy.deepcopy(source).cpu()
 
-    more = {"settings": _settings(source.empty)} if loaded else {}
-    known = source if loaded else None
-    return library.companion(known, target, dtype, layers, network, more)
+def _weights(source: Source, dtype: str, device: torch.device) -> Callable[[], PreTrainedModel]:
+    return partial(source.network, torch.bfloat16 if dtype == "bfloat16" else torch.float32, device)
+
+
+def _kept_beside(source: Source) -> dict[str, Any]:
+    """Facts that a conversion keeps beside the export's."""
+    return {"settings": _settings(source.empty)}
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

@@ -23,10 +23,13 @@ Graph = TypeVar("Graph", contravariant=True)
 class Host(Model, Protocol[Graph]):
     """A model over whose rows other graphs may run."""
 
-    lengths: list[int]  # tokens of every row in the cache
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row in the cache."""
+        ...
 
     def scored(
-        self, graph: Graph, past: list[int], blocks: list[list[int]], need: list[int]
+        self, graph: Graph, /, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
         """The logits as `score` returns them, by `graph`, where row b has past[b] tokens in place;
         no row moves on."""

@@ -152,7 +152,7 @@ def converted(
     way: Way,
     dtype: str,
     network: Callable[[], PreTrainedModel],
-    more: dict[str, Any],
+    more: Callable[[], dict[str, Any]],
 ) -> Model:
     """The model that `network()` loads, on OpenVINO. It is loaded only if no conversion of the same
     files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
@@ -165,7 +165,7 @@ def _conversion(
     dtype: str,
     some: tuple[int, ...],
     network: Callable[[], PreTrainedModel],
-    more: dict[str, Any],
+    more: Callable[[], dict[str, Any]],
 ) -> Exported:
     """As it is kept, or made and kept now. some: layers, where it is not to have all."""
     key = name_of(source, way, dtype, some)
@@ -174,7 +174,7 @@ def _conversion(
         log.info("converting %s for OpenVINO", source.name)
         began = time.perf_counter()
         exported = _export(way, source.name, dtype, network, some)
-        exported.facts.update(more, identity=key)  # costs and acceptance are remembered by it
+        exported.facts.update(more(), identity=key)  # costs and acceptance are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
         form = " ".join([dtype, *map(str, some)])
         kept = store.find(key) if store.keep(key, exported, name, form) else None
@@ -192,7 +192,7 @@ def companion(
     dtype: str,
     some: tuple[int, ...],
     network: Callable[[], PreTrainedModel],
-    more: dict[str, Any],
+    more: Callable[[], dict[str, Any]],
 ) -> Model:
     """A copy of `target` with rounded weights or with `some` of its layers alone, over its rows.
 

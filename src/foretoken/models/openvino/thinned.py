@@ -21,13 +21,20 @@ def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
     """
     made = twin(model)
     stack = stack_of(made)
+    if layers[0] and any(
+        getattr(part, "has_relative_attention_bias", 0) for part in stack.modules()
+    ):
+        raise RefusedError(
+            f"the first layer of {type(model).__name__} has the positions of all; give layers that "
+            "begin with 0"
+        )
     count, chosen = len(stack), [stack[i] for i in layers]
     stack._modules.clear()
     stack.extend(chosen)
     for i, layer in enumerate(chosen):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
-                part.layer_idx = i
+                setattr(part, "layer_idx", i)  # noqa: B010
     _shorten(made, count, layers)
     return made
 

@@ -39,7 +39,7 @@ def hosted(
 ) -> tuple[Any, Companion[Any]]:
     (way, *_) = conversion.ways(network)
     target: Any = way.run(network)
-    made = conversion.companion(None, target, dtype, layers, lambda: copy.deepcopy(network), {})
+    made = conversion.companion(None, target, dtype, layers, lambda: copy.deepcopy(network), dict)
     assert isinstance(made, Companion)
     return target, made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretoken.errors import RefusedError
 from foretoken.models.families import build
 from foretoken.models.openvino.thinned import stack_of, thinned
 
@@ -31,3 +32,9 @@ def test_all_layers_are_the_model() -> None:
     with torch.no_grad():
         same = thinned(model, tuple(range(len(stack_of(model)))))(input_ids=ids).logits
         assert torch.equal(same, model(input_ids=ids).logits)
+
+
+def test_positions_are_not_left_behind() -> None:
+    """T5's first layer makes the bias by distance that all others add."""
+    with pytest.raises(RefusedError, match="give layers that begin with 0"):
+        thinned(build("T5"), (1,))
