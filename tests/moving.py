@@ -30,6 +30,7 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import pace, scheduler
 from foretoken.models import reader
+from foretoken.models.openvino.companion import Companion
 from foretoken.models.stock import packed
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.grid import ExactModel
@@ -315,6 +316,8 @@ def rows_of(part: Any) -> int:
         return len(part._texts)
     if isinstance(part, ExactModel):
         return len(part.rows)
+    if isinstance(part, Companion):
+        return len(part._own)
     if hasattr(part, "_reader"):
         return len(part._reader.texts)
     part = part.cache if hasattr(part, "eager") else part  # graphs
