@@ -170,7 +170,7 @@ def _measured(spec: Any, arguments: argparse.Namespace, temperature: float) -> d
         for repeat in range(1 + arguments.repeats):
             for gamma in gammas if repeat % 2 else gammas[::-1]:
                 (done,) = spec.generate(prompt, gamma=gamma, seed=repeat, **options)
-                seconds = (done.stats.seconds - done.stats.prefill_seconds) / len(done.tokens)
+                seconds = done.steady.seconds / done.steady.tokens
                 if repeat:  # the first is a warm-up
                     repeats[gamma].append(seconds)
                     betas += [beta for step in done.steps for beta in step.overlaps]

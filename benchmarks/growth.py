@@ -81,12 +81,13 @@ def step_parts(
     for _ in range(2):  # the first warms up
         done = spec.generate([prompt] * count, **options)
     out = done[0]
-    full = [step for step in out.steps[1:] if step.drafted == GAMMA]
+    steady = out.steady
+    full = [step for step in steady.steps if step.drafted == GAMMA]
     parts = {
         name: 1e3 * median(getattr(step, f"{name}_seconds") for step in full) for name in PARTS[:-1]
     }
-    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in out.steps)
-    rest = (out.stats.seconds - out.stats.prefill_seconds - spent) / len(out.steps)
+    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in steady.steps)
+    rest = (steady.seconds - spent) / len(steady.steps)
     return parts | {"rest": 1e3 * rest}
 
 

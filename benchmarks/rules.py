@@ -51,8 +51,8 @@ def main() -> None:
 
 def seconds_per_token(texts: list[Completion]) -> float:
     """Decoding time per token over all prompts."""
-    spent = sum(text.stats.seconds - text.stats.prefill_seconds for text in texts)
-    return spent / sum(len(text.tokens) for text in texts)
+    steady = [text.steady for text in texts]
+    return sum(each.seconds for each in steady) / sum(each.tokens for each in steady)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ class Row:
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
+    first_seconds: float = 0.0
     seconds: float = 0.0
     behind: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
@@ -210,7 +211,8 @@ class Row:
 class Stats:
     """What a completion cost. `alpha` is the mean of sum min(p, q) over judged guesses (Cor
     3.6), never accepted/drafted, which stands beside it; with lenience of sum min(p/l, q). Times
-    are of the batch the row was in, from the start of its prefill."""
+    are of the batch the row was in, from the start of its prefill: of what was read before the
+    first step, which often reads the prompt's end, to that step's end, and to the last one's."""
 
     target_calls: int  # without the prefill of all but the last prompt token
     draft_calls: int
@@ -222,6 +224,7 @@ class Stats:
     tokens_per_call: float | None
     seconds: float
     prefill_seconds: float
+    first_seconds: float
     runtime: str
     draft_runtime: str
     cached_tokens: int = 0  # of the prompt, that had been read for other texts
@@ -229,6 +232,14 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Steady(NamedTuple):
+    """Some steps of a text: the tokens that they made, and their seconds."""
+
+    tokens: int
+    seconds: float
+    steps: list[StepRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +257,16 @@ class Completion:
     error: str | None = None  # behind an "error": the control that failed, and how
     logprobs: list[Logprobs] | None = None  # of every token, where they were asked for
     prompt_logprobs: list[Logprobs] | None = None  # of every token of the prompt but the first
+
+    @property
+    def steady(self) -> Steady:
+        """What came behind the first step, which reads of the prompt too; all where there is no
+        more."""
+        tokens, seconds = len(self.tokens), self.stats.seconds
+        if len(self.steps) < 2:
+            return Steady(tokens, seconds, self.steps)
+        first = len(self.steps[0].kept)
+        return Steady(tokens - first, seconds - self.stats.first_seconds, self.steps[1:])
 
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""
@@ -291,6 +312,7 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         tokens_per_call=len(row.new_tokens) / len(records) if records else None,
         seconds=row.seconds,
         prefill_seconds=row.prefill_seconds,
+        first_seconds=row.first_seconds,
         runtime=runtime,
         draft_runtime=draft_runtime,
         cached_tokens=row.cached,

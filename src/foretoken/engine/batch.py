@@ -20,6 +20,7 @@ from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
 from foretoken.models.base import Model, Remembers
+from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
 from foretoken.sampling.judge import Judge
@@ -66,8 +67,9 @@ class Batch:
 
     def join(self, rows: list[Row], *, drafts: bool = True, read: bool = True) -> None:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
-        read it. The first ones say whether there will be guesses: plain decoding costs no drafter's
-        work."""
+        read it. A row that is alone has as much of its end left as fits a pass, which the first
+        step's is then. The first ones say whether there will be guesses: plain decoding costs no
+        drafter's work."""
         if self._claim is None:
             self._claim = Claim(self.target, self.drafter if drafts else NoDrafter())
             self._claim.take()
@@ -104,6 +106,8 @@ class Batch:
                 self._read(reads)
         for row in self.rows:
             row.seconds = perf_counter() - row.began
+            if row.records and not row.first_seconds:
+                row.first_seconds = row.seconds
         self.leave([row for row in self.rows if row.finish_reason])
 
     def unread(self, row: Row) -> int:
@@ -145,7 +149,8 @@ class Batch:
             if self.target.encoder_decoder
             else None
         )
-        heads = [self._head(row, read) for row in rows]
+        last = read and not self.rows and len(rows) == 1 and not self.target.takes_tensors
+        heads = [self._head(row, read, last) for row in rows]
         self.target.start(heads, sources)
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
         for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
@@ -156,14 +161,18 @@ class Batch:
         first = len(self.rows)
         drafter.start(list(range(first, first + len(rows))), texts, sources)
 
-    def _head(self, row: Row, read: bool) -> list[int]:
-        """What a row that joins has read when it is there: all but the last token, or what need
-        not be read; nothing of a prompt whose logprobs are asked for, which a prefill does not
-        give."""
+    def _head(self, row: Row, read: bool, last: bool) -> list[int]:
+        """What a row that joins has read when it is there: all but the last token, or but the
+        `last` pass, or what need not be read; nothing of a prompt whose logprobs are asked for,
+        which a prefill does not give."""
         if row.telling:
             row.prompt_logprobs = []  # of a reading broken off
             return []
-        return row.tokens[: -1 if read else self._known(row.tokens[:-1])]
+        if read and not last:
+            return row.tokens[:-1]
+        known = self._known(row.tokens[:-1])
+        whole = (len(row.tokens) - 1 - known) // PASS if read else 0
+        return row.tokens[: known + whole * PASS]
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""

@@ -283,7 +283,7 @@ class Scheduler:
             left -= count if fits else 0
         self._join(now, drafts)
         self._join(later, drafts, read=False)
-        return most - left
+        return most - left if running else 0
 
     def _fitting(self, fresh: list[Task]) -> list[Task]:
         """The first of them, as many as memory is enough for."""

@@ -15,6 +15,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch, keep_freed
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.gamma import Fixed
+from foretoken.models.rows import CHUNK as PASS
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -235,3 +236,48 @@ def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
     for _ in Batch(Tensors(P, V), NoDrafter()).run(rows, choose(speculative), Fixed(0)):
         pass
     assert texts(rows) == texts(expected) and len(rows[1].prompt_logprobs) == 4
+
+
+class Passes(TableModel):
+    """Notes how many tokens each pass has, those of a start among them."""
+
+    def __init__(self) -> None:
+        super().__init__(P, V)
+        self.sizes: list[list[int]] = []
+
+    def start(self, prompts, sources=None):
+        self.sizes.append([len(prompt) for prompt in prompts])
+        super().start(prompts, sources)
+
+    def score(self, blocks, need):
+        self.sizes.append([len(block) for block in blocks])
+        return super().score(blocks, need)
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes"),
+    [
+        (1, [0, 1 + 2]),
+        (40, [0, 40 + 2]),
+        (PASS + 1, [PASS, 1 + 2]),
+        (PASS + 9, [PASS, 9 + 2]),
+    ],
+)
+def test_the_end_of_a_prompt_and_the_first_guesses_are_one_pass(length, sizes):
+    target = Passes()
+    row = Row.of(Request([1] * length, 8, RowKey(4, 0), params=SAMPLED))
+    batch = Batch(target, LMDrafter(TableModel(Q, V)))
+    running = batch.run([row], Sampled(speculative), Fixed(2))
+    next(running), next(running)
+    assert [size for (size,) in target.sizes] == sizes
+    assert row.first_seconds == row.seconds > row.prefill_seconds > 0
+    running.close()
+
+
+def test_several_rows_read_their_prompts_first():
+    target = Passes()
+    rows = fresh([Request([1] * n, 8, RowKey(4, n)) for n in (5, 9)])
+    running = Batch(target, NoDrafter()).run(rows, Sampled(speculative), Fixed(0))
+    next(running), next(running)
+    assert target.sizes == [[4, 8], [1, 1]]
+    running.close()

@@ -47,25 +47,25 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))
-    steps = [step for done in fast for step in done.steps]
+    steps = [step for done in fast for step in done.steady.steps]
     comparison = Comparison(
         plain_seconds_per_token=median(map(_per_token, plain)),
         seconds_per_token=median(map(_per_token, fast)),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.gamma for step in steps),
     )
-    plain_steps = [step for done in plain for step in done.steps]
-    return _predicted(comparison, plain_steps, steps, len(fast[0].tokens))
+    plain_steps = [step for done in plain for step in done.steady.steps]
+    overlaps = [overlap for done in fast for step in done.steps for overlap in step.overlaps]
+    return _predicted(comparison, overlaps, [*plain_steps, *steps], len(fast[0].tokens))
 
 
 def _predicted(
-    comparison: Comparison, plain: list[StepRecord], steps: list[StepRecord], tokens: int
+    comparison: Comparison, overlaps: list[float], steps: list[StepRecord], tokens: int
 ) -> Comparison:
     """With the predictions of section 3, where something was drafted."""
-    overlaps = [overlap for step in steps for overlap in step.overlaps]
     if not overlaps:
         return comparison
-    costs, alpha, gamma = of([*plain, *steps]), fmean(overlaps), comparison.gamma
+    costs, alpha, gamma = of(steps), fmean(overlaps), comparison.gamma
     c, v = costs.c, costs.v
     if gamma is None:
         gamma = theory.optimal_gamma(alpha, c, v=v, max_gamma=MAX_GAMMA, tokens=tokens)
@@ -86,4 +86,4 @@ def _run(spec: Speculator, prompt: Prompt, options: dict[str, Any], **changed: A
 
 
 def _per_token(done: Completion) -> float:
-    return (done.stats.seconds - done.stats.prefill_seconds) / len(done.tokens)
+    return done.steady.seconds / done.steady.tokens

@@ -41,14 +41,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One task done. `steps` is empty for a peer, which keeps no records."""
+    """One task done. `steps`: behind the first, where there are any; empty for a peer, which keeps
+    no records."""
 
     tokens: list[int]
     first_tokens: int  # those of the first step, which come together; 0: not known
     first_seconds: float  # from the start until these
     seconds: float
     steps: tuple[StepRecord, ...] = ()
-    loop_seconds: float = 0.0  # of the steps, from the end of the prefill
+    loop_seconds: float = 0.0  # of the steps
 
 
 Round = dict[Key, list[Run]]  # a contestant's turn: a run for each task
@@ -93,16 +94,15 @@ class Own:
 
 def _run(text: Completion, done: list[Completion], seconds: float) -> Run:
     """A text of a call that took so long; what is around its rows comes before the first token."""
-    stats, first = text.stats, text.steps[0]
+    stats, first, steady = text.stats, text.steps[0], text.steady
     around = seconds - max(each.stats.seconds for each in done)
-    first_step = first.draft_seconds + first.score_seconds + first.verify_seconds
     return Run(
         tokens=text.tokens,
         first_tokens=len(first.kept),
-        first_seconds=around + stats.prefill_seconds + first_step,
+        first_seconds=around + stats.first_seconds,
         seconds=seconds,
-        steps=tuple(text.steps),
-        loop_seconds=stats.seconds - stats.prefill_seconds,
+        steps=tuple(steady.steps),
+        loop_seconds=steady.seconds,
     )
 
 

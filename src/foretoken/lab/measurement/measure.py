@@ -107,8 +107,8 @@ def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: in
 
 
 def _summed(done: Completion) -> Run:
-    seconds = done.stats.seconds - done.stats.prefill_seconds
-    return Run(len(done.tokens), seconds, [_step(step) for step in done.steps])
+    tokens, seconds, steps = done.steady
+    return Run(tokens, seconds, [_step(step) for step in steps])
 
 
 def _step(step: StepRecord) -> Step:
@@ -146,7 +146,7 @@ def _summary(
         alpha_in_loop=_in_loop(loops),
         silent=fmean(silent),
         positions=[_position(steps, i) for i in range(1, options.gamma + 1)],
-        tokens=fmean(loop.tokens for loop in loops),
+        tokens=fmean(len(one.overlaps) for one in observed),
         tokens_per_call=_tokens_per_call(loops, options.gamma),
         draft_seconds=spread([s.draft_seconds / s.drafted for s in steps if s.drafted]),
         context=median(one.context for one in observed),

@@ -74,7 +74,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation; seconds without the prefill."""
+    """One generation, without its first step, which reads of the prompt too."""
 
     tokens: int
     seconds: float

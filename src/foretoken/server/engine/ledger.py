@@ -39,8 +39,9 @@ class Ledger:
             stats = event.completion.stats
             rows = event.steps[-1].rows if event.steps else 1
             sums = self.speeds[rows.bit_length(), stats.drafted > 0]
-            sums[0] += len(event.completion.tokens)
-            sums[1] += stats.seconds - stats.prefill_seconds
+            tokens, seconds, _ = event.completion.steady
+            sums[0] += tokens
+            sums[1] += seconds
 
     def report(self, spec: Speculator) -> dict[str, Any]:
         """Rates; None where nothing is known yet."""

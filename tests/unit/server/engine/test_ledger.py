@@ -13,6 +13,7 @@ from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel
+from foretoken.request import Steady
 from foretoken.server.engine.ledger import Ledger
 from oracle import random_model
 
@@ -60,10 +61,10 @@ def test_speeds_are_compared_among_as_many_rows() -> None:
         step = SimpleNamespace(
             kept=[1] * 10, drafted=drafted, accepted=0, predicted=False, overlaps=[], rows=rows
         )
-        stats = SimpleNamespace(drafted=drafted, seconds=seconds + 0.5, prefill_seconds=0.5)
-        return SimpleNamespace(
-            steps=[step], completion=SimpleNamespace(tokens=[1] * 10, stats=stats)
+        done = SimpleNamespace(
+            stats=SimpleNamespace(drafted=drafted), steady=Steady(10, seconds, [])
         )
+        return SimpleNamespace(steps=[step], completion=done)
 
     ledger.note(text(16, 3, 8.0))
     ledger.note(text(1, 0, 2.0))
