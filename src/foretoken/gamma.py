@@ -3,7 +3,8 @@
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
 frozen costs against how likely guesses are to be kept, learned from each row's own past, for all
 rows of a pass together: the guesses, row by row, that gain most tokens in the seconds of the step.
-What requests predict comes first: it costs no draft, and has a past of its own.
+What is foreseen of a row without its draft, by its request or its own text, costs no draft and has
+a past of its own: the better of the two guesses.
 Rows that ask for `deterministic` know no mates.
 """
 
@@ -26,7 +27,6 @@ FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed o
 LEAST = 0.04  # share of the prior's weight that never fades
 DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
-PREDICTED = (4.0, 0.9)  # as `Costs.prior`, for what a request predicts: whoever sends it expects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class Adaptive:
 
     costs: Costs
     alone: Costs | None = None  # of one row, for deterministic rows
+    drafts: bool = True  # whether there is a drafter
     _pasts: list[tuple[Row, Pasts]] = field(default_factory=list[tuple[Row, "Pasts"]], init=False)
 
     @property
@@ -91,7 +92,7 @@ class Adaptive:
         for row, pasts in self._pasts:
             for past in pasts:
                 past.follow(row.records)
-        every = [(row, pasts[bool(row.predicted(1))]) for row, pasts in self._pasts]
+        every = [(row, self._better(row, *pasts)) for row, pasts in self._pasts]
         asked = {
             id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING)[0]
             for row, past in every
@@ -113,8 +114,19 @@ class Adaptive:
         return [asked[id(row)] for row in rows]
 
     def _fresh(self, row: Row) -> Pasts:
-        drafted = Past(self.costs.prior)
-        return (drafted,) if row.prediction is None else (drafted, Past(PREDICTED, predicted=True))
+        drafted, foresight = Past(self.costs.prior), row.foresight
+        return (drafted,) if foresight is None else (drafted, Past(foresight.prior, predicted=True))
+
+    def _better(self, row: Row, drafted: Past, foreseen: Past | None = None) -> Past:
+        """Of the two the one with which the row alone would gain most tokens a second; told to the
+        row."""
+        row.trusts = foreseen is not None and bool(row.predicted(1))
+        if foreseen is None or not row.trusts or not self.drafts:
+            return foreseen if foreseen is not None and row.trusts else drafted
+        most, costs = min(row.room - 1, MAX_GAMMA), self.alone or self.costs
+        by_draft = rate(drafted, most, prices_of(costs, 1))
+        row.trusts = rate(foreseen, most, prices_of(costs.undrafted, 1)) >= by_draft
+        return foreseen if row.trusts else drafted
 
     def _asked(self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside) -> list[int]:
         """For these together, all of which are drafted for or none; a guess of those that get none,
@@ -221,6 +233,12 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
     drafting = np.asarray(costs.drafting(depths, guesses, B) - before)
     passing = np.asarray(before + costs.passing(positions + guesses, B + guesses))
     return Prices(B, drafting, passing, [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)])
+
+
+def rate(past: Past, most: int, prices: Prices) -> float:
+    """Tokens a second of a row alone, with its best number of guesses."""
+    tokens = 1 + past.answers * np.cumsum([0.0, *past.survival[:most]])
+    return float((tokens / prices.alike[: len(tokens)]).max())
 
 
 def allot(pasts: list[Past], most: list[int], prices: Prices) -> list[int]:

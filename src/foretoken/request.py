@@ -41,6 +41,17 @@ class Controls(Shaping, Protocol):
         ...
 
 
+class Foresight(Protocol):
+    """What may come next in a text, without a drafter: as its request predicts, or as the text has
+    gone on before."""
+
+    prior: tuple[float, float]  # as `Costs.prior`
+
+    def after(self, text: list[int], most: int) -> list[int]:
+        """At most so many tokens that may follow the new tokens `text`."""
+        ...
+
+
 class Ending(Protocol):
     """What else than an id may end a text."""
 
@@ -70,7 +81,7 @@ class StepRecord:
     rows: int  # how many rows shared the step
     biases: tuple[float, ...] = ()  # total variation from the target's law there; () where exact
     padding: int = 0  # positions that the whole batch's target pass computed for no row
-    predicted: bool = False  # the guesses are of the request's own prediction
+    predicted: bool = False  # the guesses are of the row's foresight, not of its draft
 
     @property
     def drafted(self) -> int:
@@ -105,14 +116,15 @@ class Row:
     seconds: float = 0.0
     behind: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
-    prediction: Prediction | None = None
+    foresight: Foresight | None = None
+    trusts: bool = True  # its foresight, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`
 
     @classmethod
     def of(cls, request: Request) -> Row:
         """A fresh row."""
         expected = Prediction(request.prediction) if request.prediction else None
-        return cls(request, list(request.prompt), prediction=expected)
+        return cls(request, list(request.prompt), foresight=expected)
 
     @property
     def new_tokens(self) -> list[int]:
@@ -129,8 +141,8 @@ class Row:
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
     def predicted(self, most: int) -> list[int]:
-        """At most so many tokens that its request predicts to come next."""
-        return [] if self.prediction is None else self.prediction.after(self.new_tokens, most)
+        """At most so many tokens that are foreseen to come next."""
+        return [] if self.foresight is None else self.foresight.after(self.new_tokens, most)
 
     def forced(self, most: int) -> list[int]:
         """At most so many tokens that its grammar leaves no choice about."""

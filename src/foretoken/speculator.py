@@ -315,7 +315,8 @@ class Speculator:
             params = costs.dearest([request.params for request in requests])
             shared, alone = self.step_costs(params, rows), self.step_costs(params)
             # one for all calls alike: rows that share a pass are weighed together
-            return self._adaptive.setdefault(id(shared), Adaptive(shared, alone))
+            drafts = not isinstance(self.drafter, NoDrafter)
+            return self._adaptive.setdefault(id(shared), Adaptive(shared, alone, drafts))
         gamma = int(gamma)  # NumPy's overflow
         if context is not None and gamma + 1 > context:
             raise InputError(

@@ -299,7 +299,20 @@ def test_predictions_and_drafts_have_pasts_of_their_own():
     good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
     ask = Adaptive(SMALL).ask
     assert ask([expecting(bad + right)]) == [MAX_GAMMA] and ask([row(bad + right)])[0] < 2
-    assert ask([expecting(good + wrong)])[0] < 2 and ask([row(good + wrong)])[0] > 4
+    assert ask([row(good + wrong)])[0] > 4
+
+
+def test_the_better_of_prediction_and_draft_guesses():
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    wrong = [replace(record(8, [0.0]), predicted=True)] * 40
+    good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
+    for records, trusts in ((good + wrong, False), (bad + right, True), (good + right, True)):
+        one = expecting(records)
+        asked = Adaptive(SMALL).ask([one])
+        assert one.trusts == trusts
+        assert trusts or asked == Adaptive(SMALL).ask([row(records)])
+    one = expecting(bad + wrong)  # without a drafter there is nothing else to trust
+    assert Adaptive(SMALL, drafts=False).ask([one])[0] < 2 and one.trusts
 
 
 def test_predictions_are_counted_beside_drafts():

@@ -134,7 +134,8 @@ class Batch:
     def _given(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
         assert self._claim is not None and self._claim.drafter is not None
-        predicted = [row.predicted(g) for row, g in zip(self.rows, gamma, strict=True)]
+        asked = zip(self.rows, gamma, strict=True)
+        predicted = [row.predicted(g) if g and row.trusts else [] for row, g in asked]
         every = zip(predicted, self.rows, gamma, strict=True)
         given = [x or row.forced(g) for x, row, g in every]
         if not any(given):

@@ -22,6 +22,8 @@ class Prediction:
     `LONGEST`, so that a prediction of another text soon falls silent.
     """
 
+    prior = (4.0, 0.9)  # as `Costs.prior`: whoever sends it expects it
+
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
         self._behind: dict[int, list[int]] = {}  # the places behind each token

@@ -31,7 +31,8 @@ def usage(writing: Writing) -> dict[str, Any]:
     texts = writing.texts
     read = sum(text.prompt_tokens for text in texts[:: writing.n])
     written = sum(len(text.tokens) for text in texts)
-    predicted = [step for text in texts for step in text.steps if step["predicted"]]
+    steps = [step for text in texts for step in text.steps if step["predicted"]]
+    predicted = steps if writing.predicts else []  # else the texts themselves foresaw it
     known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
     return {
         "prompt_tokens": read,

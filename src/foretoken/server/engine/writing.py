@@ -44,7 +44,7 @@ class Writing:
     def __init__(
         self, link: Link, prompts: Sequence[Any], n: int, options: dict[str, Any], seed: int
     ) -> None:
-        self.n = n
+        self.n, self.predicts = n, "prediction" in options
         self.texts = [Written() for _ in range(len(prompts) * n)]
         self.began = perf_counter()
         self.first: float | None = None  # seconds until the first token of any text
