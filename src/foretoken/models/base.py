@@ -107,10 +107,8 @@ class TreeModel(Model, Protocol):
 
 
 @runtime_checkable
-class Remembers(Model, Protocol):
-    """A model that can keep what it has read of texts, for others that begin alike."""
-
-    recalled: list[int]  # how many tokens of each row that joined last were not read
+class Keeps(Protocol):
+    """What a model, or a drafter without one, can keep of texts that have left, for others."""
 
     def remember(self, on: bool) -> None:
         """Keep it from now on, or forget it all."""
@@ -119,6 +117,13 @@ class Remembers(Model, Protocol):
     def salted(self, salt: str) -> None:
         """The rows that join next share only with rows of the same salt."""
         ...
+
+
+@runtime_checkable
+class Remembers(Model, Keeps, Protocol):
+    """A model that can keep what it has read of texts, for others that begin alike."""
+
+    recalled: list[int]  # how many tokens of each row that joined last were not read
 
     def known(self, prompt: list[int]) -> int:
         """How many of its first tokens need not be read."""

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 ROOT = 0
-DEEP = 64  # states that a token counts for; the ends of few texts but repetitions have more
+DEEP = 32  # states that a token counts for; the ends of few texts but repetitions have more
 
 
 class Automaton:
@@ -79,15 +79,14 @@ class Automaton:
         self.last = state = self._add(end, ROOT, 1, end, None)
         self._at.append(state)
         link, after = self.link, self._next
-        p = link[before]  # from `before` itself the way to `state` is the text's own
+        p, to = link[before], None  # from `before` itself the way to `state` is the text's own
         while p >= 0 and (to := self._to(p, token)) is None:
             if (ways := after[p]) is None:
                 n = self.length[p]
                 ways = after[p] = {self.ids[n]: self._at[n + 1]}
             ways[token] = state
             p = link[p]
-        if p >= 0:
-            assert to is not None
+        if to is not None:
             link[state] = to if self.length[to] == self.length[p] + 1 else self._part(p, token, to)
         self._counted(end)
 
@@ -158,7 +157,9 @@ class Automaton:
             yield p
             p = self.link[p]
 
-    def _add(self, length: int, link: int, count: int, recent: int, ways: dict[int, int] | None):
+    def _add(
+        self, length: int, link: int, count: int, recent: int, ways: dict[int, int] | None
+    ) -> int:
         self.length.append(length)
         self.link.append(link)
         self.count.append(count)
