@@ -61,6 +61,9 @@ class Automaton:
         """The state of the longest end of `tokens` that occurs in the text, and its length."""
         state, n = ROOT, 0
         for token in tokens:
+            if token < 0:  # a barrier of another text
+                state, n = ROOT, 0
+                continue
             to = self._to(state, token)
             while to is None and state != ROOT:
                 state = self.link[state]
@@ -93,7 +96,7 @@ class Automaton:
     def pop(self) -> int:
         """Take the last token back; returns it. IndexError where there is none."""
         state, made = self.last, len(self.length) - 1
-        for p in reversed(list(self._ends())):
+        for p in reversed(self._ends()):
             self.recent[p] = self._before.pop()
             self.count[p] -= 1
         token = self.ids.pop()
@@ -148,14 +151,15 @@ class Automaton:
             recent[p] = end
             count[p] += 1
 
-    def _ends(self) -> Iterator[int]:
-        """The states of ends of the text that occur elsewhere too, from the longest on."""
-        p = self.link[self.last]
-        for _ in range(DEEP):
-            if p <= ROOT:
-                return
-            yield p
-            p = self.link[p]
+    def _ends(self) -> list[int]:
+        """The states of the longest ends of the text that occur elsewhere too, which it counts
+        for; the longest first."""
+        link, ends = self.link, list[int]()
+        p = link[self.last]
+        while p > ROOT and len(ends) < DEEP:
+            ends.append(p)
+            p = link[p]
+        return ends
 
     def _add(
         self, length: int, link: int, count: int, recent: int, ways: dict[int, int] | None

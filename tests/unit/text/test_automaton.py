@@ -52,6 +52,14 @@ REPETITIONS = {
 }
 
 
+def test_barriers_of_two_texts_are_not_alike():
+    one, other = automaton([1]), automaton([2])
+    for made in (one, other):
+        made.bar()
+        made.append(3)
+    assert one.ids[1] == other.ids[1] and one.find(other.ids[1:])[1] == 1
+
+
 @pytest.mark.parametrize("kind", REPETITIONS)
 def test_repetitions_stay_small(kind):
     """Their ends have about as many states as tokens; only the longest of them count."""
