@@ -15,8 +15,8 @@ guesses at gamma 4, less than half at 16. Earlier outputs: a tenth more where th
 a dictionary (5 to 10 us), half the bytes.
 
 Found: 2 to 3 us and 180 bytes instead; the rest is in results/. What most often followed loses to
-what followed last in edits (4.4 to 4.3 tokens at gamma 4), where the old name has the counts, and
-wins in summaries.
+what followed last in edits (4.38 to 4.44 tokens at gamma 4), where the old name has the counts, and
+wins in summaries (1.55 to 1.52).
 
     python benchmarks/lookup.py --data FOLDER    # three minutes
 
@@ -213,7 +213,8 @@ def guess(drafter: Any, gamma: int) -> Ids:
 
 def cost(make: Callable[[], Any], ids: Ids) -> dict[str, float]:
     """Of a row of so many tokens: the median of three readings; a call that guesses 4 tokens, at
-    places of the text's last hundred, half of them and 95 of them; memory as Python's allocator counts it."""
+    the text's last hundred places, the median and the 95th; memory as Python's allocator counts
+    it."""
     seconds = [timed(make, ids) for _ in range(3)]
     drafter = make()
     drafter.start([0], [ids[:-100]], None)

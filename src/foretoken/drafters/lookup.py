@@ -8,12 +8,15 @@ earlier ones, alone. Knows no model and no tokenizer.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.models.rows import staying
 from foretoken.text.automaton import ROOT, Automaton
 from foretoken.text.earlier import Earlier
 
 LEAST = 0.1  # estimated chance that all guesses up to one are kept, at least
+WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
 NEAR = 32  # last tokens of a text that are looked for in earlier ones
 
 
@@ -123,7 +126,8 @@ def follow(seen: Automaton, state: int, matched: int, most: int) -> tuple[list[i
     while state != ROOT and len(guesses) < most:
         if seen.length[state] == len(seen):
             state = seen.match
-        rated = [(seen.count[to], seen.recent[to], x, to) for x, to in seen.following(state)]
+        ways = islice(seen.following(state), WAYS)
+        rated = [(seen.count[to], seen.recent[to], x, to) for x, to in ways]
         if not rated:
             break
         count, _, token, to = max(rated)

@@ -1,7 +1,7 @@
 """Copy from context: what is found, how far it is copied, and which row it belongs to."""
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.lookup import WAYS, LookupDrafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import SharedDraw
 from foretoken.sampling.keys import RowKey
@@ -35,6 +35,14 @@ def test_a_match_is_as_long_as_it_can_be():
 
 def test_what_most_often_followed_wins_over_a_later_one():
     assert guesses([1, 5, 1, 5, 1, 6, 2, 1], 1) == [5]
+
+
+def test_of_very_many_ways_those_that_came_first_are_weighed():
+    """So that a call stays quick behind a word that everything follows."""
+    hub = [x for token in range(1, WAYS + 1) for x in (0, token)]
+    late, early = [0, WAYS + 1] * 2, [0, WAYS] * 80
+    assert guesses([*hub, *late * 40, 999, 0], 1) == []
+    assert guesses([*hub, *early, 999, 0], 1) == [WAYS]
 
 
 def test_guesses_end_where_they_are_unlikely():
