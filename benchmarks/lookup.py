@@ -14,9 +14,11 @@ guesses at gamma 4, less than half at 16. Earlier outputs: a tenth more where th
 (tests, answers), nothing elsewhere. Twice the time to read a token, as an automaton does more than
 a dictionary (5 to 10 us), half the bytes.
 
-Found: 2 to 3 us and 180 bytes instead; the rest is in results/. What most often followed loses to
-what followed last in edits (4.38 to 4.44 tokens at gamma 4), where the old name has the counts, and
-wins in summaries (1.55 to 1.52).
+Found: 2 us and 170 bytes instead; the rest is in results/. Tried and left out: the latest token in
+place of the most frequent one, which gains 1 to 3 % in edits, where the old name has the counts,
+and loses 2 % in summaries; a match's length, or twice it, as the most guesses (SuffixDecoding),
+which takes fewer yet and loses 5 to 25 % of the tokens at gamma 16; the best of eight shorter
+matches, which changes nothing.
 
     python benchmarks/lookup.py --data FOLDER    # three minutes
 
