@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -33,7 +33,7 @@ from foretoken.intake import Intake
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
-from foretoken.request import Completion, Piece, Request, Row, stats
+from foretoken.request import Completion, Foresight, Piece, Request, Row, stats
 from foretoken.sampling.judge import Judge
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
@@ -56,7 +56,8 @@ PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen a
 class Speculator:
     """A target, a drafter and, where there is one, a tokenizer. `controls`, `suggested`: options of
     `generate` that the model's own generation config names; where a call leaves them open, those
-    are followed and these are not."""
+    are followed and these are not. `foresight`: what guesses beside the drafter, for requests that
+    predict nothing."""
 
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
@@ -66,6 +67,7 @@ class Speculator:
     target_name: str = "target"
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    foresight: Callable[[Request], Foresight] | None = field(default=None, repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _adaptive: dict[int, Adaptive] = field(default_factory=dict, init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
@@ -371,7 +373,7 @@ class Speculator:
 
     @property
     def _intake(self) -> Intake:
-        return Intake(self.target, self.tokenizer, self.ends, self.controls)
+        return Intake(self.target, self.tokenizer, self.ends, self.controls, self.foresight)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import LEAST, LookupDrafter
+from foretoken.drafters.lookup import SURE, LookupDrafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 
@@ -38,7 +38,7 @@ def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
         seen = [token for token, _ in after]
         token = max(after, key=lambda found: (seen.count(found[0]), found[1]))[0]
         chance *= seen.count(token) / (len(places) + 1 / (matched + len(guesses)))
-        if chance < LEAST:
+        if chance < SURE:
             break
         guesses.append(token)
         run = [*run, token]

@@ -8,14 +8,17 @@ earlier ones, alone. Knows no model and no tokenizer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.models.rows import staying
+from foretoken.request import Request
 from foretoken.text.automaton import ROOT, Automaton
 from foretoken.text.earlier import Earlier
 
-LEAST = 0.1  # estimated chance that all guesses up to one are kept, at least
+SURE = 0.1  # estimated chance that all guesses up to one are kept, at least
+LEAST = 4  # tokens that must agree before a text's own past is preferred to a drafter
 WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
 NEAR = 32  # last tokens of a text that are looked for in earlier ones
 
@@ -75,6 +78,24 @@ class LookupDrafter:
         self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
 
 
+class Repeats:
+    """A row's look-up as its foresight, in front of a drafter: where at least `LEAST` tokens have
+    occurred before in its source, prompt or text."""
+
+    prior = (4.0, 0.7)  # as `Costs.prior`
+
+    def __init__(self, request: Request) -> None:
+        self._text = _Text(request.prompt, request.source or [], request.salt)
+        self._read: list[int] = []
+
+    def after(self, text: list[int], most: int) -> list[int]:
+        common = len(self._read) if text[: len(self._read)] == self._read else 0
+        self._text.unread(len(self._read) - common)
+        self._text.read(text[common:])
+        self._read = list(text)
+        return self._text.guess(most, least=LEAST)
+
+
 class _Text:
     """One row's tokens, with those of its source before a barrier."""
 
@@ -98,19 +119,17 @@ class _Text:
         for _ in range(count):
             self.seen.pop()
 
-    def guess(self, most: int, others: list[Automaton]) -> list[int]:
-        """At most so many tokens, from this text or from one of `others`, whichever is likely to
-        have more of them kept; this one where they are alike."""
+    def guess(self, most: int, others: Sequence[Automaton] = (), least: int = 1) -> list[int]:
+        """At most so many tokens, from behind a match of `least` tokens or more in this text or in
+        one of `others`, whichever is likely to have more of them kept; this one where they are
+        alike."""
         if not most:
             return []
-        match = self.seen.match
-        best, kept = follow(self.seen, match, self.seen.length[match], most)
+        places = [(self.seen, self.seen.match, self.seen.length[self.seen.match])]
         last = self.seen.ids[-NEAR:].tolist()
-        for other in others:
-            found, likely = follow(other, *other.find(last), most)
-            if likely > kept:
-                best, kept = found, likely
-        return best
+        places += [(other, *other.find(last)) for other in others]
+        found = [follow(*place, most) for place in places if place[2] >= least]
+        return max(found, key=lambda each: each[1], default=([], 0.0))[0]
 
 
 def follow(seen: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:
@@ -132,7 +151,7 @@ def follow(seen: Automaton, state: int, matched: int, most: int) -> tuple[list[i
             break
         count, _, token, to = max(rated)
         chance *= count / (seen.continued(state) + 1 / (matched + len(guesses)))
-        if chance < LEAST:
+        if chance < SURE:
             break
         guesses.append(token)
         likely += chance

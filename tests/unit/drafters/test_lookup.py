@@ -1,7 +1,8 @@
 """Copy from context: what is found, how far it is copied, and which row it belongs to."""
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import WAYS, LookupDrafter
+from foretoken.drafters.lookup import WAYS, LookupDrafter, Repeats
+from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import SharedDraw
 from foretoken.sampling.keys import RowKey
@@ -85,6 +86,20 @@ def test_the_text_wins_over_the_source_at_equal_length_and_loses_to_longer():
 def test_no_match_crosses_from_source_to_text():
     assert guesses([2, 3, 1, 2], 2, source=[9, 1]) == [3, 1]
     assert guesses([7, 1], 2, source=[3, 1]) == []
+
+
+def repeats(prompt: list[int], source: list[int] | None = None) -> Repeats:
+    return Repeats(Request(prompt, 50, RowKey(0, 0), source=source))
+
+
+def test_repeats_say_what_followed_the_last_four_tokens():
+    four = [5, 6, 7, 8]
+    assert repeats([*four, 9, 3, *four[1:]]).after([], 2) == []  # three agree
+    assert repeats([*four, 9, 3, *four]).after([], 2) == [9, 3]
+    assert repeats([5], [*four, 1]).after(four[1:], 4) == [1]
+    text = repeats([*four, 9, 3])
+    for new, told in (([], []), (four, [9, 3]), ([*four, 9], [3, 5]), ([4, 4], []), (four, [9, 3])):
+        assert text.after(new, 2) == told  # a function of the text alone
 
 
 def test_rows_join_behind_and_leave_closes_the_gap():
