@@ -29,7 +29,7 @@ class LookupDrafter:
 
     Prompt, output and, for an encoder-decoder, the source are searched. In an engine that keeps
     what was read also earlier outputs of the row's salt, for rows whose text does not depend on
-    what is guessed: greedy and coupled ones. A row takes some 200 bytes a token of its context,
+    what is guessed: greedy and coupled ones. A row takes memory by the tokens of its context,
     earlier outputs what `Earlier` says.
     """
 
