@@ -18,8 +18,9 @@ DEEP = 32  # states that a token counts for; the ends of few texts but repetitio
 class Automaton:
     """Grows by a token in amortised constant time, and shrinks again.
 
-    Some 170 bytes a token of prose, 450 of texts made to be hard. The states' numbers are good until the next change. `count` and `recent`
-    are of the `DEEP` longest ends at every place only, so that `a a a a ..` takes linear time too.
+    Some 170 bytes a token of prose, 450 of texts made to be hard. The states' numbers are good
+    until the next change. `count` and `recent` are of the `DEEP` longest ends at every place only,
+    so that `a a a a ..` takes linear time too.
     """
 
     def __init__(self) -> None:
