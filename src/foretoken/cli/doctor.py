@@ -1,5 +1,5 @@
-"""`foretoken doctor`: versions, devices, kept conversions, and which families pass the
-self-check."""
+"""`foretoken doctor`: versions, the processor, devices, kept conversions, and which families pass
+the self-check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli import option
+from foretoken.cli import option, processor
 from foretoken.cli.command import command
 from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
@@ -37,17 +37,27 @@ def doctor(
             "--clear-cache", help="Remove them and measured costs; both are made again when needed."
         ),
     ] = False,
+    speed: Annotated[
+        bool,
+        typer.Option(
+            "--speed", help="Which precision is fastest here, by size; takes about 20 s, idle."
+        ),
+    ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Versions, device, memory, and which models run on what here, and why."""
+    """Versions, processor, bandwidth, memory, and which models run on what here, and why."""
     if model is None and (origin, placing) != (option.Origin(), option.Placing()):
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
+    if model is not None and speed:
+        raise InputError(f"--speed is of this machine; give it or {model!r:.60}, not both")
     quiet()
     console = Console(highlight=False)
     if clear_cache:
         _clear(console, as_json=as_json)
     elif cache:
         _list(console, as_json=as_json)
+    elif speed:
+        processor.speed(console, as_json=as_json)
     elif model is not None:
         _place(console, model, origin, placing, as_json=as_json)
     else:
@@ -55,11 +65,12 @@ def doctor(
 
 
 def _everything(console: Console, *, as_json: bool) -> None:
-    document = {**_machine(), "families": _families()}
+    document = {**_machine(), "processor": processor.measured(), "families": _families()}
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
     console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
+    processor.show(console, document["processor"])
     console.print(f"OpenVINO: {document['openvino']}")
     for device in document["devices"]:
         free = device["free_bytes"]

@@ -19,6 +19,7 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake
+from foretoken.lab import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
@@ -399,6 +400,7 @@ def test_doctor(run, monkeypatch):
     """Two families here; their checks have tests of their own."""
     few = {name: families.FAMILIES[name] for name in ("Llama", "T5")}
     monkeypatch.setattr(families, "FAMILIES", few)
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
     result = run("doctor", "--json")
     assert result.code == 0
     document = json.loads(result.out)
