@@ -44,12 +44,13 @@ def make(
         )
     content = text(held_out, "held-out text")
     exact = _load(model, EXACT, origin, placing)
-    rounded = _load(model, placing.dtype, origin, placing)
     if exact.tokenizer is None:
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
     from foretoken.lab.rounding import pieces, rounding  # late: as above
 
-    found = rounding(exact.target, rounded.target, pieces(content, exact.tokenizer))
+    held = pieces(content, exact.tokenizer)
+    rounded = _load(model, placing.dtype, origin, placing)
+    found = rounding(exact.target, rounded.target, held)
     digest = hashlib.sha256(content.encode()).hexdigest()
     told = f"{held_out.name} (sha256 {digest[:12]})"
     command = _command(model, placing.dtype, held_out)

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from foretoken import others
 from foretoken.cli.page import bar, milliseconds
-from foretoken.others import read, remark, share, taken
 
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "
@@ -26,10 +26,10 @@ def measured() -> dict[str, Any]:
     from foretoken.lab.machine import bandwidth
     from foretoken.lab.processor import processor
 
-    here, began = processor(), read()
+    here, began = processor(), others.read()
     seconds, size = bandwidth(torch.device("cpu"))
-    others = share([taken(began)])
-    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": others}
+    taken = others.share([others.taken(began)])
+    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": taken}
     return {**asdict(here), "lacks": here.lacks, **rate}
 
 
@@ -48,7 +48,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
         f"memory: {found['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
         soft_wrap=True,
     )
-    if said := remark(found["others"]):
+    if said := others.remark(found["others"]):
         console.print(said, soft_wrap=True)
 
 
@@ -59,12 +59,12 @@ def speed(console: Console, *, as_json: bool) -> None:
     require_openvino()
     from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
 
-    here, began = measured(), read()
+    here, began = measured(), others.read()
     found = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
-    others = share([taken(began)])
+    taken = others.share([others.taken(began)])
     if as_json:
         rows = [asdict(each) for each in found]
-        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": others}
+        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": taken}
         print(json.dumps(document, allow_nan=False))
         return
     show(console, here)
@@ -81,7 +81,7 @@ def speed(console: Console, *, as_json: bool) -> None:
     console.print(SAYS)
     if any(each.seconds is None for each in found):
         console.print("-: time or memory did not suffice")
-    if said := remark(others):
+    if said := others.remark(taken):
         console.print(said)
 
 
