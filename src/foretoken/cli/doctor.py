@@ -37,7 +37,8 @@ def doctor(
     clear_cache: Annotated[
         bool,
         typer.Option(
-            "--clear-cache", help="Remove them and measured costs; both are made again when needed."
+            "--clear-cache",
+            help="Remove them, cards and measured costs; all but cards are made again when needed.",
         ),
     ] = False,
     held_out: Annotated[

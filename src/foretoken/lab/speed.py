@@ -26,7 +26,7 @@ from foretoken.models.openvino.weights.four_bits import GROUP, in_groups, neares
 from foretoken.models.openvino.weights.halves import WORTH, widened, widened_in_products
 
 TOKENS = (1, 8)  # of a pass: plain decoding, and a target that scores seven guesses
-SECONDS = 18.0  # nothing is begun that is expected to end later
+SECONDS = 16.0  # nothing is begun that is expected to end later
 LEAST, ENOUGH = 3, 0.2  # passes that are timed at least, and seconds after which they suffice
 BYTES = {"float32": 4.0, "bfloat16": 4.0, "int8": 1.0, "int4": 0.6}  # of a weight, in memory
 COPIES = 2.5  # of the weights while they are compiled
