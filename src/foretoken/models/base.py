@@ -6,6 +6,7 @@ batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -141,6 +142,16 @@ class Reserves(Sized, Protocol):
 
     def reserve(self, total: int) -> None:
         """So many bytes."""
+        ...
+
+
+@runtime_checkable
+class Pads(Model, Protocol):
+    """A model whose passes cost more where their size is another than that of the last."""
+
+    def price(self, seconds: Callable[[int], float] | None, change: float) -> None:
+        """Pad from now on where that is cheaper: a pass over so many tokens takes `seconds`, a
+        change of size `change` more. None: do not."""
         ...
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.lookup import LookupDrafter, Repeats
 from foretoken.errors import InputError
+from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 
@@ -68,6 +69,20 @@ def test_runs_of_equal_hash_are_told_apart(monkeypatch):
     monkeypatch.setattr("foretoken.drafters.lookup.hash", lambda run: 0, raising=False)
     assert guesses([1, 2, 3], 4) == []
     assert guesses([1, 3, 3], 2) == [3, 3]
+
+
+def repeats(prompt: list[int], source: list[int] | None = None) -> Repeats:
+    return Repeats(Request(prompt, 50, RowKey(0, 0), source=source))
+
+
+def test_repeats_say_what_followed_the_last_four_tokens():
+    four = [5, 6, 7, 8]
+    assert repeats([*four, 9, 3, *four[1:]]).after([], 2) == []  # three agree
+    assert repeats([*four, 9, 3, *four]).after([], 2) == [9, 3]
+    assert repeats([5], [*four, 1]).after(four[1:], 4) == [1]
+    text = repeats([*four, 9, 3])
+    for new, told in (([], []), (four, [9, 3]), ([*four, 9], [3, 5]), ([4, 4], []), (four, [9, 3])):
+        assert text.after(new, 2) == told  # a function of the text alone
 
 
 def test_rows_join_behind_and_leave_closes_the_gap():

@@ -101,7 +101,8 @@ def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | No
             "prompt_lookup_max": LookupDrafter().longest,
             "prompt_lookup_min": 1,
         }
-    if measured.draft.runtime == PYTHON:
+    own = measured.draft.name.partition(":")[0] == "self"
+    if own or measured.draft.runtime == PYTHON:
         return None
     return {
         "method": "draft_model",
