@@ -1,22 +1,27 @@
-"""The draft of a target that comes without one: a copy of its own where that pays, else look-up.
+"""What is chosen at loading: the draft of a target that comes without one, and the bits of a draft
+of which nothing is said.
 
-What pays is read from costs and acceptance measured on the pair, once for each kind of target and
-machine. Does not know how a copy is made.
+What pays is read from costs and acceptance measured on the pair, once for each kind of pair and
+machine. Does not know how a model is made.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, cast
 
 from foretoken import costs
 from foretoken.costs import PLAIN, Costs
+from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import ForetokenError
 from foretoken.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.loading.own import OwnCopy
 from foretoken.loading.sources import Source
+from foretoken.options import ROUNDED
 from foretoken.speculator import Speculator
 from foretoken.storage.cache import remember, remembered
 
@@ -29,6 +34,8 @@ FILE = "drafts.json"
 LEAST = 1.05  # predicted tokens a second over plain decoding for which a copy is kept in memory
 QUICK = 1e-3  # seconds of a plain step below which what lies outside the models outweighs guesses
 KINDS = ("int4", "int8")
+SMALL = 2_000_000  # parameters of a draft from which on its weights are worth rounding
+FASTER = 1.02  # predicted tokens a second for which a draft is rounded
 DEARER, BEST = 1.3, 0.99  # a draft in int8 against one in int4: its time at least, its alpha
 
 
@@ -52,6 +59,53 @@ def chosen(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
         "" if best is looking else ", and look-up where the text repeats",
     )
     return best
+
+
+def rounded(
+    spec: Speculator, dtype: str, make: Callable[[str], LMDrafter], parameters: int
+) -> Speculator:
+    """`spec`, whose draft of so many parameters is in `dtype`, or the same with the draft that
+    `make` returns in eight or four bits. What was chosen is logged, where it is another."""
+    if parameters < SMALL or spec.target.runtime != "openvino":
+        return spec
+    name = costs.key(spec.target, spec.drafter, FILE)
+    known = remembered(FILE).get(name) if name else None
+    if known in (*ROUNDED, ""):
+        kind = cast(str, known)
+        best = replace(spec, drafter=make(kind)) if kind else spec
+    else:
+        best, kind, sure = _quickest(spec, dtype, make)
+        if name and sure:
+            remember(FILE, name, kind)
+    if kind:
+        log.info(
+            "%s drafts in %s, which is faster; draft_dtype says otherwise", spec.draft_name, kind
+        )
+    return best
+
+
+def _quickest(
+    spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
+) -> tuple[Speculator, str, bool]:
+    """The best of all, its bits if they are fewer, and whether costs are steady."""
+    best, kind, base = spec, "", spec.step_costs(PLAIN)
+    most, sure = _rate(base), _kept(spec)
+    for fewer in ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]:
+        try:
+            other = replace(spec, drafter=make(fewer))
+        except ForetokenError as error:
+            log.info("%s cannot draft in %s: %s", spec.draft_name, fewer, error)
+            break
+        measured, sure = other.step_costs(PLAIN), sure and _kept(other)
+        # one text tells two acceptances apart no better than by luck; eight bits cost none
+        prior = (
+            base.prior if fewer == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
+        )
+        found = _rate(replace(measured, prior=prior))
+        if found < FASTER * most:  # four bits gain nothing where eight do not
+            break
+        best, kind, most = other, fewer, found
+    return best, kind, sure
 
 
 def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> tuple[Speculator, bool]:
@@ -88,9 +142,13 @@ def _drafting(looking: Speculator, read: Source | PreTrainedModel, kind: str) ->
 
 
 def _gain(measured: Costs) -> float:
-    """Tokens a second over plain decoding, by costs and the acceptance seen with them."""
-    prices = prices_of(measured, 1)
-    return rate(Past(measured.prior), MAX_GAMMA, prices) * prices.alike[0]
+    """Tokens a second over plain decoding."""
+    return _rate(measured) * measured.seconds(0)
+
+
+def _rate(measured: Costs) -> float:
+    """Tokens a second, by costs and the acceptance seen with them."""
+    return rate(Past(measured.prior), MAX_GAMMA, prices_of(measured, 1))
 
 
 def _kept(spec: Speculator) -> bool:

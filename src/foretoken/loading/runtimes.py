@@ -109,6 +109,13 @@ class Known:
         return bool(self.structure.config.is_encoder_decoder)
 
     @property
+    def parameters(self) -> int:
+        """All numbers of its weights."""
+        if self._facts:
+            return self._facts["parameters"]
+        return sum(weight.numel() for weight in self.structure.parameters())
+
+    @property
     def layers(self) -> int:
         """Of the decoder."""
         if self._facts:

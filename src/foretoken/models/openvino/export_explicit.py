@@ -69,6 +69,7 @@ def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
         "class": type(model).__name__,
         "encoder_decoder": seq2seq,
         "layers": layers,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
         "vocab_size": output_rows(model),
         "context": context_limit(model.config.get_text_config(decoder=True)),
         "source_context": encoder_limit(model) if seq2seq else None,
