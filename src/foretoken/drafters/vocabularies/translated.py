@@ -60,7 +60,10 @@ class TranslatedModel:
         first = [len(block) - max(0, n - 1) for block, n in zip(blocks, need, strict=True)]
         logits: list[Tensor] = []
         for i in range(max(need)):
-            new = [x[:n] if i == 0 else x[n + i - 1 : n + i] for x, n in zip(blocks, first, strict=True)]
+            new = [
+                x[:n] if i == 0 else x[n + i - 1 : n + i]
+                for x, n in zip(blocks, first, strict=True)
+            ]
             wanted = [i < n for n in need]
             own = self._following.score(self._extended(new), wanted)
             logits.append(self._ours_of(own, wanted))
@@ -104,5 +107,6 @@ class TranslatedModel:
         """The draft's logits at the target's ids, before anything is normalized."""
         logits = own.new_full((len(own), self.vocab_size), -torch.inf)
         logits[:, self._ours] = own[:, self._theirs]
-        logits[[b for b, on in enumerate(wanted) if not on]] = 0  # what is not needed is finite
+        rest = [b for b, on in enumerate(wanted) if not on]
+        logits[rest] = logits[rest].nan_to_num()  # what is not needed is finite
         return logits

@@ -65,7 +65,9 @@ class Words:
         silent |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         spell = _of_bytes if "ByteLevel" in str(backend.decoder) else _of_text
         spelled: dict[int, bytes] = {}
-        fallback: dict[int, bytes] = {}  # single bytes, which no text is spelled with if it need not
+        fallback: dict[
+            int, bytes
+        ] = {}  # single bytes, which no text is spelled with if it need not
         for word, i in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
             if i < V and i not in silent:
                 by_byte = spell is _of_text and BYTE.fullmatch(word)
@@ -77,7 +79,8 @@ class Words:
 
         whole, plain = tokenizer("a").input_ids, encode("a")
         at = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
-        names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in silent if i < V}
+        known = (i for i in silent if i < V and i != tokenizer.unk_token_id)
+        names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in known}
         end = tokenizer.eos_token_id
         end = end if isinstance(end, int) and end < V else None
         return cls(spelled | fallback, encode, head=whole[:at], specials=names, end=end)

@@ -49,7 +49,9 @@ class WrittenDrafter:
         calls = 0
         open_ = [g > 0 for g in gamma]
         while any(open_):
-            texts = [[*a, *w] if on else None for a, w, on in zip(told, written, open_, strict=True)]
+            texts = [
+                [*a, *w] if on else None for a, w, on in zip(told, written, open_, strict=True)
+            ]
             logits = self._following.score(texts, open_)
             likeliest = self._known[logits[:, self._known].argmax(-1)].tolist()
             for b, token in enumerate(likeliest):
@@ -62,10 +64,11 @@ class WrittenDrafter:
 
     def _guesses(self, text: Translation, written: list[int]) -> list[int]:
         """What was written, in the target's ids, an end of the text included."""
-        ends = bool(written) and written[-1] == self.dictionary.draft.end
-        if ends and self.dictionary.target.end is not None:
-            return [*text.guesses(written[:-1]), self.dictionary.target.end]
-        return text.guesses(written)
+        end = self.dictionary.target.end
+        if not written or written[-1] != self.dictionary.draft.end or end is None:
+            return text.guesses(written)
+        guesses = text.guesses(written[:-1])
+        return [*guesses, end] if guesses or len(written) == 1 else []
 
     def commit(self, tokens: list[list[int]]) -> None:
         for text, new in zip(self._texts, tokens, strict=True):
