@@ -16,11 +16,10 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.drafters.vocabularies.dictionary import Dictionary
-from foretoken.drafters.vocabularies.translated import TranslatedModel
-from foretoken.drafters.vocabularies.translation import Translation
-from foretoken.drafters.vocabularies.words import Words
-from foretoken.drafters.vocabularies.written import WrittenDrafter
+from foretoken.models.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from foretoken.models.vocabularies.translation import Translation
+from foretoken.models.vocabularies.words import Words
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -44,8 +43,14 @@ def draft(context: int | None = None) -> Table:
     return Table(Q, len(THEIRS), context=context)
 
 
-def translated(**changes) -> TranslatedModel:
-    return TranslatedModel(draft(**changes), DICTIONARY, V)
+def shared(**changes) -> TranslatedModel:
+    """By the words that both have."""
+    return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=False, sampled=False))
+
+
+def written(**changes) -> TranslatedModel:
+    """By the draft's text."""
+    return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=True, sampled=True))
 
 
 def claimed(drafted: Draft, texts: list[list[int]], law) -> Draft:
@@ -78,38 +83,37 @@ def untranslated(text: list[int]) -> Tensor:
     return law / law.sum()
 
 
+def smoothed(text: list[int]) -> Tensor:
+    law = unnormalized(text) + 0.1
+    return law / law.sum()
+
+
 class Lies(LMDrafter):
     """By shared words, but for the law that it names."""
 
     def __init__(self, law) -> None:
-        super().__init__(translated())
+        super().__init__(shared())
         self.law = law
 
     def propose(self, gamma, draw):
         return claimed(super().propose(gamma, draw), self._reader.texts, self.law)
 
 
-class ClaimsLaw(WrittenDrafter):
+class ClaimsLaw(LMDrafter):
     """Writes what is likeliest, and says that it was drawn."""
 
     def propose(self, gamma, draw):
-        texts = [text.ids for text in self._texts]
-        return claimed(
-            super().propose(gamma, draw),
-            texts,
-            lambda text: (unnormalized(text) + 0.1) / (unnormalized(text) + 0.1).sum(),
-        )
+        return claimed(super().propose(gamma, draw), self._reader.texts, smoothed)
 
 
 DRAFTERS = {
-    "shared": lambda: LMDrafter(translated()),
-    "written": lambda: WrittenDrafter(draft(), DICTIONARY),
-    "shared-outgrown": lambda: LMDrafter(translated(context=2)),
-    "written-outgrown": lambda: WrittenDrafter(draft(context=3), DICTIONARY),
-    "cascade": lambda: CascadeDrafter(translated(), LookupDrafter(), 1),
-    "mixture": lambda: MixtureDrafter(
-        [(LookupDrafter(), 1), (WrittenDrafter(draft(), DICTIONARY), None)]
-    ),
+    "shared": lambda: LMDrafter(shared()),
+    "written": lambda: LMDrafter(written()),
+    "shared-outgrown": lambda: LMDrafter(shared(context=2)),
+    "written-outgrown": lambda: LMDrafter(written(context=3)),
+    "cascade": lambda: CascadeDrafter(shared(), LookupDrafter(), 1),
+    "mixture": lambda: MixtureDrafter([(LookupDrafter(), 1), (LMDrafter(written()), None)]),
+    "own-temperature": lambda: LMDrafter(written(), params=SamplingParams(temperature=0.5)),
 }
 
 
@@ -151,5 +155,5 @@ def test_a_q_of_other_words_is_seen(rule, law, monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_text_that_is_said_to_be_drawn_is_seen(rule, monkeypatch):
-    drafter = case(lambda: ClaimsLaw(draft(), DICTIONARY), RULES[rule])
+    drafter = case(lambda: ClaimsLaw(written()), RULES[rule])
     assert bias(drafter, P, monkeypatch) > VISIBLE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from foretoken.drafters.vocabularies.words import Words
 from foretoken.errors import RefusedError
+from foretoken.models.vocabularies.words import Words
 
 
 class Dictionary:

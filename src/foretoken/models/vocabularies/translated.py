@@ -1,20 +1,34 @@
-"""A model of another vocabulary as one of the target's: its law over the words that both have.
+"""A model of another vocabulary as one of the target's, in both ways of Timor et al. 2025
+(arXiv 2502.05202).
 
-Token-level intersection (Timor et al. 2025, arXiv 2502.05202): words that the target lacks have no
-mass, and what is left is a law once it is standardized, which happens behind this model, as with
-any other. So q is the law that guesses are drawn from.
+By its law over the words that both have (token-level intersection): words that the target lacks
+have no mass, and what is left is a law once it is standardized, which happens behind this model, as
+with any other. So q is the law that guesses are drawn from.
+
+By its text (string-level exact match): it writes on in its own tokens, always the likeliest, and
+what it has written is read in the target's. Guesses follow from the text alone, so any way to cut
+it into tokens is exact.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from foretoken.drafters.vocabularies.dictionary import Dictionary
-from foretoken.drafters.vocabularies.following import Following
-from foretoken.drafters.vocabularies.translation import Translation
-from foretoken.models.base import Blocks, Model, Sized
+from foretoken.models.base import Blocks, Model, Sized, Written
 from foretoken.models.rows import staying
+from foretoken.models.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.following import Following
+from foretoken.models.vocabularies.translation import Translation
+
+
+class ByText(NamedTuple):
+    """Where to guess by a draft's text."""
+
+    greedy: bool = True  # rows that take the target's likeliest token
+    sampled: bool = False
 
 
 class TranslatedModel:
@@ -28,8 +42,11 @@ class TranslatedModel:
     source_vocab_size: int | None = None
     singular = True  # its speed does not follow from its model alone
 
-    def __init__(self, model: Model, dictionary: Dictionary, V: int) -> None:
+    def __init__(
+        self, model: Model, dictionary: Dictionary, V: int, by_text: ByText | None = None
+    ) -> None:
         self.dictionary, self.vocab_size, self.holds = dictionary, V, (model,)
+        self.by_text = ByText() if by_text is None else by_text
         self.device, self.runtime, self.computed = model.device, model.runtime, model.computed
         self._following = Following(model)
         self._texts: list[Translation] = []
@@ -37,6 +54,9 @@ class TranslatedModel:
             torch.tensor(ids, dtype=torch.long, device=model.device)
             for ids in (dictionary.ours, dictionary.theirs)
         )
+        words, end = dictionary.draft.spelled, dictionary.draft.end
+        sayable = sorted({*words, *([] if end is None else [end])})
+        self._sayable = torch.tensor(sayable, dtype=torch.long, device=model.device)
 
     @property
     def padding(self) -> int:
@@ -69,6 +89,27 @@ class TranslatedModel:
             logits.append(self._ours_of(own, wanted))
         return torch.stack(logits, 1)
 
+    def writes(self, *, greedy: bool) -> bool:
+        return self.by_text.greedy if greedy else self.by_text.sampled
+
+    def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
+        """As `Writes.write`; a pass for every token that it writes, counts[b] of them in row b."""
+        self._following.read(self._extended(blocks, [not n for n in counts]))
+        told = [text.told for text in self._texts]
+        new: list[list[int]] = [[] for _ in counts]
+        calls, end = 0, self.dictionary.draft.end
+        open_ = [n > 0 for n in counts]
+        while any(open_):
+            texts = [[*a, *x] if on else None for a, x, on in zip(told, new, open_, strict=True)]
+            own = self._following.score(texts, open_)[:, self._sayable]
+            likeliest = self._sayable[own.argmax(-1)].tolist()
+            for b, token in enumerate(likeliest):
+                new[b] += [token] if open_[b] else []
+                open_[b] = open_[b] and len(new[b]) < counts[b] and token != end
+            calls += 1
+        each = zip(self._texts, new, counts, strict=True)
+        return Written([text.guesses(x)[:n] for text, x, n in each], calls)
+
     def covered(self, texts: list[list[int]]) -> list[float]:
         """Of the draft's mass behind each of the texts the share on words that both have. For a
         model without rows."""
@@ -95,12 +136,14 @@ class TranslatedModel:
         self._texts = [self._texts[b] for b in staying(len(self._texts), rows)]
         self._following.leave(rows)
 
-    def _extended(self, blocks: list[list[int]]) -> list[list[int] | None]:
-        """The texts that go on, in the draft's ids."""
+    def _extended(
+        self, blocks: list[list[int]], read: list[bool] | None = None
+    ) -> list[list[int] | None]:
+        """The texts that go on, in the draft's ids; of those that are to be read."""
         told: list[list[int] | None] = []
-        for text, block in zip(self._texts, blocks, strict=True):
+        for b, (text, block) in enumerate(zip(self._texts, blocks, strict=True)):
             text.extend(block)
-            told.append(text.told if block else None)
+            told.append(text.told if block and (read is None or read[b]) else None)
         return told
 
     def _ours_of(self, own: Tensor, wanted: list[bool]) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Self
 
-from foretoken.drafters.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.dictionary import Dictionary
 
 LONGEST = 32  # tokens of a word, which are read together
 
@@ -60,17 +60,25 @@ class Translation:
         """The target's tokens of what a draft has written behind the text; none where they would
         not leave the last word's tokens as they are."""
         target, draft = self.dictionary.target, self.dictionary.draft
+        ended = target.end is not None and bool(written) and written[-1] == draft.end
         new = draft.text(written)
         text = self.last + (new if self._behind or self.last else draft.plain(new))
         tokens = target.tokens(text if self._behind else target.first(text))
-        n = len(self.open)
-        return list(tokens[n:]) if list(tokens[:n]) == self.open else []
+        n = len(self._spelled_open)
+        if list(tokens[:n]) != self._spelled_open:
+            return []
+        return [*tokens[n:], *([target.end] if ended and target.end is not None else [])]
 
     def copy(self) -> Self:
         """The same text, to go on otherwise."""
         other = copy(self)
         other.ids, other._told, other._cuts = [*self.ids], [*self._told], [*self._cuts]
         return other
+
+    @property
+    def _spelled_open(self) -> list[int]:
+        """The last word's tokens; none of a special one, behind which a text begins anew."""
+        return [token for token in self.open if token in self.dictionary.target.spelled]
 
     @property
     def _behind(self) -> bool:
