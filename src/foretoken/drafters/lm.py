@@ -21,8 +21,8 @@ class LMDrafter:
     vocab_size: V of the target, None where it is the model's.
 
     A model of another vocabulary may guess by the text that it writes (`models.base.Writes`), which
-    is certain, where `params` is None. A decoder-only model may draft for an encoder-decoder target. In rows that the model cannot
-    read, as `models.reader` says, it makes no guesses.
+    is certain, where `params` is None. A decoder-only model may draft for an encoder-decoder
+    target. In rows that the model cannot read, as `models.reader` says, it makes no guesses.
     """
 
     def __init__(

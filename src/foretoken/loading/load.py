@@ -27,6 +27,7 @@ from foretoken.loading.own import OwnCopy, own_copy
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import Source, in_memory, source
 from foretoken.loading.sources import tokenizer as tokenizer_of
+from foretoken.loading.vocabularies import ForeignDraft, dictionary_of
 from foretoken.models.base import Model, OpenModel
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
@@ -43,6 +44,7 @@ SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
 class _Target(NamedTuple):
     """What a draft must fit, before the target runs."""
 
+    name: str
     known: Known
     tokenizer: PreTrainedTokenizerBase | None
 
@@ -159,11 +161,15 @@ def load(
         else tokenizer_of(tokenizer, None, trust_remote_code, wanted=True)
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
-    drafter = _drafter(draft, _Target(known, own), draft_wish, draft_revision, trust_remote_code)
+    drafter = _drafter(
+        draft, _Target(_name(target), known, own), draft_wish, draft_revision, trust_remote_code
+    )
     if isinstance(drafter, OwnCopy):
         drafter = drafter.rounded(draft_dtype)
         drafter.require("transformers" if exact_shapes else runtime)
-    elif draft_dtype is not None and (in_memory(draft) or not isinstance(drafter, LMDrafter)):
+    elif draft_dtype is not None and (
+        in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
+    ):
         raise InputError(
             f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
             "leave it out"
@@ -175,9 +181,10 @@ def load(
     running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, _DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
-    return Speculator(
+    foreign = drafter if isinstance(drafter, ForeignDraft) else None
+    spec = Speculator(
         target=running,
-        drafter=drafter,
+        drafter=NoDrafter() if isinstance(drafter, ForeignDraft) else drafter,
         tokenizer=own,
         ends=settings.ends,
         controls=settings.controls if generation_config is None else {},
@@ -185,6 +192,7 @@ def load(
         draft_name=_name(draft),
         suggested=settings.suggested if generation_config is None else {},
     )
+    return spec if foreign is None else foreign.attached(spec)
 
 
 def _read(
@@ -207,7 +215,7 @@ def _drafter(
     wish: Wish,
     revision: str | None,
     trust: bool,
-) -> Drafter | _DetachedHeads | OwnCopy:
+) -> Drafter | _DetachedHeads | OwnCopy | ForeignDraft:
     if isinstance(draft, str) and (named := _named(draft, target)) is not None:
         return named
     if isinstance(draft, Speculator):
@@ -222,8 +230,13 @@ def _drafter(
         return drafter
     read = _read(draft, revision, trust)
     known = Known(read, wish)
-    own = known.encoder_decoder, known.V, tokenizer_of(draft, revision, trust)
-    _require_fit(_name(draft), *own, target)
+    name, tokenizer = _name(draft), tokenizer_of(draft, revision, trust)
+    if not known.encoder_decoder:
+        there = target.name, target.tokenizer, target.known.V
+        dictionary = dictionary_of((name, tokenizer, known.V), there)
+        if dictionary is not None:
+            return ForeignDraft(name, place(read, wish).model, dictionary)
+    _require_fit(name, known.encoder_decoder, known.V, tokenizer, target)
     return LMDrafter(place(read, wish).model, target.known.V)
 
 
