@@ -118,7 +118,8 @@ def load(
     """A target and a draft, ready to generate.
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and on its own device). target None is the pair that ships with the package. draft None is then
+    and on its own device). A draft with another tokenizer is translated; how it guesses best is
+    tried here, in seconds, and told to the logger "foretoken" (docs/drafters.md). target None is the pair that ships with the package. draft None is then
     its draft, else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
     "heads:FILE", any Drafter, or a Speculator from `load`: a cascade, whose target drafts here and
     is itself accelerated by its draft. "self:int4" (or "self") and "self:int8" are the target with
