@@ -118,13 +118,14 @@ def load(
     """A target and a draft, ready to generate.
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and on its own device). A draft with another tokenizer is translated; how it guesses best is
-    tried here, in seconds, and told to the logger "foretoken" (docs/drafters.md). target None is the pair that ships with the package. draft None is then
+    and on its own device). target None is the pair that ships with the package. draft None is then
     its draft, else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
     "heads:FILE", any Drafter, or a Speculator from `load`: a cascade, whose target drafts here and
     is itself accelerated by its draft. "self:int4" (or "self") and "self:int8" are the target with
     its weights rounded, "self:0-3,8" the target with these layers alone: a copy that drafts over
-    the target's own keys and values (docs/drafters.md); it needs OpenVINO.
+    the target's own keys and values (docs/drafters.md); it needs OpenVINO. A decoder-only draft
+    with another tokenizer is translated: how it guesses best is tried here, which takes seconds,
+    and is told to the logger "foretoken".
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
     cannot influence that text and runs as usual.

@@ -40,7 +40,7 @@ class TranslatedModel:
     context: int | None = None
     source_context: int | None = None
     source_vocab_size: int | None = None
-    singular = True  # its speed does not follow from its model alone
+    singular = True  # without an identity its speed is not known from others'
 
     def __init__(
         self, model: Model, dictionary: Dictionary, V: int, by_text: ByText | None = None
@@ -57,6 +57,12 @@ class TranslatedModel:
         words, end = dictionary.draft.spelled, dictionary.draft.end
         sayable = sorted({*words, *([] if end is None else [end])})
         self._sayable = torch.tensor(sayable, dtype=torch.long, device=model.device)
+
+    @property
+    def identity(self) -> str | None:
+        """What its speed follows from, where the model says that of itself."""
+        own = getattr(self._following.model, "identity", None)
+        return f"{own} in other words, {self.by_text}" if isinstance(own, str) else None
 
     @property
     def padding(self) -> int:

@@ -102,8 +102,9 @@ class Words:
         else by the longest words; bytes that no word begins with are left out."""
         try:
             string = text.decode()
-        except UnicodeDecodeError:
-            return self._cut(text)
+        except UnicodeDecodeError as error:  # such as a character that is still incomplete
+            start = error.start
+            return (*self.tokens(text[:start]), *self._cut(text[start:]))
         for before in BEHIND if self._encode is not None else ():
             assert self._encode is not None
             head = tuple(self._encode(before)) if before else ()

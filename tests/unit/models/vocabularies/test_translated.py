@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretoken import costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.base import Sized, Writes
 from foretoken.models.table import TableModel
@@ -114,3 +115,11 @@ def test_a_rows_text_depends_on_nothing_beside_it(by_text, temperature):
 def test_its_memory_is_what_the_model_says():
     assert isinstance(translated(), Sized) and translated().memory([3], [0]) == 0
     assert translated().holds[0].vocab_size == DRAFT_V
+
+
+def test_its_speed_is_known_where_that_of_its_model_is():
+    model = translated()
+    assert costs.identity(LMDrafter(model)) is None
+    model.holds[0].identity = "tiny"
+    assert "tiny" in str(costs.identity(LMDrafter(model)))
+    assert costs.identity(LMDrafter(model)) != costs.identity(LMDrafter(model.holds[0]))

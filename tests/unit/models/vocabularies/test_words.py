@@ -38,6 +38,15 @@ def test_a_word_is_cut_as_its_tokenizer_cuts_it():
     assert own.tokens(b"ab") == (tokenizer.convert_tokens_to_ids("ab"),)
 
 
+def test_an_incomplete_character_leaves_the_words_before_it_as_they_are():
+    tokenizer, own = byte_level(), words("bytes")
+    text = " the day \U0001f600"
+    whole = own.tokens(text.encode()[:-1])
+    assert own.text(whole) == text.encode()[:-1]
+    head = tokenizer(" the day", add_special_tokens=False).input_ids
+    assert list(whole[: len(head)]) == head
+
+
 def test_heads_ends_and_the_space_before_a_text():
     bytes_, spaced = words("bytes"), words("legacy")
     assert (bytes_.head, bytes_.end, bytes_.spaced) == ([], 0, False)
