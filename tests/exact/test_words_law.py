@@ -16,12 +16,15 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.engine.batch import Batch
+from foretoken.gamma import Fixed
 from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
 from foretoken.models.vocabularies.translation import Translation
 from foretoken.models.vocabularies.words import Words
-from foretoken.request import Request
+from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, block
 from oracle import random_model
@@ -145,6 +148,27 @@ def test_at_other_settings(kind, params, monkeypatch):
 def test_behind_a_longer_prompt(kind, monkeypatch):
     rows = (Request([2, 1, 1, 0, 2, 0], 4, RowKey(0, 0)),)
     assert bias(case(DRAFTERS[kind], rows=rows), P, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
+    both = Dictionary(Words({0: b"b", 1: b"a"}, end=2), Words({0: b"a", 1: b"b", 2: b"c"}, end=3))
+
+    def drafter() -> LMDrafter:
+        return LMDrafter(TranslatedModel(draft(), both, V, ByText(by_text, by_text)))
+
+    rows = (Request([0], 100, RowKey(0, 0), eos=frozenset({2})),)
+    assert bias(case(drafter, RULES[rule], rows=rows), P, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["shared", "written"])
+def test_its_guesses_are_judged(kind):
+    """That something is proved at all."""
+    rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]
+    for _ in Batch(Table(P, V), DRAFTERS[kind]()).run(rows, choose(block), Fixed(GAMMA)):
+        pass
+    assert sum(step.accepted for row in rows for step in row.records) > 0
 
 
 @pytest.mark.parametrize("law", [unnormalized, untranslated])
