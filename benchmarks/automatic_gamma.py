@@ -38,12 +38,16 @@ from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
 from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100
-COSTS = {  # in passes of the target: a guess, each further token in a pass, and the second token
-    "cheap": (0.01, 0.02, 0.0),
-    "middle": (0.05, 0.04, 0.0),
-    "small models": (0.12, 0.06, 0.0),
-    "dear": (0.3, 0.08, 0.0),
-    "stock kernels": (0.03, 0.005, 0.6),
+# In passes of the target: a guess, each further token in a pass, the second token, and a pass of
+# another size than the last
+COSTS = {
+    "cheap": (0.01, 0.02, 0.0, 0.0),
+    "middle": (0.05, 0.04, 0.0, 0.0),
+    "small models": (0.12, 0.06, 0.0, 0.0),
+    "dear": (0.3, 0.08, 0.0, 0.0),
+    "stock kernels": (0.03, 0.005, 0.6, 0.0),
+    "sizes change": (0.03, 0.02, 0.0, 0.3),
+    "a copy of its own": (0.3, 0.02, 0.0, 0.3),
 }
 Betas = Callable[[random.Random], list[float]]
 
@@ -83,20 +87,21 @@ def main() -> None:
 
 def replayed() -> list[dict[str, Any]]:
     rows = []
-    for way, (c, slope, hump) in COSTS.items():
+    for way, (c, slope, hump, change) in COSTS.items():
+        known = costs(c, slope, hump, change)
         for text, betas in processes().items():
             for greedy in (False, True):
                 label = f"{text}, T {0 if greedy else 1}"
                 decay = 0.94 if text == "decaying" else 1.0
                 texts = [_text(betas, row, greedy, decay) for row in range(ROWS)]
-                rows.append({"way": way, "text": label, **_replayed(texts, costs(c, slope, hump))})
+                rows.append({"way": way, "text": label, **_replayed(texts, known)})
     return rows
 
 
-def costs(c: float, slope: float, hump: float) -> Costs:
+def costs(c: float, slope: float, hump: float, change: float = 0.0) -> Costs:
     """One pass takes a second."""
     score = ((1, 1.0), (2, 1 + slope + hump), (17, 1 + 16 * slope + hump))
-    return Costs(((0, 0.0), (16, 16 * c)), score, ((1, 0.0),))
+    return Costs(((0, 0.0), (16, 16 * c)), score, ((1, 0.0),), change=change)
 
 
 def processes() -> dict[str, Betas]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretoken.costs import Costs
+from foretoken.costs import Costs, at
 from foretoken.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
+from foretoken.models.padding import Padding
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
 
@@ -35,7 +36,8 @@ class Text:
 def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
     """Seconds that a lone row takes until its end, and the row with its records."""
     row = Row.of(Request([0], text.tokens, RowKey(0, 0)))
-    seconds = 0.0
+    seconds, padding = 0.0, Padding()
+    padding.price(lambda n: float(at(costs.score, n)), costs.change)
     while not row.finish_reason:
         place = len(row.new_tokens)
         (asked,) = gamma.ask([row])
@@ -43,7 +45,10 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
         judged = _judged(text, place, asked)
         accepted = sum(kept for kept, _ in judged)
         kept = row.commit([0] * (accepted + 1))
-        seconds += costs.seconds(asked)
+        last, size = padding.last, 1 + asked
+        size += padding.missing(size, MAX_GAMMA)
+        seconds += costs.change * (size != last) + costs.drafting(asked, asked, 1)
+        seconds += costs.passing(size, 1 + asked)
         overlaps = tuple(overlap for _, overlap in judged)
         record = StepRecord(
             asked, (0,) * asked, accepted, tuple(kept), overlaps, asked, 0.0, 0.0, 0.0, 1

@@ -26,7 +26,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import versions
 
-FILE, FORMAT = "costs.json", 4
+FILE, FORMAT = "costs.json", 5
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
 PLAIN = SamplingParams()
@@ -43,6 +43,7 @@ class Costs:
     verify: Table  # what follows the pass, by the same tokens
     rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
     prior: tuple[float, float] = (3.0, 0.8)  # weight, in guesses, and alpha
+    change: float = 0.0  # what a pass takes more where its size is another than that of the last
 
     @property
     def undrafted(self) -> Costs:
@@ -177,7 +178,11 @@ def recall(name: str) -> Costs | None:
         weight, alpha = map(float, parts.pop("prior"))
         if not (weight > 0 and 0 <= alpha <= 1):
             return None
-        costs = Costs(**{name: _table(part) for name, part in parts.items()}, prior=(weight, alpha))
+        change = float(parts.pop("change"))
+        if not (isfinite(change) and change >= 0):
+            return None
+        tables = {name: _table(part) for name, part in parts.items()}
+        costs = Costs(**tables, prior=(weight, alpha), change=change)
         # rates are divided by the time of a pass
         return costs if all(value > 0 for _, value in (*costs.score, *costs.rows)) else None
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):

@@ -27,6 +27,7 @@ FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed o
 LEAST = 0.04  # share of the prior's weight that never fades
 DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
+STAY = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Adaptive:
     alone: Costs | None = None  # of one row, for deterministic rows
     drafts: bool = True  # whether there is a drafter
     _pasts: list[tuple[Row, Pasts]] = field(default_factory=list[tuple[Row, "Pasts"]], init=False)
+    _last: int = field(default=0, init=False)  # positions of the last pass that was asked for
 
     @property
     def most(self) -> int:
@@ -94,7 +96,7 @@ class Adaptive:
                 past.follow(row.records)
         every = [(row, self._better(row, *pasts)) for row, pasts in self._pasts]
         asked = {
-            id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING)[0]
+            id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
             for row, past in every
             if row.request.params.deterministic
         }
@@ -109,8 +111,9 @@ class Adaptive:
                     beside.positions + others + sum(asked.values()),
                     max(beside.depth, *drafted, 0),
                 )
-                shared = self._asked(some, self.costs, mates)
+                shared = self._asked(some, self.costs, mates, self._last)
                 asked |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
+        self._last = len(rows) + beside.positions + sum(asked.values())
         return [asked[id(row)] for row in rows]
 
     def _fresh(self, row: Row) -> Pasts:
@@ -128,15 +131,17 @@ class Adaptive:
         row.trusts = rate(foreseen, most, prices_of(costs.undrafted, 1)) >= by_draft
         return foreseen if row.trusts else drafted
 
-    def _asked(self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside) -> list[int]:
-        """For these together, all of which are drafted for or none; a guess of those that get none,
-        where it is time for one."""
+    def _asked(
+        self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
+    ) -> list[int]:
+        """For these together, all of which are drafted for or none, behind a pass over `last`
+        positions; a guess of those that get none, where it is time for one."""
         costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
-        gamma = allot([past for _, past in rows], most, prices)
+        gamma = allot([past for _, past in rows], most, prices, last)
         asked = zip(gamma, most, rows, strict=True)
-        return [g or _try(row.records, n, prices.alike) for g, n, (row, _) in asked]
+        return [g or _try(row.records, n, prices) for g, n, (row, _) in asked]
 
 
 class Past:
@@ -221,6 +226,15 @@ class Prices(NamedTuple):
     drafting: NDArray[np.float64]  # [depth of the draft - 1, guesses in all], what it adds
     passing: NDArray[np.float64]  # [guesses in all], the rest
     alike: list[float]  # where all rows make as many, by their number
+    positions: int  # of a pass without these guesses
+    change: float  # as `Costs.change`
+
+    def behind(self, last: int) -> NDArray[np.float64]:
+        """`passing` behind a pass over so many positions, 0: of a size that does not matter."""
+        if not last or not self.change:
+            return self.passing
+        changed = np.arange(len(self.passing)) != last - self.positions
+        return self.passing + self.change / STAY * changed
 
 
 @lru_cache(256)
@@ -232,7 +246,13 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
     before = costs.drafting(beside.depth, 0, B)
     drafting = np.asarray(costs.drafting(depths, guesses, B) - before)
     passing = np.asarray(before + costs.passing(positions + guesses, B + guesses))
-    return Prices(B, drafting, passing, [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)])
+    alike = [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
+    return Prices(B, drafting, passing, alike, positions, costs.change)
+
+
+def _before(row: Row) -> int:
+    """Positions of a lone row's last pass; 0 where there was none."""
+    return 1 + row.records[-1].drafted if row.records else 0
 
 
 def rate(past: Past, most: int, prices: Prices) -> float:
@@ -241,8 +261,9 @@ def rate(past: Past, most: int, prices: Prices) -> float:
     return float((tokens / prices.alike[: len(tokens)]).max())
 
 
-def allot(pasts: list[Past], most: list[int], prices: Prices) -> list[int]:
-    """The guesses, at most `most[b]` of row b, with which a pass gains most tokens a second.
+def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> list[int]:
+    """The guesses, at most `most[b]` of row b, with which a pass gains most tokens a second, behind
+    one over `last` positions.
 
     For every depth of the draft, guesses are taken by their chances: each costs a position, and the
     first of a depth a pass of the draft.
@@ -259,18 +280,21 @@ def allot(pasts: list[Past], most: list[int], prices: Prices) -> list[int]:
     tokens = prices.rows + (taken * chances[order]).cumsum(1)
     guesses = (taken * answers[row]).cumsum(1).round().astype(np.intp)
     drafting = prices.drafting[DEPTHS[:, None] - 1, guesses]
-    rates = tokens / (prices.passing[guesses] + answers.max() * drafting)
-    depth, last = divmod(int(rates.argmax()), rates.shape[1])
-    if rates[depth, last] <= prices.rows / prices.passing[0]:
+    passing = prices.behind(last)
+    rates = tokens / (passing[guesses] + answers.max() * drafting)
+    depth, end = divmod(int(rates.argmax()), rates.shape[1])
+    if rates[depth, end] <= prices.rows / passing[0]:
         return [0] * len(pasts)
-    chosen = row[: last + 1][taken[depth, : last + 1]]
+    chosen = row[: end + 1][taken[depth, : end + 1]]
     return [int(g) for g in np.bincount(chosen, minlength=len(pasts))]
 
 
-def _try(records: list[StepRecord], most: int, seconds: list[float]) -> int:
+def _try(records: list[StepRecord], most: int, prices: Prices) -> int:
     """Guesses where plain decoding seems best, if little was lost on such lately; else 0."""
     if most < 1:
         return 0
+    # a lone guess changes the size of the pass twice
+    seconds = [each + 2 * prices.change * (g > 0) for g, each in enumerate(prices.alike)]
     plain = seconds[0]
     # as many as show most for the time they take, were half of them kept
     gamma = max(range(1, len(seconds)), key=lambda g: (1 - 0.5**g) / max(seconds[g] - plain, 1e-9))

@@ -3,7 +3,7 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,7 @@ from foretoken.ends import Ends, forced, resolved
 from foretoken.errors import ForetokenError, InputError, shown
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
-from foretoken.request import Request, Row
+from foretoken.request import Foresight, Request, Row
 from foretoken.sampling.checks import CHECKS, Structured
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The ways into one target. `controls`: as a Speculator's."""
+    """The ways into one target. `controls`, `foresight`: as a Speculator's."""
 
     target: Model
     tokenizer: PreTrainedTokenizerBase | None
     ends: Ends
     controls: dict[str, Any]
+    foresight: Callable[[Request], Foresight] | None = None
 
     def prompts(
         self, prompts: Prompts, template: str | None, options: Mapping[str, Any] | None
@@ -101,6 +102,8 @@ class Intake:
 
     def _row(self, number: int, request: Request) -> Row:
         row, params = Row.of(request), request.params
+        if row.foresight is None and self.foresight is not None:
+            row.foresight = self.foresight(request)
         row.controls = chain(request, self.target.vocab_size, number, self._matcher(request))
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it

@@ -52,7 +52,7 @@ def probe(batch: Batch, request: Request, params: SamplingParams) -> Probed:
     (row,) = _run(batch, drafter, [request], params, ALONE)
     steps = _settled(row.records, ALONE)
     overlaps = [overlap for record in row.records for overlap in record.overlaps]
-    costs = of(steps)
+    costs = replace(of(steps), change=_change(row.records))
     if len(overlaps) >= WORTH and not drafter.made_up:
         costs = replace(costs, prior=(WORTH, fmean(overlaps)))
     return Probed(costs, _steady(steps, [step.drafted for step in steps], ALONE))
@@ -123,6 +123,16 @@ def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:
     length = len(_round(sizes))
     last = range(SETTLE + TWICE - 1, length, TWICE)
     return [x for i, x in enumerate(each) if i % length in last] or each
+
+
+def _change(steps: list[StepRecord]) -> float:
+    """Seconds that the first pass of a size takes more than the next one of it: the median."""
+    more = [
+        one.score_seconds - other.score_seconds
+        for before, one, other in zip(steps, steps[1:], steps[2:], strict=False)
+        if before.drafted != one.drafted == other.drafted
+    ]
+    return max(0.0, median_low(more)) if more else 0.0
 
 
 class _Rounds:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from foretoken import costs
@@ -30,10 +31,10 @@ from foretoken.handover.foreign import require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
 from foretoken.handover.returned import Stream, output
 from foretoken.intake import Intake
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Pads
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.probe import TOKENS, Probed, probe, probe_shared
-from foretoken.request import Completion, Piece, Request, Row, stats
+from foretoken.request import Completion, Foresight, Piece, Request, Row, stats
 from foretoken.sampling.judge import Judge
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
@@ -56,7 +57,8 @@ PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen a
 class Speculator:
     """A target, a drafter and, where there is one, a tokenizer. `controls`, `suggested`: options of
     `generate` that the model's own generation config names; where a call leaves them open, those
-    are followed and these are not."""
+    are followed and these are not. `foresight`: what guesses beside the drafter, for requests that
+    predict nothing."""
 
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
@@ -66,6 +68,7 @@ class Speculator:
     target_name: str = "target"
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    foresight: Callable[[Request], Foresight] | None = field(default=None, repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _adaptive: dict[int, Adaptive] = field(default_factory=dict, init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
@@ -313,7 +316,7 @@ class Speculator:
             if isinstance(self.drafter, NoDrafter) and not predicted:
                 return Fixed(0)
             params = costs.dearest([request.params for request in requests])
-            shared, alone = self.step_costs(params, rows), self.step_costs(params)
+            alone, shared = self.step_costs(params), self.step_costs(params, rows)
             # one for all calls alike: rows that share a pass are weighed together
             drafts = not isinstance(self.drafter, NoDrafter)
             return self._adaptive.setdefault(id(shared), Adaptive(shared, alone, drafts))
@@ -339,7 +342,10 @@ class Speculator:
                 if name and steady:  # a busy machine's are for this process only
                     costs.keep(name, measured)
             self._costs[kind, rows] = measured
-        return self._costs[kind, rows]
+        known = self._costs[kind, rows]
+        if isinstance(self.target, Pads):
+            self.target.price(partial(_passing, known), known.change)
+        return known
 
     def known_costs(self) -> Costs | None:
         """What steps of one row cost, if that has been measured: of the sampling measured last."""
@@ -354,6 +360,8 @@ class Speculator:
         alone = self.step_costs(params) if rows > 1 else None
         with self._scheduler.idle():
             batch = Batch(self.target, self.drafter)
+            if isinstance(self.target, Pads):
+                self.target.price(None, 0.0)  # passes are timed at their own sizes
             if alone is None:
                 return probe(batch, request, params)
             return probe_shared(alone, batch, request, params, rows)
@@ -371,7 +379,7 @@ class Speculator:
 
     @property
     def _intake(self) -> Intake:
-        return Intake(self.target, self.tokenizer, self.ends, self.controls)
+        return Intake(self.target, self.tokenizer, self.ends, self.controls, self.foresight)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
@@ -455,6 +463,11 @@ class Speculator:
         if transcript is not None and row.finish_reason is not None:
             return transcript.text
         return continued(self.tokenizer, row.request.prompt, row.visible)
+
+
+def _passing(known: Costs, tokens: int) -> float:
+    """Seconds of the target's pass."""
+    return float(costs.at(known.score, tokens))
 
 
 def _require(row: Row, b: int) -> None:

@@ -86,7 +86,7 @@ def test_pixels_are_tokens() -> None:
         like = text[-width] if len(text) >= width else 0
         return [0.91 if grey == like else 0.03 for grey in range(greys)]
 
-    spec = Speculator(TableModel(pixel, greys), LookupDrafter(width))
+    spec = Speculator(TableModel(pixel, greys), LookupDrafter())
     first = [0, 1, 2, 3, 3, 2, 1, 0]
     (image,) = spec.generate([first], temperature=1.0, gamma=5, max_new_tokens=15 * width, seed=3)
     assert len(image.tokens) == 15 * width and set(image.tokens) <= set(range(greys))

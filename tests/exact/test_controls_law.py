@@ -180,13 +180,13 @@ def lm(seed: int = 2) -> LMDrafter:
 DRAFTERS: dict[str, Callable] = {
     "lm": lm,
     "lm-of-its-own-law": lambda: LMDrafter(table(2), V, sampled(0.5)),
-    "lookup": lambda: LookupDrafter(2),
+    "lookup": lambda: LookupDrafter(),
     "ngram": ngram,
     "uniform": lambda: UniformDrafter(V),
     "free": lambda: Guesser(random_model(2, V, zeros=0.15)),  # knows nothing of controls
     "cascade": lambda: CascadeDrafter(table(3), lm(), 1),
-    "cascade-of-lookup": lambda: CascadeDrafter(table(3), LookupDrafter(2), 2),
-    "lookup-then-lm": lambda: MixtureDrafter([(LookupDrafter(2), 1), (lm(), None)]),
+    "cascade-of-lookup": lambda: CascadeDrafter(table(3), LookupDrafter(), 2),
+    "lookup-then-lm": lambda: MixtureDrafter([(LookupDrafter(), 1), (lm(), None)]),
     "lm-then-ngram": lambda: MixtureDrafter([(lm(), 1), (ngram(), None)]),
     "lm-then-cascade": lambda: MixtureDrafter(
         [(lm(), 1), (CascadeDrafter(table(3), lm(4), 1), None)]

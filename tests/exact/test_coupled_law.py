@@ -33,7 +33,7 @@ DRAFTERS = {
     "lm-is-target": lambda: LMDrafter(Table(P, V), V),
     "uniform": lambda: UniformDrafter(V),
     "certain": lambda: Certain(Q),
-    "lookup": lambda: LookupDrafter(2),
+    "lookup": lambda: LookupDrafter(),
     "stops": lambda: Guesser(Q, after=lambda law, x: law[x] < 0.5),
 }
 

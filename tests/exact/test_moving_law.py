@@ -132,8 +132,8 @@ def off(course: Course, patch: pytest.MonkeyPatch) -> float:
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "lm": lambda: LMDrafter(Table(Q, V), V),
     "short-context": lambda: LMDrafter(Table(Q, V, context=6), V),
-    "lookup": lambda: LookupDrafter(2),
-    "mixture": lambda: MixtureDrafter([(LookupDrafter(2), 1), (LMDrafter(Table(Q, V), V), None)]),
+    "lookup": lambda: LookupDrafter(),
+    "mixture": lambda: MixtureDrafter([(LookupDrafter(), 1), (LMDrafter(Table(Q, V), V), None)]),
 }
 
 

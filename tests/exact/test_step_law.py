@@ -50,7 +50,7 @@ def drafters(V: int) -> dict:
         "lm-larger-vocabulary": lambda: LMDrafter(Table(random_model(3, V + 1), V + 1), V),
         "lm-short-context": lambda: LMDrafter(Table(q, V, context=2), V),
         "certain": lambda: Certain(q),
-        "lookup": lambda: LookupDrafter(2),
+        "lookup": lambda: LookupDrafter(),
         "uniform": lambda: UniformDrafter(V),
         "stops-after-a-doubtful-guess": lambda: Guesser(q, after=lambda law, x: law[x] < 0.5),
         "stops-before-a-flat-law": lambda: Guesser(q, before=lambda law, i: bool(law.max() < 0.6)),

@@ -1,51 +1,68 @@
-"""The index of `LookupDrafter` against a search through the whole text."""
+"""The guesses of `LookupDrafter` against a search through the whole text."""
+
+from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.lookup import SURE, LookupDrafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 
 IDS = st.integers(0, 2)  # few, so that there is much to find
 TEXT = st.lists(IDS, max_size=25)
+BARRIER = -1
 
 
-def naive(source: list[int], text: list[int], longest: int, gamma: int) -> list[int]:
-    """The longest, then the latest match of the text's end, text before source; O(L^2)."""
-    for n in range(min(longest, len(text)), 0, -1):
-        for place in range(len(text) - 1, n - 1, -1):
-            if text[place - n : place] == text[-n:]:
-                grown = list(text)
-                for i in range(gamma):
-                    grown.append(grown[place + i])
-                return grown[len(text) :]
-        for place in range(len(source) - 1, n - 1, -1):
-            if source[place - n : place] == text[-n:]:
-                return source[place : place + gamma]
-    return []
+def ends(text: list[int], run: list[int]) -> list[int]:
+    """Where `run` ends in `text` and something follows."""
+    return [i for i in range(len(run), len(text)) if text[i - len(run) : i] == run]
 
 
-def guesses(drafter: LookupDrafter, gamma: list[int]) -> list[list[int]]:
-    keys = [RowKey(0, b) for b in range(len(gamma))]
-    draft = drafter.propose(gamma, Draw(keys, [0] * len(gamma), [SamplingParams()] * len(gamma)))
+def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
+    """What most often followed the longest match of the text's end, then the longest match and
+    that, and so on, while it is likely to be kept; O(L^3)."""
+    whole = [*source, BARRIER, *text] if source else text
+    lengths = (n for n in range(len(text), 0, -1) if ends(whole, text[len(text) - n :]))
+    matched = next(lengths, 0)
+    run, guesses, chance = text[len(text) - matched :] if matched else [], list[int](), 1.0
+    while run and len(guesses) < gamma:
+        places = ends(whole, run)
+        if not places:  # the text's end: it goes on as behind the match
+            run = text[len(text) - matched :]
+            places = ends(whole, run)
+        after = [(whole[i], i) for i in places if whole[i] != BARRIER]
+        if not after:
+            break
+        seen = [token for token, _ in after]
+        token = max(after, key=lambda found: (seen.count(found[0]), found[1]))[0]
+        chance *= seen.count(token) / (len(places) + 1 / (matched + len(guesses)))
+        if chance < SURE:
+            break
+        guesses.append(token)
+        run = [*run, token]
+    return guesses
+
+
+def guesses(drafter: LookupDrafter, gamma: list[int], greedy: bool = False) -> list[list[int]]:
+    keys, params = [RowKey(0, b) for b in range(len(gamma))], SamplingParams(0.0 if greedy else 1.0)
+    draft = drafter.propose(gamma, Draw(keys, [0] * len(gamma), [params] * len(gamma)))
     assert draft.q is None and draft.calls == 0
     pairs = zip(draft.tokens.tolist(), draft.lengths.tolist(), strict=True)
     return [ids[:n] for ids, n in pairs]
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3), st.integers(1, 5), st.data())
-def test_guesses_are_those_of_a_full_search(rows, longest, data):
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3), st.data())
+def test_guesses_are_those_of_a_full_search(rows, data):
     """Sources, growth by commits of any size, rows that leave: always the naive answer."""
-    drafter = LookupDrafter(longest)
+    drafter = LookupDrafter()
     sources, texts = [list(s) for s, _ in rows], [list(t) for _, t in rows]
     drafter.start(list(range(len(rows))), [list(t) for t in texts], [list(s) for s in sources])
     for _ in range(4):
         gamma = [data.draw(st.integers(0, 6)) for _ in texts]
-        expected = map(naive, sources, texts, [longest] * len(texts), gamma)
-        assert guesses(drafter, gamma) == list(expected)
+        assert guesses(drafter, gamma) == list(map(naive, sources, texts, gamma))
         kept = [data.draw(st.lists(IDS, max_size=4)) for _ in texts]
         drafter.commit(kept)
         for text, tokens in zip(texts, kept, strict=True):
@@ -57,10 +74,28 @@ def test_guesses_are_those_of_a_full_search(rows, longest, data):
 
 
 @settings(deadline=None)
-@given(st.lists(IDS, max_size=40), st.integers(1, 8), st.integers(0, 40))
-def test_how_the_text_arrived_does_not_matter(text, longest, cut):
-    whole, parts = LookupDrafter(longest), LookupDrafter(longest)
+@given(st.lists(IDS, max_size=40), st.integers(0, 40))
+def test_how_the_text_arrived_does_not_matter(text, cut):
+    whole, parts = LookupDrafter(), LookupDrafter()
     whole.start([0], [text], None)
     parts.start([0], [text[:cut]], None)
     parts.commit([text[cut:]])
     assert guesses(whole, [5]) == guesses(parts, [5])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), TEXT), max_size=6), TEXT, st.sampled_from("ab"))
+def test_only_outputs_of_the_same_salt_are_read(before, text, salt):
+    """A row guesses as if the others' outputs had never been."""
+    every, own = LookupDrafter(), LookupDrafter()
+    for drafter, salts in ((every, "ab"), (own, salt)):
+        drafter.remember(True)
+        for whose, output in before:
+            if whose in salts:
+                drafter.salted(whose)
+                drafter.start([0], [[]], None)
+                drafter.commit([output])
+                drafter.leave([0])
+        drafter.salted(salt)
+        drafter.start([0], [text], None)
+    assert guesses(every, [5], greedy=True) == guesses(own, [5], greedy=True)

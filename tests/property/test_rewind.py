@@ -37,7 +37,7 @@ def lm(vocab_size: int = V) -> LMDrafter:
 DRAFTERS = {
     "none": NoDrafter,
     "uniform": lambda: UniformDrafter(V),
-    "lookup": lambda: LookupDrafter(2),
+    "lookup": lambda: LookupDrafter(),
     "copy": CopyDrafter,
     "ngram": lambda: NGramDrafter(TABLE),
     "unigram": lambda: NGramDrafter(fit([[0, 1, 1]], V, 1)),

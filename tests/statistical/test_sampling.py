@@ -30,7 +30,7 @@ TARGET_LAW = joint(lambda text: P((0, *text)), LENGTH)
 JUDGES = {name: Sampled(rule) for name, rule in RULES.items()} | {"coupled": Coupled()}
 DRAFTERS = {
     "lm": lambda: LMDrafter(TableModel(Q, V), V),
-    "lookup": lambda: LookupDrafter(2),
+    "lookup": lambda: LookupDrafter(),
 }
 
 

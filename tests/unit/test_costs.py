@@ -36,6 +36,7 @@ WHOLE = {
     "verify": [[1, 0.0], [5, 0.2]],
     "rows": [[1, 1.0]],
     "prior": [3.0, 0.8],
+    "change": 0.0,
 }
 KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
 
@@ -106,6 +107,8 @@ def test_what_was_kept_is_recalled():
         WHOLE | {"score": [[1, 0.0], [5, 1.0]]},
         WHOLE | {"rows": [[1, 0.0]]},
         WHOLE | {"prior": [10**400, 0.5]},
+        WHOLE | {"change": -1.0},
+        WHOLE | {"change": None},
         WHOLE | {"score": [[1e400, 1.0]]},
         WHOLE | {"score": [[1, 10**400]]},
     ],

@@ -97,6 +97,27 @@ def test_the_extremes():
     assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)]) == [MAX_GAMMA]
 
 
+def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs():
+    known = costs(0.05, 0.04)
+    wanted = {Adaptive(known).ask([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
+    assert len(wanted) == 2
+    steps = [judged(0.7, min(wanted))] * 60 + [judged(0.74, min(wanted))] * 60
+    for change, gamma in ((0.0, max(wanted)), (1.0, min(wanted))):
+        sticky = Adaptive(replace(known, change=change))
+        assert sticky.ask([row(steps[:60])]) == [min(wanted)]
+        assert sticky.ask([row(steps)]) == [gamma]
+        assert sticky.ask([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
+
+
+def test_where_sizes_cost_it_is_near_the_best_fixed_gamma():
+    known = replace(costs(0.03, 0.02), change=0.3)
+    for alpha, greedy in product((0.2, 0.5, 0.8, 0.95), (False, True)):
+        texts = [text([alpha], TOKENS, seed, greedy) for seed in range(8)]
+        seconds = [sum(replay(Fixed(g), t, known)[0] for t in texts) for g in range(17)]
+        automatic = sum(replay(Adaptive(known), t, known)[0] for t in texts)
+        assert min(seconds) / automatic > 0.95
+
+
 def test_never_more_than_there_is_room_for():
     for room in range(1, 8):
         (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)])

@@ -81,7 +81,7 @@ def bench(
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
         setting = report.Setting(spec, peers, options, len(lines), unable)
-        contestants = _contestants(spec, peers, gammas, draft, rule, batched=bool(batches))
+        contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
         if batches:
             found = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
@@ -192,42 +192,44 @@ def _peers(
     *,
     batched: bool,
 ) -> tuple[list[Peer], dict[str, str]]:
-    """The peers, each with the same pair in its process; and why others cannot load it."""
-    from foretoken.drafters.lm import LMDrafter
+    """The peers, each with the same pair in its process, or with the target alone where the draft
+    is none that they can read; and why others cannot load it."""
     from foretoken.lab.bench.peer import Peer
     from foretoken.lab.bench.race import Unable
 
-    if not vs:
-        return [], {}
-    if draft != "none" and not isinstance(spec.drafter, LMDrafter):
-        raise InputError(f"--vs needs a draft that peers can read: a model's folder, not {draft!r}")
-    pair = spec.target_name, None if draft == "none" else spec.draft_name
+    pair = spec.target_name, spec.draft_name if _readable(spec) else None
     dtypes = loading.dtype, loading.draft_dtype
     peers: list[Peer] = []
     unable: dict[str, str] = {}
     for name in vs:
         try:
-            peers.append(stack.enter_context(Peer(name, *pair, *dtypes, batched=batched)))
+            peer = stack.enter_context(Peer(name, *pair, *dtypes, batched=batched))
+            if pair[1] is None and draft != "none":
+                notes = [peer.about.get("note"), "plain only: it cannot read the draft"]
+                peer.about["note"] = "; ".join(filter(None, notes))
+            peers.append(peer)
         except Unable as error:
             unable[name] = str(error)
     return peers, unable
 
 
+def _readable(spec: Speculator) -> bool:
+    """Whether the draft is a model's folder, which peers can read."""
+    from foretoken.drafters.lm import LMDrafter
+
+    return isinstance(spec.drafter, LMDrafter) and not spec.drafter.shares
+
+
 def _contestants(
-    spec: Speculator,
-    peers: list[Peer],
-    gammas: list[int],
-    draft: str | None,
-    rule: str,
-    *,
-    batched: bool,
+    spec: Speculator, peers: list[Peer], gammas: list[int], rule: str, *, batched: bool
 ) -> list[Contestant]:
+    from foretoken.drafters.none import NoDrafter
     from foretoken.lab.bench.peer import Guest
     from foretoken.lab.bench.race import OneByOne, Own
 
-    own, others = ([0], [0]) if draft == "none" else ([*gammas, None], gammas)
+    own = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
     ours = [Own(spec, gamma, rule) for gamma in own]
-    guests = [Guest(peer, gamma) for peer in peers for gamma in others]
+    guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
     made: list[Contestant] = [*ours, *guests]
     return made if batched else [OneByOne(one) for one in made]
 

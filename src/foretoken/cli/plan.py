@@ -44,6 +44,13 @@ def plan(
         list[str] | None,
         typer.Option(help="A draft to measure first; may be repeated.", show_default=False),
     ] = None,
+    own: Annotated[
+        bool,
+        typer.Option(
+            "--self",
+            help="Measure what needs no second model too: the target's own copies and look-up.",
+        ),
+    ] = False,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts to measure on, where no files are given.")
     ] = None,
@@ -58,17 +65,18 @@ def plan(
     as_json: option.Json = False,
 ) -> None:
     """Pick the draft and gamma that are predicted to be fastest, or say: do not speculate."""
-    if files and (target or draft or prompts or loading != option.PairLoading()):
+    if files and (target or draft or own or prompts or loading != option.PairLoading()):
         raise InputError(
-            "give files of measurements, or --target, --draft and --prompts with options of "
-            "loading; not both"
+            "give files of measurements, or --target, --draft, --self and --prompts with options "
+            "of loading; not both"
         )
     if not files and prompts is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     if files:
         named = _saved(files)
     else:
-        named = _measured(prompts, limit, draft or [None], context.params, loading)
+        drafts = [*(draft or []), *(_own(target, loading) if own else [])]
+        named = _measured(prompts, limit, drafts or [None], context.params, loading)
     from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
     made = make(named)
@@ -85,6 +93,18 @@ def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     from foretoken.lab.measurement.result import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
+
+
+def _own(target: str | None, loading: option.PairLoading) -> list[str]:
+    """Drafts that a target has without a second model."""
+    from foretoken.loading.load import asset  # late: torch takes seconds to import
+    from foretoken.loading.own import kinds
+    from foretoken.loading.runtimes import Known, Wish
+    from foretoken.loading.sources import source
+
+    read = source(target or asset("target"), loading.revision, loading.trust_remote_code)
+    known = Known(read, Wish(loading.dtype, runtime=loading.runtime))
+    return [*kinds(loading.dtype, known.layers), "lookup"]
 
 
 def _measured(

@@ -1,5 +1,5 @@
-"""What a command logs to standard error: foretoken's warnings, and conversions, as they take a
-while. transformers' bars and reports are off, so that an error is one line."""
+"""What a command logs to standard error: foretoken's warnings, conversions, as they take a while,
+and which draft was chosen. transformers' bars and reports are off, so that an error is one line."""
 
 from __future__ import annotations
 
@@ -24,4 +24,5 @@ def quiet() -> None:
     log = logging.getLogger("foretoken")
     if not log.handlers:
         log.addHandler(Lines())
-    logging.getLogger("foretoken.models.openvino.conversion").setLevel(logging.INFO)
+    for told in ("models.openvino.conversion", "loading.chosen"):
+        logging.getLogger(f"foretoken.{told}").setLevel(logging.INFO)

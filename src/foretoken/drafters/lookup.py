@@ -1,42 +1,67 @@
-"""Copy from context (section 3.6): what followed when the text last read like this.
+"""Copy from context (section 3.6): what most often followed when the text last read like this.
 
-Prompt, output and, for an encoder-decoder, the source are searched for the longest end of the
-text that occurred before, the most recent one where there are several. Guesses are certain (no q):
-a function of the text alone. Knows no model and no tokenizer.
+A suffix automaton of every row's text says where its end, of any length, occurred before
+(SAM-Decoding, arXiv 2411.10666), and counts say how far what followed can be trusted
+(SuffixDecoding, arXiv 2411.04975). Guesses are certain (no q): a function of the text, and of
+earlier ones, alone. Knows no model and no tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import islice
 
 from foretoken.drafters.base import Draft, Draw, pack
-from foretoken.errors import InputError
 from foretoken.models.rows import staying
+from foretoken.request import Request
+from foretoken.text.automaton import ROOT, Automaton
+from foretoken.text.earlier import Earlier
 
-BARRIER = -1  # between source and text; never an id, so no match crosses it
+SURE = 0.1  # estimated chance that all guesses up to one are kept, at least
+LEAST = 4  # tokens that must agree before a text's own past is preferred to a drafter
+WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
+NEAR = 32  # last tokens of a text that are looked for in earlier ones
 
 
 class LookupDrafter:
-    """Guesses the tokens that followed the longest earlier match of at most `longest` tokens."""
+    """Guesses the tokens that most often followed the longest end of the text which occurred
+    before, the latest where several did as often; as many as are likely to be kept.
 
-    def __init__(self, longest: int = 8) -> None:
-        if longest < 1:
-            raise InputError(f"longest is {longest}; give the most tokens to match, 1 or more")
-        self.longest = longest
+    Prompt, output and, for an encoder-decoder, the source are searched. In an engine that keeps
+    what was read also earlier outputs of the row's salt, for rows whose text does not depend on
+    what is guessed: greedy and coupled ones. A row takes memory by the tokens of its context,
+    earlier outputs what `Earlier` says.
+    """
+
+    def __init__(self) -> None:
         self.texts: list[_Text] = []
+        self._earlier: Earlier | None = None
+        self._salt = ""  # of the rows that join next
+
+    def remember(self, on: bool) -> None:
+        """Keep the outputs of rows that leave from now on, or forget them all."""
+        self._earlier = Earlier() if on else None
+
+    def salted(self, salt: str) -> None:
+        """The rows that join next share outputs with rows of the same salt only."""
+        self._salt = salt
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         for b, prompt in enumerate(prompts):
-            text = _Text(self.longest)
-            if sources is not None:
-                text.read([*sources[b], BARRIER])
-            text.read(prompt)
-            self.texts.append(text)
+            self.texts.append(_Text(prompt, sources[b] if sources else [], self._salt))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        return pack([text.copy(g) for text, g in zip(self.texts, gamma, strict=True)])
+        others = [self._others(b, draw) if g else [] for b, g in enumerate(gamma)]
+        asked = zip(self.texts, gamma, others, strict=True)
+        return pack([text.guess(g, earlier) for text, g, earlier in asked])
+
+    def _others(self, b: int, draw: Draw) -> list[Automaton]:
+        """The earlier outputs that row b may copy from."""
+        if self._earlier is None or not (draw.coupled or draw.params[b].greedy):
+            return []
+        return self._earlier.of(self.texts[b].salt)
 
     def commit(self, tokens: list[list[int]]) -> None:
         for text, kept in zip(self.texts, tokens, strict=True):
@@ -47,63 +72,88 @@ class LookupDrafter:
             text.unread(count)
 
     def leave(self, rows: list[int]) -> None:
+        if self._earlier is not None:
+            for b in rows:
+                self._earlier.add(self.texts[b].salt, self.texts[b].output)
         self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
 
 
-class _Text:
-    """One row's tokens, and where each run of up to `longest` of them last went on."""
+class Repeats:
+    """A row's look-up as its foresight, in front of a drafter: where at least `LEAST` tokens have
+    occurred before in its source, prompt or text."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.ids: list[int] = []
-        self.follows: dict[int, int] = {}  # hash of a run -> place of the token after it
-        self.before: list[list[int | None]] = []  # at every token, what `follows` held until then
+    prior = (4.0, 0.7)  # as `Costs.prior`
+
+    def __init__(self, request: Request) -> None:
+        self._text = _Text(request.prompt, request.source or [], request.salt)
+        self._read: list[int] = []
+
+    def after(self, text: list[int], most: int) -> list[int]:
+        common = len(self._read) if text[: len(self._read)] == self._read else 0
+        self._text.unread(len(self._read) - common)
+        self._text.read(text[common:])
+        self._read = list(text)
+        return self._text.guess(most, least=LEAST)
+
+
+class _Text:
+    """One row's tokens, with those of its source before a barrier."""
+
+    def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
+        self.salt, self.seen = salt, Automaton()
+        if source:
+            self.read(source)
+            self.seen.bar()
+        self.read(prompt)
+        self.begun = len(self.seen)
+
+    @property
+    def output(self) -> list[int]:
+        return self.seen.ids[self.begun :].tolist()
 
     def read(self, tokens: list[int]) -> None:
-        """Append. A run is indexed when its successor arrives: the end never matches itself."""
         for token in tokens:
-            keys, place = self._ended(token), len(self.ids)
-            self.before.append([self.follows.get(key) for key in keys])
-            self.follows.update(dict.fromkeys(keys, place))
-            self.ids.append(token)
+            self.seen.append(token)
 
     def unread(self, count: int) -> None:
-        """Take the last `count` tokens back."""
         for _ in range(count):
-            keys = self._ended(self.ids.pop())
-            for key, place in zip(keys, self.before.pop(), strict=True):
-                if place is None:
-                    self.follows.pop(key, None)
-                else:
-                    self.follows[key] = place
+            self.seen.pop()
 
-    def _ended(self, token: int) -> list[int]:
-        """Keys of the runs that this token follows: those at the end of what was read."""
-        return [] if token == BARRIER else list(self._keys(min(self.longest, len(self.ids))))
-
-    def copy(self, count: int) -> list[int]:
-        """At most `count` tokens from where the match goes on; past the text's end, these again."""
-        place = self._match() if count else None
-        if place is None:
+    def guess(self, most: int, others: Sequence[Automaton] = (), least: int = 1) -> list[int]:
+        """At most so many tokens, from behind a match of `least` tokens or more in this text or in
+        one of `others`, whichever is likely to have more of them kept; this one where they are
+        alike."""
+        if not most:
             return []
-        copied = self.ids[place : place + count]
-        if BARRIER in copied:
-            return copied[: copied.index(BARRIER)]
-        return [copied[i % len(copied)] for i in range(count)]
+        places = [(self.seen, self.seen.match, self.seen.length[self.seen.match])]
+        last = self.seen.ids[-NEAR:].tolist()
+        places += [(other, *other.find(last)) for other in others]
+        found = [follow(*place, most) for place in places if place[2] >= least]
+        return max(found, key=lambda each: each[1], default=([], 0.0))[0]
 
-    def _match(self) -> int | None:
-        """The place after the longest earlier match of the text's end."""
-        match = None
-        end = len(self.ids)
-        for n, key in enumerate(self._keys(min(self.longest, end)), 1):
-            place = self.follows.get(key)
-            if place is None or self.ids[place - n : place] != self.ids[end - n :]:
-                break  # nor can anything longer occur
-            match = place
-        return match
 
-    def _keys(self, longest: int) -> Iterator[int]:
-        """Hashes of the last 1, 2, .. `longest` tokens; tuples would take twice the memory."""
-        end = len(self.ids)
-        for n in range(1, longest + 1):
-            yield hash(tuple(self.ids[end - n :]))
+def follow(seen: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:
+    """What follows the last `matched` tokens in `seen`, whose state this is; at most `most` tokens,
+    and how many of them are likely to be kept.
+
+    The chance of a token is estimated by how often it was seen next: `count / (all + 1/n)` after n
+    tokens in common, guesses included, so that a longer match is trusted further. At the end of
+    the text it goes on behind its longest match: a period is repeated.
+    """
+    guesses: list[int] = []
+    chance, likely = 1.0, 0.0
+    while state != ROOT and len(guesses) < most:
+        if seen.length[state] == len(seen):
+            state = seen.match
+        ways = islice(seen.following(state), WAYS)
+        rated = [(seen.count[to], seen.recent[to], x, to) for x, to in ways]
+        if not rated:
+            break
+        count, _, token, to = max(rated)
+        chance *= count / (seen.continued(state) + 1 / (matched + len(guesses)))
+        if chance < SURE:
+            break
+        guesses.append(token)
+        likely += chance
+        state = to
+    return guesses, likely

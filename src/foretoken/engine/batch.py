@@ -19,7 +19,7 @@ from foretoken.drafters.base import Drafter, held, require_apart
 from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
-from foretoken.models.base import Model, Remembers
+from foretoken.models.base import Keeps, Model, Remembers
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
@@ -38,7 +38,7 @@ class Batch:
         self.target, self.drafter = target, drafter
         self.rows: list[Row] = []  # in the models' order
         parts = [*held(target), *held(drafter)]
-        self.keeping = [part for part in parts if isinstance(part, Remembers)]
+        self.keeping = [part for part in parts if isinstance(part, Keeps)]
         self._remembers = target if isinstance(target, Remembers) else None
         self._claim: Claim | None = None  # while there are rows
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretoken.claim import claimed
 from foretoken.controls.chain import Chain, chain
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Draft, Drafter, held
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, check, law, require_finite
@@ -33,19 +33,23 @@ def overlaps(
     sources = [request.source] if request.source is not None else None
     betas: list[float | None] = []
     controls = chain(request, target.vocab_size)
-    # A drafter that reads the target's states needs those of the last token it commits
-    size = 1 if getattr(drafter, "reads_target", False) else CHUNK
+    # What reads the target's states, or shares its rows, needs a pass for every token it commits
+    reads = any(getattr(part, "reads_target", False) for part in held(drafter))
+    size = 1 if reads else CHUNK
+    p = torch.empty(0)
     with claimed(target, drafter) as claim:
         claim.expect(1)
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
-        for at in range(0, len(new), size):
-            p = _laws(target, request, controls, new[: at + size], at, params)
-            for i, law_there in enumerate(p, at):
-                draw = Draw([request.key], [len(request.prompt) + i], [params], [controls])
-                betas.append(_overlap(law_there, drafter, draw, new[i]))
-                if controls is not None:
-                    controls.commit([new[i]])
+        for i, token in enumerate(new):
+            draw = Draw([request.key], [len(request.prompt) + i], [params], [controls])
+            draft = drafter.propose([1], draw)
+            if i % size == 0:  # as in a step the guess comes before the pass
+                p = _laws(target, request, controls, new[: i + size], i, params)
+            betas.append(_beta(p[i % size], draft, draw))
+            drafter.commit([[token]])
+            if controls is not None:
+                controls.commit([token])
     return betas
 
 
@@ -67,10 +71,8 @@ def _laws(
     return law(logits[0], params)
 
 
-def _overlap(p: Tensor, drafter: Drafter, draw: Draw, token: int) -> float | None:
-    """beta at one position: p `[V]` against the law of one guess; the text goes on by `token`."""
-    draft = drafter.propose([1], draw)
-    drafter.commit([[token]])
+def _beta(p: Tensor, draft: Draft, draw: Draw) -> float | None:
+    """At one position: p `[V]` against the law of one guess."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):

@@ -22,6 +22,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import memory
+from foretoken.loading.chosen import chosen
 from foretoken.loading.hub import is_folder
 from foretoken.loading.own import OwnCopy, own_copy
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
@@ -119,9 +120,11 @@ def load(
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
     and on its own device). target None is the pair that ships with the package. draft None is then
-    its draft, else "lookup". draft may also be "none", "lookup", "copy", "uniform", "ngram:FILE",
-    "heads:FILE", any Drafter, or a Speculator from `load`: a cascade, whose target drafts here and
-    is itself accelerated by its draft. "self:int4" (or "self") and "self:int8" are the target with
+    its draft; else the fastest, by costs measured here once, of "lookup", "self:int4" and
+    "self:int8", the last two with a look-up in front (logged at INFO). draft may also be "none",
+    "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE", any Drafter, or a Speculator from
+    `load`: a cascade, whose target drafts here and is itself accelerated by its draft. "self:int4"
+    (or "self") and "self:int8" are the target with
     its weights rounded, "self:0-3,8" the target with these layers alone: a copy that drafts over
     the target's own keys and values (docs/drafters.md); it needs OpenVINO. A decoder-only draft
     with another tokenizer is translated: how it guesses best is tried here, which takes seconds,
@@ -150,7 +153,7 @@ def load(
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
-    draft = "lookup" if draft is None else draft
+    choose, draft = draft is None, "lookup" if draft is None else draft
     read = _read(target, revision, trust_remote_code)
     known = Known(read, wish)
     settings = known.settings
@@ -183,7 +186,6 @@ def load(
     running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, _DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
-    foreign = drafter if isinstance(drafter, ForeignDraft) else None
     spec = Speculator(
         target=running,
         drafter=NoDrafter() if isinstance(drafter, ForeignDraft) else drafter,
@@ -194,7 +196,9 @@ def load(
         draft_name=_name(draft),
         suggested=settings.suggested if generation_config is None else {},
     )
-    return spec if foreign is None else foreign.attached(spec)
+    if isinstance(drafter, ForeignDraft):
+        return drafter.attached(spec)
+    return chosen(spec, read) if choose else spec
 
 
 def _read(

@@ -67,6 +67,15 @@ def own_copy(kind: str, known: Known) -> OwnCopy:
     return OwnCopy(f"self:{kind}", None, _layers(kind, known.layers))
 
 
+def kinds(dtype: str, layers: int) -> list[str]:
+    """Names of the copies that may pay for a target in `dtype` with so many layers: all roundings
+    that are smaller, and every other layer."""
+    smaller = [kind for kind in ROUNDED if dtype not in ROUNDED[ROUNDED.index(kind) :]]
+    some = sorted({*range(0, layers, 2), layers - 1})
+    thinned = [",".join(map(str, some))] if layers > len(some) else []
+    return [f"self:{kind}" for kind in (*smaller, *thinned)]
+
+
 def _layers(kind: str, count: int) -> tuple[int, ...]:
     """Numbers and ranges of layers, such as "0-3,8"."""
     chosen: list[int] = []

@@ -6,6 +6,7 @@ batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -107,10 +108,8 @@ class TreeModel(Model, Protocol):
 
 
 @runtime_checkable
-class Remembers(Model, Protocol):
-    """A model that can keep what it has read of texts, for others that begin alike."""
-
-    recalled: list[int]  # how many tokens of each row that joined last were not read
+class Keeps(Protocol):
+    """What a model, or a drafter without one, can keep of texts that have left, for others."""
 
     def remember(self, on: bool) -> None:
         """Keep it from now on, or forget it all."""
@@ -119,6 +118,13 @@ class Remembers(Model, Protocol):
     def salted(self, salt: str) -> None:
         """The rows that join next share only with rows of the same salt."""
         ...
+
+
+@runtime_checkable
+class Remembers(Model, Keeps, Protocol):
+    """A model that can keep what it has read of texts, for others that begin alike."""
+
+    recalled: list[int]  # how many tokens of each row that joined last were not read
 
     def known(self, prompt: list[int]) -> int:
         """How many of its first tokens need not be read."""
@@ -141,6 +147,16 @@ class Reserves(Sized, Protocol):
 
     def reserve(self, total: int) -> None:
         """So many bytes."""
+        ...
+
+
+@runtime_checkable
+class Pads(Model, Protocol):
+    """A model whose passes cost more where their size is another than that of the last."""
+
+    def price(self, seconds: Callable[[int], float] | None, change: float) -> None:
+        """Pad from now on where that is cheaper: a pass over so many tokens takes `seconds`, a
+        change of size `change` more. None: do not."""
         ...
 
 

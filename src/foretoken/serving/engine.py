@@ -60,7 +60,8 @@ class Engine:
     wait, and the youngest waits again where texts outgrow it. By itself what max_rows need.
 
     prefix_cache: keep what was read of texts, where the runtime can (OpenVINO's paged attention),
-    for others that begin alike. In float32 and below it may be rounded otherwise than read anew.
+    for others that begin alike, and what was said, for lookup to copy from (docs/engine.md). In
+    float32 and below it may be rounded otherwise than read anew.
 
     A request's law is what it is alone, whatever its mates; its text too where arithmetic does not
     depend on the batch (docs/exact.md). `add` and `abort` may be called by any thread. Raises

@@ -60,6 +60,15 @@ def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: P
         assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
 
 
+def test_a_peer_that_cannot_read_the_draft_decodes_plainly(call: Run, pair: tuple[object, ...]):
+    code, out, _ = call(*pair, "--draft", "lookup", *QUICK, "--vs", "transformers", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["notes"]["transformers"] == "plain only: it cannot read the draft"
+    names = [(row["name"], row["variant"]) for row in found["figures"]]
+    own = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
+    assert names == [*own, ("transformers", "plain")]
+
+
 BATCHES = (*QUICK, "--batch", "1,3")
 
 
@@ -252,7 +261,6 @@ def test_ctrl_c_while_it_warms_up(
         (("--batch", "8,17"), "batch is [8, 17]; give numbers from 1 to 16"),
         (("--batch", "2", "--assisted", "8"), "--assisted is [8]; give some of --batch"),
         (("--batch", "2", "--vs", "llama.cpp"), "llama.cpp runs one text at a time; leave it"),
-        ((*QUICK, "--vs", "transformers", "--draft", "lookup"), "a model's folder, not 'lookup'"),
     ],
 )
 def test_mistakes_are_one_line(

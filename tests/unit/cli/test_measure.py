@@ -125,6 +125,15 @@ def test_drafts_are_measured_and_planned(run, base):
     assert factors == sorted(factors, reverse=True)
 
 
+@pytest.mark.openvino
+def test_a_target_s_own_copies_are_planned(run, base):
+    args = ("--target", base / "bare", "--prompts", base / "ids.jsonl", "--limit", 2)
+    result = run("plan", "--self", *args, "--max-new-tokens", 8, "--json")
+    assert result.code == 0, result.err
+    names = {one["draft"] for one in json.loads(result.out)["candidates"]}
+    assert names == {"self:int4", "self:int8", "lookup"}
+
+
 def test_an_interrupted_measurement_is_picked_up(run, base, tmp_path, monkeypatch):
     out, args = tmp_path / "m.json", pair(base, "--out", tmp_path / "m.json")
     add, kept = part.Part.add, []

@@ -1,24 +1,25 @@
 """Copy from context: what is found, how far it is copied, and which row it belongs to."""
 
-import pytest
-
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import LookupDrafter
-from foretoken.errors import InputError
+from foretoken.drafters.lookup import WAYS, LookupDrafter, Repeats
+from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import SharedDraw
 from foretoken.sampling.keys import RowKey
 
 
-def propose(drafter, gamma):
+def propose(drafter, gamma, temperature=1.0, coupled=False):
     keys = [RowKey(0, b) for b in range(len(gamma))]
-    draft = drafter.propose(gamma, Draw(keys, [9] * len(gamma), [SamplingParams(1.0)] * len(gamma)))
+    kind = SharedDraw if coupled else Draw
+    draw = kind(keys, [9] * len(gamma), [SamplingParams(temperature)] * len(gamma))
+    draft = drafter.propose(gamma, draw)
     assert draft.q is None and draft.calls == 0
     pairs = zip(draft.tokens.tolist(), draft.lengths.tolist(), strict=True)
     return [ids[:n] for ids, n in pairs]
 
 
-def guesses(prompt, gamma, source=None, longest=8):
-    drafter = LookupDrafter(longest)
+def guesses(prompt, gamma, source=None):
+    drafter = LookupDrafter()
     drafter.start([0], [prompt], None if source is None else [source])
     return propose(drafter, [gamma])[0]
 
@@ -27,12 +28,35 @@ def test_the_longest_match_wins_over_a_later_one():
     assert guesses([1, 2, 3, 9, 2, 4, 1, 2], 2) == [3, 9]
 
 
+def test_a_match_is_as_long_as_it_can_be():
+    """Ten tokens back the two places differ: only there does it show which one this is."""
+    same = list(range(20, 30))
+    assert guesses([1, *same, 5, 2, *same, 6, 1, *same], 1) == [5]
+
+
+def test_what_most_often_followed_wins_over_a_later_one():
+    assert guesses([1, 5, 1, 5, 1, 6, 2, 1], 1) == [5]
+
+
+def test_of_very_many_ways_those_that_came_first_are_weighed():
+    """So that a call stays quick behind a word that everything follows."""
+    hub = [x for token in range(1, WAYS + 1) for x in (0, token)]
+    late, early = [0, WAYS + 1] * 2, [0, WAYS] * 80
+    assert guesses([*hub, *late * 40, 999, 0], 1) == []
+    assert guesses([*hub, *early, 999, 0], 1) == [WAYS]
+
+
+def test_guesses_end_where_they_are_unlikely():
+    """Behind a match of n tokens that was seen once, so far that n/(n + guesses) is a tenth; of
+    thirteen tokens that followed as often, none is guessed."""
+    assert len(guesses([50, *range(1, 30), 50], 20)) in (8, 9)
+    assert len(guesses([50, 51, *range(1, 30), 50, 51], 20)) in (17, 18)
+    several = [x for token in range(1, 14) for x in (50, token)]
+    assert guesses([*several, 50], 20) == []
+
+
 def test_of_equal_matches_the_most_recent_wins():
     assert guesses([1, 5, 1, 6, 1], 1) == [6]
-
-
-def test_matches_are_cut_at_longest():
-    assert guesses([1, 2, 3, 9, 2, 4, 1, 2], 2, longest=1) == [4, 1]
 
 
 def test_a_period_goes_on_past_the_end():
@@ -64,10 +88,18 @@ def test_no_match_crosses_from_source_to_text():
     assert guesses([7, 1], 2, source=[3, 1]) == []
 
 
-def test_runs_of_equal_hash_are_told_apart(monkeypatch):
-    monkeypatch.setattr("foretoken.drafters.lookup.hash", lambda run: 0, raising=False)
-    assert guesses([1, 2, 3], 4) == []
-    assert guesses([1, 3, 3], 2) == [3, 3]
+def repeats(prompt: list[int], source: list[int] | None = None) -> Repeats:
+    return Repeats(Request(prompt, 50, RowKey(0, 0), source=source))
+
+
+def test_repeats_say_what_followed_the_last_four_tokens():
+    four = [5, 6, 7, 8]
+    assert repeats([*four, 9, 3, *four[1:]]).after([], 2) == []  # three agree
+    assert repeats([*four, 9, 3, *four]).after([], 2) == [9, 3]
+    assert repeats([5], [*four, 1]).after(four[1:], 4) == [1]
+    text = repeats([*four, 9, 3])
+    for new, told in (([], []), (four, [9, 3]), ([*four, 9], [3, 5]), ([4, 4], []), (four, [9, 3])):
+        assert text.after(new, 2) == told  # a function of the text alone
 
 
 def test_rows_join_behind_and_leave_closes_the_gap():
@@ -84,6 +116,57 @@ def test_rows_join_behind_and_leave_closes_the_gap():
     assert propose(drafter, [1]) == [[9]]
 
 
-def test_longest_must_be_positive():
-    with pytest.raises(InputError, match="longest is 0"):
-        LookupDrafter(0)
+def said(drafter, salt, tokens):
+    """A row says this and leaves."""
+    drafter.salted(salt)
+    drafter.start([0], [[]], None)
+    drafter.commit([tokens])
+    drafter.leave([0])
+
+
+def asked(drafter, salt, prompt, **options):
+    """What follows a prompt of this salt."""
+    drafter.salted(salt)
+    drafter.start([0], [prompt], None)
+    found = propose(drafter, [3], **options)[0]
+    drafter.texts.clear()
+    return found
+
+
+def test_earlier_outputs_of_the_same_salt_are_searched():
+    drafter = LookupDrafter()
+    drafter.remember(True)
+    said(drafter, "a", [1, 2, 3, 4])
+    said(drafter, "b", [1, 2, 5])
+    assert asked(drafter, "a", [9, 1, 2], temperature=0.0) == [3, 4]
+    assert asked(drafter, "b", [9, 1, 2], temperature=0.0) == [5]
+    assert asked(drafter, "", [9, 1, 2], temperature=0.0) == []
+    drafter.remember(False)
+    assert asked(drafter, "a", [9, 1, 2], temperature=0.0) == []
+
+
+def test_prompts_of_others_are_not_searched():
+    drafter = LookupDrafter()
+    drafter.remember(True)
+    drafter.start([0], [[1, 2, 3]], None)
+    drafter.commit([[7, 8]])
+    drafter.leave([0])
+    assert asked(drafter, "", [1, 2], temperature=0.0) == []
+    assert asked(drafter, "", [7], temperature=0.0) == [8]
+
+
+def test_what_is_likelier_wins_and_the_text_itself_where_they_are_alike():
+    drafter = LookupDrafter()
+    drafter.remember(True)
+    said(drafter, "", [1, 2, 3, 4, 5])
+    assert asked(drafter, "", [1, 2, 6, 7, 8, 1, 2], temperature=0.0) == [6, 7, 8]
+    assert asked(drafter, "", [2, 6, 7, 8, 1, 2], temperature=0.0) == [3, 4, 5]
+
+
+def test_a_text_that_depends_on_its_guesses_gets_none_of_others():
+    """Else a seed would give another text after other requests."""
+    drafter = LookupDrafter()
+    drafter.remember(True)
+    said(drafter, "", [1, 2, 3, 4])
+    assert asked(drafter, "", [1, 2], temperature=1.0) == []
+    assert asked(drafter, "", [1, 2], temperature=1.0, coupled=True) == [3, 4]

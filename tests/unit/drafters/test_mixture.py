@@ -73,7 +73,7 @@ def test_where_the_first_finds_nothing_the_next_takes_over():
 
 
 def test_without_a_law_all_guesses_are_certain():
-    drafter = MixtureDrafter([(LookupDrafter(), 1), (LookupDrafter(2), 1)])
+    drafter = MixtureDrafter([(LookupDrafter(), 1), (LookupDrafter(), 1)])
     drafter.start([0], [[1, 2, 1]], None)
     draft = drafter.propose([4], draw([3]))
     assert draft.q is None and draft.tokens.tolist() == [[2, 1]] and draft.calls == 0

@@ -215,7 +215,7 @@ def test_drafts_by_name(pair, draft, kind):
 
 
 def test_a_drafter_of_ones_own(pair):
-    mine = LookupDrafter(longest=3)
+    mine = LookupDrafter()
     spec = foretoken.load(pair[0], mine)
     assert spec.drafter is mine and spec.draft_name == "LookupDrafter"
     refused(InputError, "draft is 5; give a folder", pair[0], 5)

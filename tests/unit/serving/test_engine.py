@@ -459,6 +459,29 @@ def test_a_useless_prediction_leaves_the_drafter_its_work() -> None:
     assert sum(step.drafted for step in steps if not step.predicted) > own.stats.drafted / 2
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_earlier_outputs_guess_for_their_own_user(temperature: float) -> None:
+    """Where no guess can change the text; other users' steps are as if nothing had been said."""
+    spec, engine = predicting("lookup")
+    engine.close()
+    (own,) = spec.generate([1], temperature=temperature, gamma=4, max_new_tokens=LENGTH)
+    with Engine(spec) as engine:
+        done = []
+        for salt in ("a", "a", "b", None, None):
+            engine.add(
+                [1], temperature=temperature, gamma=4, max_new_tokens=LENGTH, cache_salt=salt
+            )
+            (last,) = (event.completion for event in drained(engine) if event.completion)
+            done.append(last)
+    first, again, *_ = done
+    assert {tuple(each.tokens) for each in done} == {tuple(own.tokens)}
+    kept = [[step.kept for step in each.steps] for each in (own, *done)]
+    assert kept[0] == kept[1] == kept[3] == kept[4]
+    assert kept[2] == kept[5] and (kept[2] == kept[1]) == (temperature > 0)
+    if not temperature:
+        assert again.stats.target_calls < first.stats.target_calls / 2
+
+
 def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
     spec, engine = predicting("lm")
     plain = spec.generate([[1, i] for i in range(3)], gamma=0, max_new_tokens=LENGTH)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import InputError
 from foretoken.lab.measurement.footprint import PYTHON
 from foretoken.lab.measurement.prediction import Prediction, best, predictions
@@ -18,6 +17,7 @@ from foretoken.lab.measurement.result import Measurement, Options
 
 # "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
+NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,11 @@ def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | No
         return {
             "method": "ngram",
             "num_speculative_tokens": gamma,
-            "prompt_lookup_max": LookupDrafter().longest,
+            "prompt_lookup_max": NGRAM,
             "prompt_lookup_min": 1,
         }
-    if measured.draft.runtime == PYTHON:
+    own = measured.draft.name.partition(":")[0] == "self"
+    if own or measured.draft.runtime == PYTHON:
         return None
     return {
         "method": "draft_model",

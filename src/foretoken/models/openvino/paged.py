@@ -8,7 +8,7 @@ graph came from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -76,6 +76,9 @@ class PagedModel:
     @property
     def padding(self) -> int:
         return self.flat.padding
+
+    def price(self, seconds: Callable[[int], float] | None, change: float) -> None:
+        self.flat.sizes.price(seconds, change)
 
     @property
     def kind(self) -> str:

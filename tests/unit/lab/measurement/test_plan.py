@@ -108,6 +108,7 @@ def test_vllm():
     table = document([0.8], 0.1, draft="ngram:file")
     table["draft"]["runtime"] = "python"
     assert speculative_config(parse(table, Measurement, ""), 3) is None
+    assert speculative_config(measured([0.8], 0.1, draft="self:int4"), 3) is None
     translator = document([0.8], 0.1)
     translator["target"]["encoder_decoder"] = True
     assert speculative_config(parse(translator, Measurement, ""), 3) is None

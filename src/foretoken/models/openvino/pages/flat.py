@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foretoken.models.padding import Padding
+
 MOST = 16  # tokens added to a pass
-SLACK = 1.2e7  # parameters a layer whose products for one token cost as much as a new layout
 
 
 class Flat:
@@ -27,14 +28,16 @@ class Flat:
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
         self.context: int | None = facts["context"]
-        self.slack = min(MOST, int(SLACK * len(facts["windows"]) / facts["parameters"]))
-        self.added = 0  # tokens, since a pass of this size was needed
+        self.sizes = Padding()
         self.padding = 0
 
     def padded(self, ids: list[list[int]], past: list[int]) -> list[list[int]]:
         """The tokens of every row, padded behind the last one, where the next ones will be written:
-        a pass of the same size as the one before is faster."""
-        self.padding = self._missing(sum(map(len, ids)), past[-1] + len(ids[-1]))
+        for a pass of another size OpenVINO prepares every layer anew."""
+        room = MOST
+        if self.context is not None:
+            room = min(room, self.context - past[-1] - len(ids[-1]))
+        self.padding = self.sizes.missing(sum(map(len, ids)), room)
         return [*ids[:-1], [*ids[-1], *[0] * self.padding]]
 
     def run(
@@ -61,19 +64,6 @@ class Flat:
         """The first `count` rows of an output of the last run, whose padding may have made more."""
         made = torch.from_numpy(self.request.get_tensor(name).data)
         return made.flatten(0, -2)[:count]
-
-    def _missing(self, tokens: int, end: int) -> int:
-        """Tokens to add: a pass of another size has OpenVINO prepare every layer anew.
-
-        Once as many were added as another layout costs, the smaller size is the new one.
-        """
-        missing = self.bound.get("input_ids", 0) - tokens
-        fits = self.context is None or end + missing <= self.context
-        self.added = self.added + missing if missing > 0 else 0
-        if self.added <= self.slack and fits:
-            return max(0, missing)
-        self.added = 0
-        return 0
 
     def _put(self, name: str, values: list[int]) -> None:
         """Fill an input; its buffer is bound again only if its size has changed."""

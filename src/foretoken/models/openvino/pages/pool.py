@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import openvino as ov
@@ -56,7 +57,9 @@ class Pool:
     left: dict[int, int] = field(default_factory=dict)  # when a row left a page last
     clock: int = 0
     tensors: dict[str, ov.Tensor] = field(default_factory=dict)  # over the arrays
-    readers: list[tuple[ov.InferRequest, dict[str, str]]] = field(default_factory=list)
+    readers: list[tuple[ReferenceType[ov.InferRequest], dict[str, str]]] = field(
+        default_factory=list
+    )
 
     @property
     def page(self) -> int:
@@ -68,8 +71,9 @@ class Pool:
         return sum(layer.bytes for layer in self.layers.values())
 
     def bind(self, request: ov.InferRequest, names: dict[str, str]) -> None:
-        """Let a graph read and write these pages. names: its inputs, by the pool's names."""
-        self.readers.append((request, names))
+        """Let a graph read and write these pages, as long as its request lives. names: its inputs,
+        by the pool's names."""
+        self.readers.append((ref(request), names))
         for name, own in names.items():
             if name in self.tensors:
                 request.set_tensor(own, self.tensors[name])
@@ -151,8 +155,8 @@ class Pool:
         array, bigger = blank([self.goal, *layer.shape], layer.kind)
         if self.size:
             array[: self.size] = self.arrays[name]
-        for request, names in self.readers:
-            if name in names:
+        for reader, names in self.readers:
+            if name in names and (request := reader()) is not None:
                 request.set_tensor(names[name], bigger)
         self.tensors[name] = bigger
         self.arrays[name] = array

@@ -1,0 +1,103 @@
+"""The draft of a target that comes without one: what is measured, chosen, said and remembered."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from foretoken.costs import Costs
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.loading import chosen
+from foretoken.speculator import Speculator
+from tiny import byte_level, folder, llama
+
+# Seconds by the draft: of look-up, which costs nothing, and of copies that take these of a pass
+PASS = 0.01
+
+
+def costs(share: float, alpha: float) -> Costs:
+    flat = tuple((n, PASS) for n in (1, 17))
+    return Costs(
+        ((0, 0.0), (16, 16 * share * PASS)), flat, ((1, 0.0), (17, 0.0)), prior=(10, alpha)
+    )
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = llama(hidden_size=128, intermediate_size=192)
+    return folder(tmp_path_factory.mktemp("chosen") / "target", model, byte_level())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
+    """The costs that are measured, by the draft; an empty cache."""
+    by_draft = {"lookup": costs(0, 0.5)}
+    asked: list[str] = []
+
+    def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
+        asked.append(spec.draft_name)
+        return by_draft[spec.draft_name]
+
+    monkeypatch.setattr(Speculator, "step_costs", step_costs)
+    monkeypatch.setattr(chosen, "remembered", lambda file: {})
+    by_draft["asked"] = asked  # type: ignore[assignment]
+    return by_draft
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize(
+    ("int4", "int8", "best"),
+    [
+        (costs(0.2, 0.97), None, "self:int4"),  # not tried: it could not be faster
+        (costs(0.2, 0.4), costs(0.3, 0.98), "self:int8"),
+        (costs(0.9, 0.6), None, "lookup"),
+    ],
+)
+def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplog):
+    measured |= {"self:int4": int4, "self:int8": int8}
+    caplog.set_level(logging.INFO, "foretoken.loading.chosen")
+    spec = foretoken.load(target)
+    assert spec.draft_name == best
+    assert f"no draft was given: {best} guesses" in caplog.text
+    assert ("self:int8" in measured["asked"]) == (int8 is not None)
+    assert (spec.foresight is None) == (best == "lookup")
+    plain = foretoken.load(target, "none").generate("It was", max_new_tokens=20)
+    (done,) = spec.generate("It was", max_new_tokens=20, gamma=3)
+    assert done.tokens == plain[0].tokens
+
+
+@pytest.mark.openvino
+def test_a_quick_target_looks_up(target, measured, monkeypatch):
+    monkeypatch.setattr(chosen, "QUICK", 2 * PASS)
+    assert isinstance(foretoken.load(target).drafter, LookupDrafter)
+    assert measured["asked"] == ["lookup"]
+
+
+def test_nothing_is_measured_where_no_copy_can_be(target, measured, caplog):
+    caplog.set_level(logging.INFO, "foretoken.loading.chosen")
+    assert isinstance(foretoken.load(target).drafter, LookupDrafter)  # on torch
+    assert not measured["asked"] and not caplog.text
+
+
+@pytest.mark.openvino
+def test_a_choice_by_steady_costs_is_remembered(target, monkeypatch):
+    steady, kept = [False], {}
+    by_draft = {"lookup": costs(0, 0.5), "self:int4": costs(0.2, 0.97)}
+    asked: list[str] = []
+
+    def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
+        asked.append(spec.draft_name)
+        return by_draft[spec.draft_name]
+
+    monkeypatch.setattr(Speculator, "step_costs", step_costs)
+    monkeypatch.setattr(chosen, "_kept", lambda spec: steady[0])
+    monkeypatch.setattr(chosen, "remembered", lambda file: kept)
+    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
+    for sure, times in ((False, 2), (True, 2), (True, 0)):
+        steady[0] = sure
+        asked.clear()
+        assert foretoken.load(target).draft_name == "self:int4" and len(asked) == times
+        assert list(kept.values()) == (["int4"] if sure else [])
