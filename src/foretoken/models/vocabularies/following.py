@@ -25,17 +25,17 @@ class Following:
         self.model.start(ends)
         self._cached += ends
 
-    def score(self, texts: list[list[int] | None], need: list[bool]) -> Tensor:
-        """Read each row's text, in one pass; None: as it is. Logits `[B, V]` behind those that are
-        needed, finite behind the others."""
-        return self.model.score(self._unread(texts, need), [int(n) for n in need])[:, 0]
+    def score(self, texts: list[list[int] | None], need: list[int]) -> Tensor:
+        """Read each row's text, in one pass; None: as it is. Logits `[B, max(need), V]` as
+        `Model.score`, behind the last need[b] tokens, of which the model must hold as many."""
+        return self.model.score(self._unread(texts, need), need)
 
     def read(self, texts: list[list[int] | None]) -> None:
         """The same without logits."""
-        if any(blocks := self._unread(texts, [False] * len(texts))):
+        if any(blocks := self._unread(texts, [0] * len(texts))):
             self.model.score(blocks, [0] * len(blocks))
 
-    def _unread(self, texts: list[list[int] | None], need: list[bool]) -> list[list[int]]:
+    def _unread(self, texts: list[list[int] | None], need: list[int]) -> list[list[int]]:
         """What to read of every row, the cache being cut back to what it follows."""
         blocks: list[list[int]] = []
         lengths: list[int] = []
@@ -54,6 +54,10 @@ class Following:
     def leave(self, rows: list[int]) -> None:
         self._cached = [self._cached[b] for b in staying(len(self._cached), rows)]
         self.model.leave(rows)
+
+    def holds(self, text: list[int]) -> int:
+        """How much of a text the model reads."""
+        return len(self._end(text))
 
     def _end(self, text: list[int]) -> list[int]:
         """As much of a text as the model can hold: a function of its length, so that it begins at

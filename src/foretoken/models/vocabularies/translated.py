@@ -12,6 +12,7 @@ it into tokens is exact.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,10 @@ from foretoken.models.base import Blocks, Model, Sized, Written
 from foretoken.models.rows import staying
 from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.following import Following
+from foretoken.models.vocabularies.seam import WayOn, ways_on
 from foretoken.models.vocabularies.translation import Translation
+
+TINY = 1e-30  # a share that rounding has made 0 or less
 
 
 class ByText(NamedTuple):
@@ -86,13 +90,12 @@ class TranslatedModel:
         first = [len(block) - max(0, n - 1) for block, n in zip(blocks, need, strict=True)]
         logits: list[Tensor] = []
         for i in range(max(need)):
-            new = [
-                x[:n] if i == 0 else x[n + i - 1 : n + i]
-                for x, n in zip(blocks, first, strict=True)
-            ]
-            wanted = [i < n for n in need]
-            own = self._following.score(self._extended(new), wanted)
-            logits.append(self._ours_of(own, wanted))
+            each = zip(blocks, first, strict=True)
+            new = [x[:n] if i == 0 else x[n + i - 1 : n + i] for x, n in each]
+            told = self._extended(new)
+            counts = self._counts(told, [i < n for n in need])
+            own = self._following.score(told, counts)
+            logits.append(torch.stack([self._ours_of(b, n, own[b]) for b, n in enumerate(counts)]))
         return torch.stack(logits, 1)
 
     def writes(self, *, greedy: bool) -> bool:
@@ -101,27 +104,36 @@ class TranslatedModel:
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
         """As `Writes.write`; a pass for every token that it writes, counts[b] of them in row b."""
         self._following.read(self._extended(blocks, [not n for n in counts]))
-        told = [text.told for text in self._texts]
+        texts = [text.told if n else None for text, n in zip(self._texts, counts, strict=True)]
         new: list[list[int]] = [[] for _ in counts]
+        longer = [b""] * len(counts)  # what a text's last token says more, made longer
         calls, end = 0, self.dictionary.draft.end
-        open_ = [n > 0 for n in counts]
-        while any(open_):
-            texts = [[*a, *x] if on else None for a, x, on in zip(told, new, open_, strict=True)]
-            own = self._following.score(texts, open_)[:, self._sayable]
-            likeliest = self._sayable[own.argmax(-1)].tolist()
-            for b, token in enumerate(likeliest):
-                new[b] += [token] if open_[b] else []
-                open_[b] = open_[b] and len(new[b]) < counts[b] and token != end
+        while any(text is not None for text in texts):
+            wanted = [text is not None for text in texts]
+            needs = [int(on) for on in wanted] if calls else self._counts(texts, wanted)
+            own = self._following.score(texts, needs)
+            for b, text in enumerate(texts):
+                if text is None:
+                    continue
+                last = own[b, needs[b] - 1]
+                ways = ways_on(self._texts[b], own[b, 0]) if needs[b] == 2 else []
+                if ways and ways[0].share > _rest(ways) * float(last.softmax(-1).amax()):
+                    text[-1], longer[b] = ways[0].token, ways[0].more
+                else:
+                    new[b].append(int(self._sayable[last[self._sayable].argmax()]))
+                    text.append(new[b][-1])
+                done = len(new[b]) + bool(longer[b]) == counts[b] or text[-1] == end
+                texts[b] = None if done else text
             calls += 1
-        each = zip(self._texts, new, counts, strict=True)
-        return Written([text.guesses(x)[:n] for text, x, n in each], calls)
+        each = zip(self._texts, longer, new, counts, strict=True)
+        return Written([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
 
     def covered(self, texts: list[list[int]]) -> list[float]:
         """Of the draft's mass behind each of the texts the share on words that both have. For a
         model without rows."""
         self.start([[] for _ in texts])
         told = self._extended(texts)
-        own = self._following.score(told, [True] * len(texts)).float().softmax(-1)
+        own = self._following.score(told, [1] * len(texts))[:, 0].float().softmax(-1)
         self.leave(list(range(len(texts))))
         return own[:, self._theirs].sum(-1).tolist()
 
@@ -152,10 +164,29 @@ class TranslatedModel:
             told.append(text.told if block and (read is None or read[b]) else None)
         return told
 
-    def _ours_of(self, own: Tensor, wanted: list[bool]) -> Tensor:
-        """The draft's logits at the target's ids, before anything is normalized."""
-        logits = own.new_full((len(own), self.vocab_size), -torch.inf)
-        logits[:, self._ours] = own[:, self._theirs]
-        rest = [b for b, on in enumerate(wanted) if not on]
-        logits[rest] = logits[rest].nan_to_num()  # what is not needed is finite
-        return logits
+    def _counts(self, told: list[list[int] | None], wanted: list[bool]) -> list[int]:
+        """Behind how many of a text's tokens the draft must say what follows."""
+        counts = [int(on) for on in wanted]
+        for b, text in enumerate(told):
+            if wanted[b] and text is not None and self._texts[b].last_told is not None:
+                counts[b] = min(2, self._following.holds(text))
+        return counts
+
+    def _ours_of(self, b: int, count: int, own: Tensor) -> Tensor:
+        """Row b's logits `[V]` at the target's ids, before anything is normalized, from the draft's
+        behind its last `count` tokens, `[.., draft's V]`."""
+        ways = ways_on(self._texts[b], own[0]) if count == 2 else []
+        last = own[max(0, count - 1)]
+        if ways:
+            last = last.log_softmax(-1) + math.log(_rest(ways))
+        logits = last.new_full((self.vocab_size,), -torch.inf)
+        logits[self._ours] = last[self._theirs]
+        for way in ways:
+            share = logits.new_tensor(math.log(way.share))
+            logits[way.guess] = torch.logaddexp(logits[way.guess], share)
+        return logits if count else logits.nan_to_num()  # what is not needed is finite
+
+
+def _rest(ways: list[WayOn]) -> float:
+    """The share of the last token as it is."""
+    return max(TINY, 1 - sum(way.share for way in ways))

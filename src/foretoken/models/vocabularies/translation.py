@@ -46,6 +46,14 @@ class Translation:
         return [*self._told, *self._word()] or [self.dictionary.draft.end or 0]
 
     @property
+    def last_told(self) -> int | None:
+        """The draft's last token, where it is one of the last word's and has longer ones; a pass
+        must then show what is said before it too."""
+        word = self._word() if self._spelled_open else []
+        draft = self.dictionary.draft
+        return word[-1] if word and word[-1] in draft.spelled and draft.longer(word[-1]) else None
+
+    @property
     def open(self) -> list[int]:
         """The tokens of the last word."""
         return self.ids[self._cuts[-1][0] :]
@@ -56,18 +64,23 @@ class Translation:
         text = self.dictionary.target.text(self.open)
         return text if self._behind else self.dictionary.target.plain(text)
 
-    def guesses(self, written: Sequence[int]) -> list[int]:
-        """The target's tokens of what a draft has written behind the text; none where they would
-        not leave the last word's tokens as they are."""
+    def guesses(self, written: Sequence[int], longer: bytes = b"") -> list[int]:
+        """The target's tokens of what a draft has written behind the text, as `behind`; where it
+        ends the text, so do they. longer: what its last token, made longer, says before that."""
         target, draft = self.dictionary.target, self.dictionary.draft
-        ended = target.end is not None and bool(written) and written[-1] == draft.end
-        new = draft.text(written)
-        text = self.last + (new if self._behind or self.last else draft.plain(new))
+        new = longer + draft.text(written)
+        tokens = self.behind(new if self._behind or self.last else draft.plain(new))
+        if not written or written[-1] != draft.end or target.end is None:
+            return tokens
+        return [*tokens, target.end] if tokens or not new else []
+
+    def behind(self, new: bytes) -> list[int]:
+        """The target's tokens of what follows the text; none where they would not leave the last
+        word's as they are."""
+        target, own = self.dictionary.target, self._spelled_open
+        text = self.last + new
         tokens = target.tokens(text if self._behind else target.first(text))
-        n = len(self._spelled_open)
-        if list(tokens[:n]) != self._spelled_open:
-            return []
-        return [*tokens[n:], *([target.end] if ended and target.end is not None else [])]
+        return list(tokens[len(own) :]) if list(tokens[: len(own)]) == own else []
 
     def copy(self) -> Self:
         """The same text, to go on otherwise."""

@@ -35,7 +35,7 @@ def following(texts, **options) -> tuple[Following, Counting]:
 
 
 def laws(rows: Following, texts) -> list[list[float]]:
-    return rows.score(texts, [text is not None for text in texts]).exp().tolist()
+    return rows.score(texts, [int(text is not None) for text in texts])[:, 0].exp().tolist()
 
 
 def test_only_what_differs_is_read():
@@ -47,6 +47,14 @@ def test_only_what_differs_is_read():
     rows.read([[1, 2, 4, 4, 3], None])
     assert model.read == read + 2
     rows.read([None, None])
+
+
+def test_what_follows_several_tokens_is_read_again():
+    rows, model = following([[1, 2, 3]])
+    logits = rows.score([[1, 2, 3]], [2])
+    assert logits[0, 0].exp().tolist() == pytest.approx(Q((1, 2)))
+    assert logits[0, 1].exp().tolist() == pytest.approx(Q((1, 2, 3)))
+    assert model.read == 2 and rows.holds([1, 2, 3]) == 3
 
 
 def test_rows_move_up_and_are_copied():

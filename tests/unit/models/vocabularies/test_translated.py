@@ -45,6 +45,19 @@ def test_its_law_is_over_the_words_of_both_behind_the_text_in_the_drafts_ids():
     assert logits[0, 0, 2] == -torch.inf
 
 
+def test_longer_tokens_than_the_last_one_are_ways_on():
+    """Behind "a" the draft may have meant "ab", of which the target's next token is "b"."""
+    model = translated()
+    model.start([[]])
+    law = model.score([[0, 1]], [1])[0, 0].softmax(-1)
+    a, ab = float(Q((3,))[0]), float(Q((3,))[1])
+    q = torch.zeros(V, dtype=torch.float64)
+    for ours, theirs in SHARED.items():
+        q[ours] = a / (a + ab) * float(Q((3, 0))[theirs])
+    q[0] += ab / (a + ab)
+    assert law.tolist() == pytest.approx((q / q.sum()).tolist())
+
+
 def test_every_position_of_a_block_and_finite_numbers_beside_them():
     model = translated()
     model.start([[1], [1], [1]])
@@ -63,8 +76,8 @@ def test_rows_go_back_are_copied_and_leave():
     model.set_lengths([2, 3])
     model.permute([0, 1, 0])
     model.leave([1])
-    logits = model.score([[1], [3]], [1, 1])
-    assert logits.softmax(-1)[0, 0].tolist() == pytest.approx(expected((1, 0)))
+    logits = model.score([[3], [3]], [1, 1])
+    assert logits.softmax(-1)[0, 0].tolist() == pytest.approx(expected((1, 2)))
     assert logits.softmax(-1)[1, 0].tolist() == pytest.approx(expected((1, 2)))
 
 
@@ -79,6 +92,18 @@ def test_what_it_writes_is_likeliest_and_is_not_kept():
     assert written.guesses == [[0, 3, 4], [0, 3], []] and written.calls == 3
     assert model.write([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
     assert isinstance(model, Writes)
+
+
+def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
+    def law(text):  # "ab" behind "b"; behind that an end
+        best = {(3,): 1, (3, 1): 4}.get(text, 2)
+        return [0.5 if i == best else 0.01 for i in range(DRAFT_V)]
+
+    model = translated(law=law)
+    model.start([[0]])
+    written = model.write([[1]], [4])
+    assert written.guesses == [[0, 4]] and written.calls == 2
+    assert model.write([[]], [1]).guesses == [[0]]
 
 
 def test_which_way_it_guesses():
