@@ -8,6 +8,8 @@ with any other. So q is the law that guesses are drawn from.
 By its text (string-level exact match): it writes on in its own tokens, always the likeliest, and
 what it has written is read in the target's. Guesses follow from the text alone, so any way to cut
 it into tokens is exact.
+
+In both, longer tokens than the last one of the text are ways on (`seam`).
 """
 
 from __future__ import annotations
