@@ -21,6 +21,7 @@ import torch
 from hypothesis import settings
 
 from console import Run, script
+from foretoken import others
 from foretoken.errors import RefusedError
 from foretoken.loading import runtimes
 
@@ -50,6 +51,12 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     if "openvino" not in request.keywords:
         monkeypatch.setattr(runtimes, "_library", missing)
+
+
+@pytest.fixture(autouse=True)
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else runs on this machine is not counted: no output and no kept costs depend on it."""
+    monkeypatch.setattr(others, "read", lambda: None)
 
 
 @pytest.fixture(autouse=True)

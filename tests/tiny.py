@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -56,9 +57,13 @@ def t5(V: int = 320, seed: int = 0, **settings) -> T5ForConditionalGeneration:
     return model
 
 
-@cache
 def byte_level(V: int = 320) -> PreTrainedTokenizerFast:
     """Byte-level BPE with one special token, id 0: any text, and characters cut by tokens."""
+    return deepcopy(_byte_level(V))  # calls leave traces in a tokenizer
+
+
+@cache
+def _byte_level(V: int) -> PreTrainedTokenizerFast:
     return train_tokenizer([TEXT], V, 10_000)
 
 

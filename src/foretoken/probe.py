@@ -5,12 +5,14 @@ Their text is thrown away, so guesses may be made up where the drafter has none.
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import replace
 from statistics import fmean, median_low
 from time import perf_counter
 from typing import NamedTuple, TypeVar, cast
 
+from foretoken import others
 from foretoken.costs import Costs, at, of
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
@@ -36,44 +38,60 @@ STRAY = 4  # one size in so many may exceed it: steps that grow the cache are sl
 
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Probed(NamedTuple):
-    """Costs, and whether they are steady enough to be cached."""
+    """Costs, and whether they may be cached: a busy machine's are for this process only."""
 
     costs: Costs
-    steady: bool
+    lasting: bool
 
 
 def probe(batch: Batch, request: Request, params: SamplingParams) -> Probed:
     """Costs of steps of one row, which ends of sequence do not stop. Less is measured where the
     request's limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
-    drafter = _NeverSilent(batch.drafter)
+    drafter, began = _NeverSilent(batch.drafter), others.read()
     (row,) = _run(batch, drafter, [request], params, ALONE)
     steps = _settled(row.records, ALONE)
     overlaps = [overlap for record in row.records for overlap in record.overlaps]
     costs = replace(of(steps), change=_change(row.records))
     if len(overlaps) >= WORTH and not drafter.made_up:
         costs = replace(costs, prior=(WORTH, fmean(overlaps)))
-    return Probed(costs, _steady(steps, [step.drafted for step in steps], ALONE))
+    quiet = _undisturbed(began)
+    return Probed(costs, quiet and _steady(steps, [step.drafted for step in steps], ALONE))
 
 
 def probe_shared(
     costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, extended by steps of so many rows, all like `request`."""
-    sizes = shared(rows)
+    sizes, began = shared(rows), others.read()
     ran = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
     steps = _settled(ran[0].records, sizes)
     together = zip(*(row.records for row in ran), strict=False)  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in together]
     guesses = _settled(drafted, sizes)
-    return Probed(costs.among(steps, guesses, rows), _steady(steps, guesses, sizes))
+    quiet = _undisturbed(began)
+    return Probed(costs.among(steps, guesses, rows), quiet and _steady(steps, guesses, sizes))
 
 
 def shared(rows: int) -> tuple[int, ...]:
     """Guesses of so many rows together."""
     return tuple(sorted({0, rows // 2, rows, 3 * rows}))
+
+
+def _undisturbed(began: others.Reading | None) -> bool:
+    """Whether this process had the processors to itself since then, as far as is known."""
+    share = others.share([others.taken(began)])
+    if share is None or share <= others.MOST:
+        return True
+    log.info(
+        "other processes took %s of the processors while steps were timed: these costs are used "
+        "now and not kept",
+        f"{share:.0%}",
+    )
+    return False
 
 
 def _steady(steps: list[StepRecord], guesses: list[int], sizes: tuple[int, ...]) -> bool:

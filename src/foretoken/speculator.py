@@ -328,7 +328,8 @@ class Speculator:
         return Fixed(gamma)
 
     def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
-        """What steps of up to `rows` rows cost here: measured once and kept on disk.
+        """What steps of up to `rows` rows cost here: measured once and kept on disk, unless the
+        machine was busy with something else.
 
         Takes about a second the first time; the models must be idle.
         """
@@ -338,8 +339,9 @@ class Speculator:
             name = costs.key(self.target, self.drafter, kind, rows)
             measured = costs.recall(name) if name else None
             if measured is None:
-                measured, steady = self._probed(params, rows)
-                if name and steady:  # a busy machine's are for this process only
+                measured, lasting = self._probed(params, rows)
+                alone = costs.key(self.target, self.drafter, kind, 1)  # those of more extend it
+                if name and lasting and (rows == 1 or alone and costs.recall(alone)):
                     costs.keep(name, measured)
             self._costs[kind, rows] = measured
         known = self._costs[kind, rows]

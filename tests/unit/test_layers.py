@@ -14,7 +14,7 @@ SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
-    ["errors", "transfer"],
+    ["errors", "others", "transfer"],
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "sampling", "theory"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -317,7 +318,7 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(tmp_path, monkeypa
 
 def test_costs_of_models_without_a_name_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)
+    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)  # this machine may be busy
     table().generate([1, 2])
     named_pair(draft="").generate([1, 2])
     assert remembered(FILE) == {}
@@ -327,6 +328,20 @@ def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("foretoken.probe.AGREE", 0.0)
     named_pair().generate([1, 2])
+    assert remembered(FILE) == {}
+
+
+def test_costs_taken_while_other_processes_ran_are_not_kept(tmp_path, monkeypatch, caplog):
+    """Nor what extends them, measured later and in peace."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)  # this machine may be busy
+    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    spec = named_pair()
+    with caplog.at_level(logging.INFO):
+        spec.step_costs(SamplingParams())
+    assert "other processes took 23%" in caplog.text and spec.known_costs() is not None
+    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.0)
+    spec.step_costs(SamplingParams(), 2)
     assert remembered(FILE) == {}
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from foretoken.cli import likelihoods
 from foretoken.cli.page import page, prose
 from foretoken.cli.task import Task
+from foretoken.others import remark
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request
@@ -171,6 +172,8 @@ def speedup(comparison: Any) -> None:
             f"{comparison.paper:.2f}x; with the measured cost v({gamma + 1}) = "
             f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
         )
+    if said := remark(comparison.others):
+        prose(console, said, bold=said)
 
 
 def departure(answers: list[Answer], lenience: float) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
+from foretoken import others
 from foretoken.cli import option, report
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
@@ -80,8 +81,8 @@ def bench(
     with ExitStack() as stack:
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
-        setting = report.Setting(spec, peers, options, len(lines), unable)
         contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
+        began = others.read()
         if batches:
             found = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
@@ -89,6 +90,8 @@ def bench(
         if not any(found.values()):
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
+        share = others.share([others.taken(began)])
+        setting = report.Setting(spec, peers, options, len(lines), unable, share)
         result = (
             report.batches(setting, batches, found)
             if batches

@@ -1,5 +1,5 @@
-"""`foretoken doctor`: versions, devices, kept conversions, and which families pass the
-self-check."""
+"""`foretoken doctor`: versions, the processor, devices, kept conversions, and which families pass
+the self-check."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import platform
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli import option
+from foretoken.cli import card, option, processor
 from foretoken.cli.command import command
 from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
@@ -30,24 +31,52 @@ def doctor(
     model: Annotated[
         str | None, typer.Argument(help="A model's folder or hub id: what it runs on, and why.")
     ] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="List the converted models.")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="List the converted models, with cards.")
+    ] = False,
     clear_cache: Annotated[
         bool,
         typer.Option(
-            "--clear-cache", help="Remove them and measured costs; both are made again when needed."
+            "--clear-cache",
+            help="Remove them, cards and measured costs; all but cards are made again when needed.",
+        ),
+    ] = False,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text that the model (left out: the shipped target) was not trained on: what "
+            "rounding to --dtype did to it, as a card kept beside the conversion."
+        ),
+    ] = None,
+    speed: Annotated[
+        bool,
+        typer.Option(
+            "--speed", help="Which precision is fastest here, by size; takes about 20 s, idle."
         ),
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Versions, device, memory, and which models run on what here, and why."""
-    if model is None and (origin, placing) != (option.Origin(), option.Placing()):
+    """Versions, processor, bandwidth, memory, and which models run on what here, and why."""
+    if (
+        model is None
+        and held_out is None
+        and (origin, placing) != (option.Origin(), option.Placing())
+    ):
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
+    if sum([cache, clear_cache, speed, held_out is not None]) > 1:
+        raise InputError("give one of --cache, --clear-cache, --speed and --held-out")
+    if model is not None and speed:
+        raise InputError(f"--speed is of this machine; give it or {model!r:.60}, not both")
     quiet()
     console = Console(highlight=False)
     if clear_cache:
         _clear(console, as_json=as_json)
     elif cache:
         _list(console, as_json=as_json)
+    elif speed:
+        processor.speed(console, as_json=as_json)
+    elif held_out is not None:
+        card.make(console, model, origin, placing, held_out, as_json=as_json)
     elif model is not None:
         _place(console, model, origin, placing, as_json=as_json)
     else:
@@ -55,11 +84,12 @@ def doctor(
 
 
 def _everything(console: Console, *, as_json: bool) -> None:
-    document = {**_machine(), "families": _families()}
+    document = {**_machine(), "processor": processor.measured(), "families": _families()}
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
     console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
+    processor.show(console, document["processor"])
     console.print(f"OpenVINO: {document['openvino']}")
     for device in document["devices"]:
         free = device["free_bytes"]
@@ -95,13 +125,17 @@ def _list(console: Console, *, as_json: bool) -> None:
 
     entries = store.entries()
     if as_json:
-        rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in entries]
+        rows = [
+            {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}
+            for entry in entries
+        ]
         print(json.dumps({"folder": _folder(), "models": rows}))
         return
     for entry in entries:
         made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
         line = f"{made}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
         console.print(line, soft_wrap=True)
+        card.show(console, store.card(entry.folder.name))
     total = sum(entry.bytes for entry in entries) / 1e6
     console.print(f"{total:.0f} MB in {_folder() or NO_FOLDER}", soft_wrap=True)
 

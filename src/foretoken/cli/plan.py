@@ -19,6 +19,7 @@ from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.page import labelled, page, prose
 from foretoken.errors import InputError
+from foretoken.others import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.plan import Candidate, Plan
@@ -135,6 +136,7 @@ def _document(plan: Plan) -> dict[str, Any]:
                 "draft": candidate.draft,
                 "alpha": asdict(candidate.measurement.alpha),
                 "c": candidate.measurement.c,
+                "others": candidate.measurement.others,
                 **asdict(candidate.best),
             }
             for candidate in plan.candidates
@@ -156,6 +158,9 @@ def _show(plan: Plan, console: Console) -> None:
     )
     console.print()
     _verdict(plan, console)
+    for candidate in plan.candidates:
+        if said := remark(candidate.measurement.others):
+            prose(console, f"{candidate.draft}: {said}", bold=said)
     console.print()
     for line in _broken(shlex.split(plan.command), console.width):
         console.print(line, soft_wrap=True, markup=False)

@@ -58,6 +58,7 @@ class Setting:
     options: Options
     prompts: int
     unable: dict[str, str]
+    others: float | None = None  # share of the processors that no contestant had
 
     @property
     def greedy(self) -> bool:
@@ -84,6 +85,7 @@ class Setting:
             "versions": {peer.name: peer.about["version"] for peer in peers},
             "notes": {p.name: p.about["note"] for p in peers if "note" in p.about},
             "unable": self.unable,
+            "others": self.others,
         }
 
 

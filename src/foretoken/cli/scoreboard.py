@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli.page import labelled, milliseconds, prose
+from foretoken.others import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Agreement, Figures
@@ -57,6 +58,7 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
         prose(console, f"automatic gamma: {over:.2f} of the speed of the best fixed one, {best}")
     for duel in document["duels"]:
         _duel(console, duel, duel["name"] + _note(document, duel["name"]))
+    _others(document, console)
 
 
 def show_batches(
@@ -72,6 +74,7 @@ def show_batches(
         console.print()
     _unable(document, console)
     labelled(console, THROUGHPUT, 10)
+    _others(document, console)
 
 
 def _head(document: dict[str, Any], console: Console) -> None:
@@ -95,6 +98,11 @@ def _unable(document: dict[str, Any], console: Console) -> None:
     for name, why in document["unable"].items():
         prose(console, f"{name} cannot run this pair: {why}")
     console.print()
+
+
+def _others(document: dict[str, Any], console: Console) -> None:
+    if said := remark(document["others"]):
+        prose(console, said, bold=said)
 
 
 def _ahead(console: Console, row: Throughput) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli.page import labelled, milliseconds, prose
+from foretoken.others import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
@@ -54,6 +55,8 @@ def show(measurement: Measurement, console: Console) -> None:
     console.print(_gammas(measurement, table))
     console.print()
     _verdict(measurement, console)
+    if said := remark(measurement.others):
+        prose(console, said, bold=said)
 
 
 def _agreement(m: Measurement, table: list[Prediction]) -> list[tuple[str, str]]:

@@ -331,6 +331,11 @@ def openvino() -> str:
         return str(error)
 
 
+def require_openvino() -> None:
+    """RefusedError where OpenVINO cannot be used."""
+    _library()
+
+
 def _library():  # not annotated: the type checker infers the module itself, as no name can
     """What runs models on OpenVINO; RefusedError where it is not installed or does not load."""
     try:

@@ -19,6 +19,7 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake
+from foretoken.lab import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
@@ -141,15 +142,17 @@ def test_greedy_lenience_that_let_nothing_else_pass(run, base):
     assert result.err.startswith("lenience 0.2: still the target's greedy text: all 12 tokens")
 
 
-def test_compare(run, base):
+def test_compare(run, base, monkeypatch):
+    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
     result = run("generate", "It was", *args, "--compare", "--gamma", 2)
-    *text, measured, predicted = result.out.splitlines()
+    *text, measured, predicted, said = result.out.splitlines()
     assert "\n".join(text) == library(base, "It was", max_new_tokens=9).text
     assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
-    assert "Theorem 3.8 with alpha" in predicted
+    assert "Theorem 3.8 with alpha" in predicted and said.startswith("other processes took 23%")
     document = json.loads(run("generate", "It was", *args, "--compare", "--gamma", 2, "--json").out)
     found = document["comparison"]
+    assert found["others"] == 0.23
     assert found["gamma"] == 2 and 0 <= found["alpha"] <= 1 and found["c"] > 0
     ratio = found["plain_seconds_per_token"] / found["seconds_per_token"]
     assert found["speedup"] == pytest.approx(ratio)
@@ -397,6 +400,7 @@ def test_doctor(run, monkeypatch):
     """Two families here; their checks have tests of their own."""
     few = {name: families.FAMILIES[name] for name in ("Llama", "T5")}
     monkeypatch.setattr(families, "FAMILIES", few)
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
     result = run("doctor", "--json")
     assert result.code == 0
     document = json.loads(result.out)

@@ -108,6 +108,21 @@ def test_json_is_one_document(run, base):
     assert [one["gamma"] for one in derived["predictions"]] == list(range(16))
 
 
+SAID = "other processes took 23% of the processors meanwhile"
+
+
+def test_what_other_processes_took_is_said_and_saved(run, base, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23 if list(spans) else None)
+    out = tmp_path / "m.json"
+    assert SAID in run("measure", *pair(base, "--limit", 2, "--out", out)).out
+    saved = json.loads(out.read_text())
+    assert saved["others"] == 0.23 and len(saved["prompts"]) == 2
+    assert f"draft: {SAID}" in run("plan", out).out
+    assert json.loads(run("plan", out, "--json").out)["candidates"][0]["others"] == 0.23
+    out.write_text(json.dumps(saved | {"others": 0.05}))
+    assert "other processes" not in run("plan", out).out
+
+
 def test_ids_and_copies(run, base):
     args = ("--target", base / "bare", "--draft", "lookup", "--prompts", base / "ids.jsonl")
     args = (*args, "--max-new-tokens", 8, "--runtime", "transformers")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from foretoken import theory
+from foretoken import others, theory
 from foretoken.costs import of
 from foretoken.gamma import MAX_GAMMA
 from foretoken.lab.uninterrupted import uninterrupted
@@ -29,6 +29,7 @@ class Comparison:
     v: float | None = None  # a target pass over formula_gamma + 1 tokens against one over one
     paper: float | None = None  # Theorem 3.8 with the measured alpha and c; it takes v as 1
     predicted: float | None = None  # the same with the measured v, for this number of tokens
+    others: float | None = None  # share of the processors that other processes took
 
     @property
     def speedup(self) -> float:
@@ -44,15 +45,18 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     fast: list[Completion] = []
     few = max(4, options.get("min_new_tokens") or 0)
     _run(spec, prompt, options, max_new_tokens=few)  # warm up: first calls are slow
+    began = others.read()
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))
+    taken = others.taken(began)
     steps = [step for done in fast for step in done.steady.steps]
     comparison = Comparison(
         plain_seconds_per_token=median(map(_per_token, plain)),
         seconds_per_token=median(map(_per_token, fast)),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.gamma for step in steps),
+        others=others.share([taken]),
     )
     plain_steps = [step for done in plain for step in done.steady.steps]
     overlaps = [overlap for done in fast for step in done.steps for overlap in step.overlaps]

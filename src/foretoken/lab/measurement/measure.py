@@ -15,6 +15,7 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Any
 
+from foretoken import others
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
@@ -78,7 +79,7 @@ def _observe(
 
     The plain and the speculative run alternate in coming first.
     """
-    runs: dict[int, Completion] = {}
+    began, runs = others.read(), dict[int, Completion]()
     for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
         runs[gamma] = _run(spec, prompt, options, i, gamma)
     plain = runs[0]
@@ -92,6 +93,7 @@ def _observe(
         loop=_summed(runs[options.gamma]),
         context=context,
         passes=seconds,
+        taken=others.taken(began),
     )
 
 
@@ -158,6 +160,7 @@ def _summary(
         read=read,
         peak_bytes=peak,
         prompts=observed,
+        others=others.share(one.taken for one in observed),
     )
 
 

@@ -17,6 +17,7 @@ from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
+from foretoken.others import Taken
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 
@@ -91,6 +92,7 @@ class Observed:
     loop: Run
     context: int  # tokens that the passes are behind
     passes: list[list[float]]  # seconds of the target's passes over 1, 2, .. tokens
+    taken: Taken | None = None  # by other processes meanwhile; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Measurement:
     read: Spread  # of read_bytes from memory
     peak_bytes: int
     prompts: list[Observed]
+    others: float | None = None  # share of the processors that others took; None: not known
     format: Literal["foretoken.measurement"] = FORMAT
     version: int = VERSION
 

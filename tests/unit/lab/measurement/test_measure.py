@@ -21,6 +21,7 @@ from foretoken.lab.measurement.part import Part
 from foretoken.lab.measurement.prediction import predictions
 from foretoken.lab.measurement.result import Measurement, Options, load
 from foretoken.models.table import TableModel
+from foretoken.others import Taken
 from foretoken.speculator import Speculator
 
 V, TOKENS = 5, 12
@@ -217,3 +218,19 @@ def test_a_measurement_is_picked_up(found, tmp_path):
     other.remove()
     assert list(tmp_path.iterdir()) == []
     assert json.loads(json.dumps(asdict(whole)))["options"]["gamma"] == 3
+
+
+def test_what_other_processes_took_is_summed_over_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the prompts that were measured before an interruption, too."""
+    monkeypatch.setattr("foretoken.others.taken", lambda since: Taken(0.5, 1.0))
+    first = measure(pair(), PROMPTS[:2], options(PROMPTS[:2]))
+    assert first.others == 0.5
+    monkeypatch.setattr("foretoken.others.taken", lambda since: Taken(-0.1, 1.0))
+    both = measure(pair(), PROMPTS[:4], options(PROMPTS[:4]), done=first.prompts)
+    assert (
+        both.others == 0.2 and [one.taken.others for one in both.prompts] == [0.5] * 2 + [-0.1] * 2
+    )
+    both.save(tmp_path / "m.json")
+    assert load(tmp_path / "m.json") == both

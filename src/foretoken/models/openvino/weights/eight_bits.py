@@ -37,7 +37,11 @@ def is_weight(node: ov.Node) -> bool:
 
 def rounded(node: Any, axis: int) -> Any:
     """The same constant from integers and scales; `axis` is the one that a product sums over."""
-    integers, scale = whole(node.data, axis)
+    return scaled(*whole(node.data, axis))
+
+
+def scaled(integers: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
+    """What `whole` gave, as products read it."""
     product: Any = ops.multiply(ops.convert(ops.constant(integers), "f32"), ops.constant(scale))
     return product.output(0)
 

@@ -51,13 +51,22 @@ def grouped(node: Any) -> Any:
     weight: Floats = node.data
     out, inner = weight.shape
     parts = [nearest(weight[i : i + ROWS].reshape(-1, GROUP)) for i in range(0, out, ROWS)]
-    integers = np.concatenate([k for k, _ in parts]).reshape(-1, 2)
-    scales = np.concatenate([scale for _, scale in parts]).reshape(out, inner // GROUP, 1)
+    return in_groups(
+        np.concatenate([k for k, _ in parts]).reshape(out, inner),
+        np.concatenate([scale for _, scale in parts]).reshape(out, inner // GROUP),
+    )
+
+
+def in_groups(integers: NDArray[np.int8], scales: NDArray[np.float16]) -> Any:
+    """Integers `[out, in]` and the scales of their groups, `[out, in / GROUP]`, as products read
+    them."""
+    out, inner = integers.shape
+    integers = integers.reshape(-1, 2)
     # two to a byte, the first in the low half
     packed = (integers[:, 0] & 15 | integers[:, 1] << 4).astype(np.uint8)
     shape = ov.Shape([out, inner // GROUP, GROUP])
     small = ov.op.Constant(ov.Tensor(packed, shape, ov.Type.i4), shared_memory=False)
-    product = ops.multiply(ops.convert(small, "f16"), ops.constant(scales))
+    product = ops.multiply(ops.convert(small, "f16"), ops.constant(scales[..., None]))
     flat: Any = ops.reshape(product, ops.constant(np.array([out, inner])), special_zero=False)
     return ops.convert(flat, "f32").output(0)
 

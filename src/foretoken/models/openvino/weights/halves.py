@@ -29,9 +29,9 @@ def halved(graph: ov.Model) -> ov.Model:
     for node in matrices:
         readers = node.output(0).get_target_inputs()
         if all(reader.get_node().get_type_name() in READERS for reader in readers):
-            widened = half(node)
-            for reader in readers if widened else ():
-                reader.replace_source_output(widened)
+            narrow = half(node)
+            for reader in readers if narrow else ():
+                reader.replace_source_output(narrow)
     graph.validate_nodes_and_infer_types()
     return graph
 
@@ -42,7 +42,12 @@ def half(node: Any) -> Any:
     narrow = whole.bfloat16()
     if not torch.equal(narrow.float(), whole):
         return None
-    bits = ov.Tensor(narrow.view(torch.int16).numpy(), ov.Shape(whole.shape), ov.Type.bf16)
+    return widened(narrow)
+
+
+def widened(weight: torch.Tensor) -> Any:
+    """A weight in bfloat16, as products in float32 read it."""
+    bits = ov.Tensor(weight.view(torch.int16).numpy(), ov.Shape(weight.shape), ov.Type.bf16)
     return ops.convert(ov.op.Constant(bits, shared_memory=False), "f32").output(0)
 
 

@@ -1,0 +1,133 @@
+"""The card of a rounded model: what rounding did to it, in Markdown, kept beside its conversion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from foretoken.cli import option
+from foretoken.cli.files import text
+from foretoken.errors import InputError, RefusedError
+
+if TYPE_CHECKING:
+    from foretoken.lab.estimate import Estimate
+    from foretoken.lab.rounding import Rounding
+    from foretoken.speculator import Speculator
+
+EXACT = "float32"
+
+
+def make(
+    console: Console,
+    model: str | None,
+    origin: option.Origin,
+    placing: option.Placing,
+    held_out: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure on a text, print the card and keep it. Raises InputError and RefusedError for what
+    cannot be rounded or read."""
+    from foretoken.options import ROUNDED, require_place  # late: NumPy
+
+    require_place(placing.runtime, placing.dtype)
+    if placing.dtype not in ROUNDED:
+        raise InputError(
+            f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"
+        )
+    content = text(held_out, "held-out text")
+    exact = _load(model, EXACT, origin, placing)
+    if exact.tokenizer is None:
+        raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
+    from foretoken.lab.rounding import pieces, rounding  # late: as above
+
+    held = pieces(content, exact.tokenizer)
+    rounded = _load(model, placing.dtype, origin, placing)
+    found = rounding(exact.target, rounded.target, held)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    told = f"{held_out.name} (sha256 {digest[:12]})"
+    command = _command(model, placing.dtype, held_out)
+    card = markdown(rounded.target_name, placing.dtype, found, told, command)
+    kept = _keep(rounded, card)
+    if as_json:
+        names = {"model": rounded.target_name, "dtype": placing.dtype, "held_out_sha256": digest}
+        print(json.dumps({**names, **asdict(found), "kept": kept}, allow_nan=False))
+        return
+    console.print(card, markup=False, soft_wrap=True, end="")
+    if not kept:
+        console.print("not kept: the conversion is not in the cache")
+
+
+def show(console: Console, card: str | None) -> None:
+    """What a list of conversions says of one that has a card: its lines, without the heading."""
+    for line in (card or "").splitlines()[2:]:
+        if line:
+            console.print(f"    {line}", markup=False, soft_wrap=True)
+
+
+def markdown(name: str, dtype: str, found: Rounding, text: str, command: str) -> str:
+    """The card."""
+    return "\n".join(
+        [
+            f"# {name} in {dtype}",
+            "",
+            f"Measured on {found.tokens} tokens of {text}, {date.today().isoformat()}; "
+            "± is 95 %, over pieces of the text.",
+            "",
+            f"| | {EXACT} | {dtype} |",
+            "|---|---|---|",
+            f"| bits per byte | {found.bits_per_byte.value:.3f} | "
+            f"{found.rounded_bits_per_byte.value:.3f} ({_signed(found.more_bits_per_byte)}) |",
+            f"| likeliest token is {EXACT}'s | | {_share(found.same)} |",
+            f"| sum min(p, q) at temperature 1 | | {found.overlap.value:.4f} ± "
+            f"{found.overlap.error:.4f} |",
+            "",
+            f"Made by `{command}`.",
+            "",
+        ]
+    )
+
+
+def _load(
+    model: str | None, dtype: str, origin: option.Origin, placing: option.Placing
+) -> Speculator:
+    from foretoken.loading.load import load  # late: torch takes seconds to import
+
+    return load(
+        model,
+        "none",
+        dtype=dtype,
+        device=placing.device,
+        runtime=placing.runtime,
+        revision=origin.revision,
+        trust_remote_code=origin.trust_remote_code,
+        generation_config="ignore",  # the law as it is, without bans and penalties
+    )
+
+
+def _keep(rounded: Speculator, card: str) -> bool:
+    from foretoken.models.openvino import store  # it runs there, or not at all
+
+    key = getattr(rounded.target, "identity", None)
+    return isinstance(key, str) and store.keep_card(key, card)
+
+
+def _command(model: str | None, dtype: str, held_out: Path) -> str:
+    named = [] if model is None else [model]
+    words = ["foretoken", "doctor", *named, "--dtype", dtype, "--held-out", str(held_out)]
+    return shlex.join(words)
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{estimate.value:+.4f} ± {estimate.error:.4f}"
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{estimate.value:.1%} ± {estimate.error:.1%}"

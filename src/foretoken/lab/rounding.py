@@ -1,0 +1,150 @@
+"""What rounding its weights did to a model: bits per byte of held-out text before and after, and
+how far the two laws agree on it.
+
+Both read the same ids, in windows, and predict every one but the first. Knows no files and no
+command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.claim import claimed
+from foretoken.errors import InputError, RefusedError
+from foretoken.lab.estimate import Estimate, ratio
+from foretoken.models.base import Model
+from foretoken.sampling.distributions import check, likeliest
+from foretoken.sampling.verify import overlap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PIECES, LETTERS = 16, 2000  # of a text, evenly spread, and letters in each
+WINDOW = 512  # ids that a prediction follows from, at most
+CHUNK = 64  # positions in a pass: laws of a whole window would take much memory
+
+
+class Piece(NamedTuple):
+    """A piece of text as ids, and the bytes that those behind the first stand for."""
+
+    ids: list[int]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Intervals are Student's t over pieces of text."""
+
+    tokens: int  # predicted
+    bytes: int
+    bits_per_byte: Estimate  # of the model as it was
+    rounded_bits_per_byte: Estimate
+    more_bits_per_byte: Estimate  # the difference, piece by piece
+    same: Estimate  # share of positions at which both have the same likeliest token
+    overlap: Estimate  # mean of sum min(p, q) at temperature 1
+
+
+class _Sums(NamedTuple):
+    """Over the positions of a piece."""
+
+    bits: float
+    rounded_bits: float
+    same: int
+    overlap: float
+
+
+def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
+    """Up to `PIECES` pieces of a text, evenly spread; InputError where it is too short for two."""
+    count = min(PIECES, len(text) // LETTERS)
+    if count < 2:
+        raise InputError(
+            f"the held-out text has {len(text)} letters; give {2 * LETTERS} or more, that the "
+            "model was not trained on"
+        )
+    starts = [i * (len(text) - LETTERS) // (count - 1) for i in range(count)]
+    return [_piece(text[at : at + LETTERS], tokenizer) for at in starts]
+
+
+def _piece(text: str, tokenizer: PreTrainedTokenizerBase) -> Piece:
+    """Behind the token that begins a text, where the tokenizer puts one."""
+    ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+    whole: list[int] = list(tokenizer(text, verbose=False).input_ids)
+    size = len(text.encode())
+    if whole[1 : 1 + len(ids)] == ids:
+        return Piece(whole[: 1 + len(ids)], size)
+    first = str(tokenizer.decode(ids[:1]))
+    return Piece(ids, size - len(first.encode()))
+
+
+@torch.inference_mode()
+def rounding(model: Model, rounded: Model, held_out: Sequence[Piece]) -> Rounding:
+    """Compare a model with its rounded copy on pieces of text, two or more.
+
+    Raises RefusedError for an encoder-decoder, and where one of them is in use.
+    """
+    if model.encoder_decoder:
+        raise RefusedError(
+            "an encoder-decoder predicts nothing without a source; bits per byte are measured for "
+            "decoders alone"
+        )
+    with claimed(model) as one, claimed(rounded) as other:
+        one.expect(1)
+        other.expect(1)
+        sums = [_sums(model, rounded, piece.ids) for piece in held_out]
+    tokens = [len(piece.ids) - 1 for piece in held_out]
+    sizes = [piece.bytes for piece in held_out]
+    return Rounding(
+        tokens=sum(tokens),
+        bytes=sum(sizes),
+        bits_per_byte=_known(ratio([s.bits for s in sums], sizes, 0)),
+        rounded_bits_per_byte=_known(ratio([s.rounded_bits for s in sums], sizes, 0)),
+        more_bits_per_byte=_known(ratio([s.rounded_bits - s.bits for s in sums], sizes)),
+        same=_known(ratio([s.same for s in sums], tokens, 0, 1)),
+        overlap=_known(ratio([s.overlap for s in sums], tokens, 0, 1)),
+    )
+
+
+def _sums(model: Model, rounded: Model, ids: list[int]) -> _Sums:
+    both = (model, rounded)
+    window = min([WINDOW, *(each.context for each in both if each.context)])
+    sums = [0.0, 0.0, 0, 0.0]
+    for start in range(0, len(ids) - 1, window):
+        for each in both:
+            each.start([[]])
+        end = min(start + window, len(ids) - 1)
+        for at in range(start, end, CHUNK):
+            block = ids[at : min(at + CHUNK, end)]
+            following = torch.tensor(ids[at + 1 : at + 1 + len(block)])
+            p, q = (_logits(each, block, at) for each in both)
+            for i, logits in enumerate((p, q)):
+                sums[i] += _bits(logits, following)
+            sums[2] += int((likeliest(p) == likeliest(q)).sum())
+            laws = p.softmax(-1)[None], q.softmax(-1)[None]
+            sums[3] += float(overlap(*laws, following[None]).sum())
+        for each in both:
+            each.leave([0])
+    return _Sums(sums[0], sums[1], int(sums[2]), sums[3])
+
+
+def _logits(model: Model, block: list[int], at: int) -> Tensor:
+    """Behind every id of a block, on the CPU, in float32 or better, `[n, V]`."""
+    logits = model.score([block], [len(block)])
+    check(logits, "target", [at], [len(block)])
+    return logits[0].float().cpu() if logits.dtype != torch.float64 else logits[0].cpu()
+
+
+def _bits(logits: Tensor, following: Tensor) -> float:
+    """That the ids cost, each where it follows."""
+    nats = -logits.log_softmax(-1).gather(-1, following[:, None])
+    return float(nats.double().sum()) / log(2)
+
+
+def _known(estimate: Estimate | None) -> Estimate:
+    assert estimate is not None  # two pieces or more, each with a byte
+    return estimate

@@ -1,0 +1,64 @@
+"""`foretoken doctor` of the processor, and `foretoken doctor --speed`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from console import Run, mistake
+from foretoken.lab import machine, speed
+from foretoken.lab.speed import Speed, Stack
+from foretoken.models import families
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(families, "FAMILIES", {})
+    return console
+
+
+def test_what_the_processor_can_do_and_how_fast_it_reads(run: Run) -> None:
+    found: dict[str, Any] = json.loads(run("doctor", "--json").out)["processor"]
+    assert found["name"] and found["threads"] >= 1 and found["bytes_per_second"] > 0
+    shown = run("doctor").out
+    assert f"processor: {found['name']}, {found['threads']} threads" in shown
+    assert " GB/s, reading 1 MiB" in shown
+    assert all(name in shown for name in found["abilities"] or ())
+
+
+@pytest.mark.openvino
+def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {
+        "int4": (0.001, 0.004),
+        "int8": (0.002, 0.003),
+        "bfloat16": None,
+        "float32": (0.2, 0.3),
+    }
+    rows = [Speed(10_000_000, dtype, seconds) for dtype, seconds in times.items()]
+    monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
+    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    shown = run("doctor", "--speed")
+    one, eight = (line for line in shown.out.splitlines() if "10M" in line)
+    assert "1.00" in one and "-" in one and one.split()[-2] == "int4"
+    assert "200" in one and eight.split()[-2] == "int8"
+    assert "-: time or memory did not suffice" in shown.out
+    assert shown.out.count("other processes took 23%") == 2
+    found = json.loads(run("doctor", "--speed", "--json").out)
+    assert found["tokens"] == [1, 8] and found["others"] == 0.23
+    assert found["speeds"][2] == {"parameters": 10**7, "dtype": "bfloat16", "seconds": None}
+
+
+@pytest.mark.openvino
+def test_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "STACKS", (Stack(64, 1),))
+    monkeypatch.setattr(speed, "ENOUGH", 0.0)
+    found = json.loads(run("doctor", "--speed", "--json").out)["speeds"]
+    assert len(found) == 4 and all(len(each["seconds"]) == 2 for each in found)
+
+
+def test_without_openvino_it_says_so(run: Run) -> None:
+    mistake(run("doctor", "--speed"), "OpenVINO cannot be used")
+    mistake(run("doctor", "a", "--speed"), "--speed is of this machine; give it or 'a'")

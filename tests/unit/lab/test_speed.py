@@ -1,0 +1,72 @@
+"""Stacks of linear layers in every precision: that they compute one product after another, and that
+what time or memory do not suffice for is left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from foretoken.lab import speed
+from foretoken.lab.speed import LAYERS, TOKENS, Speed, Stack, graph, speeds
+from foretoken.models.openvino.core import core
+from foretoken.models.openvino.weights import halves
+
+pytestmark = pytest.mark.openvino
+SMALL = Stack(128, 3)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "ENOUGH", 0.0)
+
+
+def run(made: ov.Model, x: np.ndarray) -> np.ndarray:
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    compiled = core().compile_model(halves.widened_in_products(made), "CPU", exact)
+    return compiled([x])[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "kind"),
+    [
+        ("float32", 1e-5, "f32"),
+        ("bfloat16", 0.02, "bf16"),
+        ("int8", 0.05, "i8"),
+        ("int4", 0.3, "i4"),
+    ],
+)
+def test_a_stack_is_the_same_layers_in_any_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, error: float, kind: str
+) -> None:
+    monkeypatch.setattr(speed, "WORTH", 0)
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((128, 128), dtype=np.float32) / 128**0.5
+    x = random.standard_normal((2, 128), dtype=np.float32)
+    expected = x
+    for i in range(SMALL.layers):
+        expected = expected @ np.roll(weight, i, 0).T
+    made = graph(SMALL, dtype)
+    kinds = [n.get_element_type() for n in made.get_ops() if n.get_type_name() == "Constant"]
+    assert sum(each.to_string() == kind for each in kinds) >= SMALL.layers
+    assert np.linalg.norm(run(made, x) - expected) < error * np.linalg.norm(expected)
+
+
+def test_every_size_and_precision_is_timed() -> None:
+    found = list(speeds((Stack(64, 1), SMALL)))
+    assert [(each.parameters, each.dtype) for each in found] == [
+        (size, dtype) for size in (64**2, 3 * 128**2) for dtype in LAYERS
+    ]
+    assert all(each.seconds and len(each.seconds) == len(TOKENS) for each in found)
+    assert all(min(each.seconds or (0,)) > 0 for each in found)
+
+
+def test_what_time_or_memory_do_not_suffice_for_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert list(speeds((SMALL,), seconds=-1)) == [
+        Speed(SMALL.parameters, dtype, None) for dtype in LAYERS
+    ]
+    monkeypatch.setattr(speed, "free_bytes", lambda device: 100_000)
+    known = {each.dtype: each.seconds is not None for each in speeds((SMALL,))}
+    assert known == {"int4": True, "int8": False, "bfloat16": False, "float32": False}
