@@ -18,7 +18,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.batch import Batch
 from foretoken.gamma import Fixed
+from foretoken.models.vocabularies import translated
 from foretoken.models.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.seam import ways_on
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
 from foretoken.models.vocabularies.translation import Translation
 from foretoken.models.vocabularies.words import Words
@@ -163,12 +165,20 @@ def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["shared", "written"])
-def test_its_guesses_are_judged(kind):
-    """That something is proved at all."""
+def test_its_guesses_are_judged(kind, monkeypatch):
+    """That something is proved at all, ways on at the seam included."""
+    found = []
+
+    def spied(text, before):
+        found.extend(ways_on(text, before))
+        return ways_on(text, before)
+
+    monkeypatch.setattr(translated, "ways_on", spied)
     rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]
     for _ in Batch(Table(P, V), DRAFTERS[kind]()).run(rows, choose(block), Fixed(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
+    assert found
 
 
 @pytest.mark.parametrize("law", [unnormalized, untranslated])

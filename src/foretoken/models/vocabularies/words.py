@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from itertools import islice, takewhile
 from operator import itemgetter
@@ -79,8 +80,12 @@ class Words:
                 which = fallback if by_byte else spelled
                 which[i] = added[i].encode() if i in added else spell(word)
 
+        own = deepcopy(backend)  # calls of the given one leave settings in it
+        own.no_truncation()
+        own.no_padding()
+
         def encode(text: str) -> list[int]:
-            return backend.encode(text, add_special_tokens=False).ids
+            return own.encode(text, add_special_tokens=False).ids
 
         whole, plain = tokenizer("a").input_ids, encode("a")
         at = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)

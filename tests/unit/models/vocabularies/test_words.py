@@ -47,6 +47,23 @@ def test_an_incomplete_character_leaves_the_words_before_it_as_they_are():
     assert list(whole[: len(head)]) == head
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_how_the_tokenizer_was_called_does_not_matter(before):
+    tokenizer = byte_level()
+
+    def call() -> None:
+        tokenizer(["the day was over", "a"], truncation=True, max_length=2, padding="max_length")
+
+    tokenizer.pad_token = tokenizer.eos_token
+    if before:
+        call()
+    own = Words.of("target", tokenizer, 320)
+    if not before:
+        call()
+    assert own.text(own.tokens(b" the day was over")) == b" the day was over"
+    assert own.tokens(b" the day was over") == words("bytes").tokens(b" the day was over")
+
+
 def test_heads_ends_and_the_space_before_a_text():
     bytes_, spaced = words("bytes"), words("legacy")
     assert (bytes_.head, bytes_.end, bytes_.spaced) == ([], 0, False)
