@@ -7,7 +7,15 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -77,6 +85,34 @@ def metaspace() -> PreTrainedTokenizerFast:
     whole.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     whole.add_special_tokens(["</s>", "<unk>"])
     return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="</s>", unk_token="<unk>")
+
+
+@cache
+def legacy() -> PreTrainedTokenizerFast:
+    """As Llama's: a normalizer puts a space before every text, whatever it begins with."""
+    words = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
+    words += [f"<0x{byte:02X}>" for byte in range(256)]
+    merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "ab"), ("\u2581a", "b")]
+    made = Tokenizer(
+        models.BPE(
+            vocab={word: i for i, word in enumerate(words)},
+            merges=merges,
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 def folder(

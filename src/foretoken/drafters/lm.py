@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from foretoken.drafters.base import Draft, pack
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, Shares, require_model
+from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -20,8 +20,9 @@ class LMDrafter:
 
     vocab_size: V of the target, None where it is the model's.
 
-    A decoder-only model may draft for an encoder-decoder target. In rows that the model cannot
-    read, as `models.reader` says, it makes no guesses.
+    A model of another vocabulary may guess by the text that it writes (`models.base.Writes`), which
+    is certain, where `params` is None. A decoder-only model may draft for an encoder-decoder
+    target. In rows that the model cannot read, as `models.reader` says, it makes no guesses.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LMDrafter:
         self.runtime = model.runtime
         self.singular = params is not None  # its speed does not follow from its model alone
         self.shares = isinstance(model, Shares)  # the target's rows
+        self._writes = model if isinstance(model, Writes) and params is None else None
         self._reader = Reader(model)
 
     def start(
@@ -47,6 +49,8 @@ class LMDrafter:
         budget = self._reader.budget(gamma)
         known = zip(texts, cached, budget, strict=True)
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(known)]
+        if self._writes is not None and self._writes.writes(greedy=draw.greedy):
+            return self._written(self._writes, unread, budget)
         feed: Blocks = unread
         ids: list[Tensor] = []
         laws: list[Tensor] = []
@@ -67,6 +71,13 @@ class LMDrafter:
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
         return self._drafted(ids, laws, tops, budget)
+
+    def _written(self, model: Writes, unread: list[list[int]], budget: list[int]) -> Draft:
+        """Guesses by the text that the model writes: they follow from the text so far."""
+        guesses, calls = model.write(unread, budget)
+        for b, new in enumerate(unread):
+            self._reader.cached[b] += len(new)
+        return pack(guesses, calls=calls)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
         """One more token for every row that goes on; where it can, it stays on its device."""

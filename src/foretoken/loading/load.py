@@ -28,6 +28,7 @@ from foretoken.loading.own import OwnCopy, own_copy
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import Source, in_memory, source
 from foretoken.loading.sources import tokenizer as tokenizer_of
+from foretoken.loading.vocabularies import ForeignDraft, dictionary_of
 from foretoken.models.base import Model, OpenModel
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
@@ -44,6 +45,7 @@ SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
 class _Target(NamedTuple):
     """What a draft must fit, before the target runs."""
 
+    name: str
     known: Known
     tokenizer: PreTrainedTokenizerBase | None
 
@@ -124,7 +126,9 @@ def load(
     `load`: a cascade, whose target drafts here and is itself accelerated by its draft. "self:int4"
     (or "self") and "self:int8" are the target with
     its weights rounded, "self:0-3,8" the target with these layers alone: a copy that drafts over
-    the target's own keys and values (docs/drafters.md); it needs OpenVINO.
+    the target's own keys and values (docs/drafters.md); it needs OpenVINO. A decoder-only draft
+    with another tokenizer is translated: how it guesses best is tried here, which takes seconds,
+    and is told to the logger "foretoken".
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
     cannot influence that text and runs as usual.
@@ -162,11 +166,15 @@ def load(
         else tokenizer_of(tokenizer, None, trust_remote_code, wanted=True)
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
-    drafter = _drafter(draft, _Target(known, own), draft_wish, draft_revision, trust_remote_code)
+    drafter = _drafter(
+        draft, _Target(_name(target), known, own), draft_wish, draft_revision, trust_remote_code
+    )
     if isinstance(drafter, OwnCopy):
         drafter = drafter.rounded(draft_dtype)
         drafter.require("transformers" if exact_shapes else runtime)
-    elif draft_dtype is not None and (in_memory(draft) or not isinstance(drafter, LMDrafter)):
+    elif draft_dtype is not None and (
+        in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
+    ):
         raise InputError(
             f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
             "leave it out"
@@ -180,7 +188,7 @@ def load(
         drafter = drafter.attached(read, running)
     spec = Speculator(
         target=running,
-        drafter=drafter,
+        drafter=NoDrafter() if isinstance(drafter, ForeignDraft) else drafter,
         tokenizer=own,
         ends=settings.ends,
         controls=settings.controls if generation_config is None else {},
@@ -188,6 +196,8 @@ def load(
         draft_name=_name(draft),
         suggested=settings.suggested if generation_config is None else {},
     )
+    if isinstance(drafter, ForeignDraft):
+        return drafter.attached(spec)
     return chosen(spec, read) if choose else spec
 
 
@@ -211,7 +221,7 @@ def _drafter(
     wish: Wish,
     revision: str | None,
     trust: bool,
-) -> Drafter | _DetachedHeads | OwnCopy:
+) -> Drafter | _DetachedHeads | OwnCopy | ForeignDraft:
     if isinstance(draft, str) and (named := _named(draft, target)) is not None:
         return named
     if isinstance(draft, Speculator):
@@ -226,8 +236,13 @@ def _drafter(
         return drafter
     read = _read(draft, revision, trust)
     known = Known(read, wish)
-    own = known.encoder_decoder, known.V, tokenizer_of(draft, revision, trust)
-    _require_fit(_name(draft), *own, target)
+    name, tokenizer = _name(draft), tokenizer_of(draft, revision, trust)
+    if not known.encoder_decoder:
+        there = target.name, target.tokenizer, target.known.V
+        dictionary = dictionary_of((name, tokenizer, known.V), there)
+        if dictionary is not None:
+            return ForeignDraft(name, place(read, wish).model, dictionary)
+    _require_fit(name, known.encoder_decoder, known.V, tokenizer, target)
     return LMDrafter(place(read, wish).model, target.known.V)
 
 

@@ -71,6 +71,12 @@ class Stream:
         return False
 
 
+def other_words(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens that are not the same id in both vocabularies."""
+    ours, theirs = one.get_vocab(), other.get_vocab()
+    return [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
+
+
 def require_same_words(
     draft_name: str,
     draft_V: int,
@@ -90,11 +96,10 @@ def require_same_words(
                 "no two tokenizers to compare; give a draft with the target's tokenizer"
             )
         return
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    tokens = ours.keys() | theirs.keys()
-    different = [token for token in tokens if ours.get(token) != theirs.get(token)]
+    different = other_words(draft, target)
     if different:
-        token = min(different)
+        ours, theirs, token = target.get_vocab(), draft.get_vocab(), min(different)
+        tokens = ours.keys() | theirs.keys()
         raise RefusedError(
             f"{draft_name} has another tokenizer: {len(different)} of the {len(tokens)} tokens in "
             f"either vocabulary differ, {token!r} is id {theirs.get(token)} there and "

@@ -239,16 +239,24 @@ def test_an_ngram_file(pair, bare, tmp_path):
 # Vocabularies
 
 
-def test_a_draft_with_another_vocabulary_is_refused_with_a_token(pair, tmp_path):
+def test_a_cascade_of_another_vocabulary_is_refused_with_a_token(pair, tmp_path):
     """Of the same size; and of another."""
-    other = folder(tmp_path / "other", llama(PADDED, seed=1), renamed())
+    other = foretoken.load(folder(tmp_path / "other", llama(PADDED, seed=1), renamed()), "none")
     message = refused(
         RefusedError, "2 of the 321 tokens in either vocabulary differ", pair[0], other
     )
     assert re.search("is id (300 there and None|None there and 300) in the target", message)
-    unlike = folder(tmp_path / "unlike", llama(PADDED, seed=1), metaspace())
+    unlike = foretoken.load(folder(tmp_path / "unlike", llama(PADDED, seed=1), metaspace()), "none")
     message = refused(RefusedError, "has another tokenizer", pair[0], unlike)
     assert "give a draft with the same vocabulary, or 'lookup'" in message
+
+
+def test_an_encoder_decoder_of_another_vocabulary_is_refused(tmp_path):
+    one, other = t5(320), t5(400)
+    target = folder(tmp_path / "target", one, byte_level())
+    refused(
+        RefusedError, "has another tokenizer", target, folder(tmp_path / "d", other, metaspace())
+    )
 
 
 def test_without_two_tokenizers_sizes_must_agree(pair, bare):

@@ -1,0 +1,128 @@
+"""A draft model of another tokenizer than the target's: it is translated, and which way it guesses
+best is measured once the target runs.
+
+Both ways are those of Timor et al. 2025 (arXiv 2502.05202); `models.vocabularies.translated` says
+what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from foretoken.drafters.lm import LMDrafter
+from foretoken.errors import ForetokenError
+from foretoken.models.base import Model
+from foretoken.models.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from foretoken.models.vocabularies.words import Words
+from foretoken.speculator import Speculator
+from foretoken.text.decoding import other_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+PROMPTS = (
+    "It was the first day of the",
+    "Once upon a time there was",
+    "The answer to this question is",
+    "She opened the door and",
+)
+TOKENS, GAMMA, SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
+EVERY = 6  # tokens a look at the draft's whole law
+WAYS = {True: "by its text", False: "by shared words"}
+
+
+class _Trial(NamedTuple):
+    """How one way went."""
+
+    kept: float  # tokens per call of the target
+    alpha: float
+    texts: list[list[int]]  # the target's, prompts included
+
+
+Side = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, tokenizer and V
+
+
+def dictionary_of(draft: Side, target: Side) -> Dictionary | None:
+    """The words of both; None where ids mean the same, or without two tokenizers to compare.
+    RefusedError where they share no word, and as `Words.of`."""
+    (name, theirs, their_V), (target_name, ours, V) = draft, target
+    if theirs is None or ours is None or not other_words(theirs, ours):
+        return None
+    dictionary = Dictionary(Words.of(target_name, ours, V), Words.of(name, theirs, their_V))
+    dictionary.require(name, target_name)
+    return dictionary
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignDraft:
+    """`model`, whose words are others than the target's, waiting for the target to run."""
+
+    name: str
+    model: Model
+    dictionary: Dictionary
+
+    def attached(self, spec: Speculator) -> Speculator:
+        """`spec` with this draft, which guesses in the better of both ways, greedily and sampled,
+        by a few texts of the target's: in seconds, and the same each time."""
+        quiet = replace(spec, suggested={})  # what it generates here is nobody's text
+        try:
+            trials = {
+                (greedy, by_text): self._tried(quiet, greedy=greedy, by_text=by_text)
+                for greedy in (True, False)
+                for by_text in (True, False)
+            }
+        except ForetokenError as error:  # such as a target that cannot read the prompts
+            log.info("%s guesses as it would by default: %s", self.name, error)
+            return replace(spec, drafter=self._drafter(spec, ByText()))
+        better = (
+            trials[greedy, True].kept > trials[greedy, False].kept for greedy in (True, False)
+        )
+        drafter = self._drafter(spec, ByText(*better))
+        self._tell(drafter, trials)
+        return replace(spec, drafter=drafter)
+
+    def _tried(self, spec: Speculator, *, greedy: bool, by_text: bool) -> _Trial:
+        drafts = replace(spec, drafter=self._drafter(spec, ByText(by_text, by_text)))
+        done = drafts.generate(
+            list(PROMPTS),
+            max_new_tokens=TOKENS,
+            gamma=GAMMA,
+            seed=SEED,
+            temperature=0.0 if greedy else 1.0,
+            ignore_eos=True,
+        )
+        steps = [step for each in done for step in each.steps]
+        overlaps = [overlap for step in steps for overlap in step.overlaps]
+        texts = [[*spec.ids(p), *each.tokens] for p, each in zip(PROMPTS, done, strict=True)]
+        kept = fmean(len(step.kept) for step in steps)
+        return _Trial(kept, fmean(overlaps) if overlaps else 0.0, texts)
+
+    def _drafter(self, spec: Speculator, by_text: ByText) -> LMDrafter:
+        V = spec.target.vocab_size
+        return LMDrafter(TranslatedModel(self.model, self.dictionary, V, by_text))
+
+    def _tell(self, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
+        """What was chosen, and what the draft says that the target has no word for."""
+        model = drafter.model
+        assert isinstance(model, TranslatedModel)
+        texts = trials[False, False].texts
+        inside = model.covered([text[:n] for text in texts for n in range(len(text), 0, -EVERY)])
+        log.info(
+            "%s has another tokenizer: %d of its %d words are the target's too, with %.1f %% of its"
+            " mass in the target's texts; it guesses %s at temperature 0 and %s above (alpha %s)",
+            self.name,
+            self.dictionary.words,
+            len(self.dictionary.draft.spelled),
+            100 * fmean(inside),
+            WAYS[model.by_text.greedy],
+            WAYS[model.by_text.sampled],
+            ", ".join(
+                f"{trials[greedy, by_text].alpha:.2f} {WAYS[by_text]} at {'0' if greedy else '1'}"
+                for greedy, by_text in trials
+            ),
+        )

@@ -1,0 +1,43 @@
+"""Where a text ends within what a draft would say as one token.
+
+A draft that reads "time" has never seen the comma of its own token "time," behind it. So what it
+says next is looked up one token earlier too: all its tokens that begin as the last one does are
+ways on, each in proportion to its probability there, the last one's own law being one of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from foretoken.models.vocabularies.translation import Translation
+
+LEAST = 0.01  # of the probability of all tokens that begin so: the least of one that is weighed
+
+
+class WayOn(NamedTuple):
+    """A longer token of the draft's in place of the last one."""
+
+    token: int
+    share: float  # of the probability of all ways, the last token as it is included
+    more: bytes  # what is longer in it
+    guess: int  # the target's first token of that
+
+
+def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
+    """The longer tokens that go on from the text without another cut of its last word, likeliest
+    first; `before`: the draft's logits `[V]` one token before its end."""
+    last, draft = text.last_told, text.dictionary.draft
+    if last is None:
+        return []
+    known = [last, *draft.longer(last)]
+    shares: list[float] = before[known].softmax(-1).tolist()
+    likely = [(share, i) for share, i in zip(shares[1:], known[1:], strict=True) if share > LEAST]
+    begun, ways = len(draft.spelled[last]), list[WayOn]()
+    for share, token in sorted(likely, reverse=True):
+        more = draft.spelled[token][begun:]
+        guesses = text.behind(more)
+        ways += [WayOn(token, share, more, guesses[0])] if guesses else []
+    total = shares[0] + sum(way.share for way in ways)
+    return [way._replace(share=way.share / total) for way in ways]

@@ -1,0 +1,194 @@
+"""A model of another vocabulary as one of the target's, in both ways of Timor et al. 2025
+(arXiv 2502.05202).
+
+By its law over the words that both have (token-level intersection): words that the target lacks
+have no mass, and what is left is a law once it is standardized, which happens behind this model, as
+with any other. So q is the law that guesses are drawn from.
+
+By its text (string-level exact match): it writes on in its own tokens, always the likeliest, and
+what it has written is read in the target's. Guesses follow from the text alone, so any way to cut
+it into tokens is exact.
+
+In both, longer tokens than the last one of the text are ways on (`seam`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.models.base import Blocks, Model, Sized, Written
+from foretoken.models.rows import staying
+from foretoken.models.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.following import Following
+from foretoken.models.vocabularies.seam import WayOn, ways_on
+from foretoken.models.vocabularies.translation import Translation
+
+TINY = 1e-30  # a share that rounding has made 0 or less
+
+
+class ByText(NamedTuple):
+    """Where to guess by a draft's text."""
+
+    greedy: bool = True  # rows that take the target's likeliest token
+    sampled: bool = False
+
+
+class TranslatedModel:
+    """`model`, which is decoder-only, in the ids of a target of `V` tokens. It holds texts of any
+    length: of those that outgrow its context it reads the end."""
+
+    takes_tensors = False
+    encoder_decoder = False
+    context: int | None = None
+    source_context: int | None = None
+    source_vocab_size: int | None = None
+    singular = True  # without an identity its speed is not known from others'
+
+    def __init__(
+        self, model: Model, dictionary: Dictionary, V: int, by_text: ByText | None = None
+    ) -> None:
+        self.dictionary, self.vocab_size, self.holds = dictionary, V, (model,)
+        self.by_text = ByText() if by_text is None else by_text
+        self.device, self.runtime, self.computed = model.device, model.runtime, model.computed
+        self._following = Following(model)
+        self._texts: list[Translation] = []
+        self._ours, self._theirs = (
+            torch.tensor(ids, dtype=torch.long, device=model.device)
+            for ids in (dictionary.ours, dictionary.theirs)
+        )
+        words, end = dictionary.draft.spelled, dictionary.draft.end
+        sayable = sorted({*words, *([] if end is None else [end])})
+        self._sayable = torch.tensor(sayable, dtype=torch.long, device=model.device)
+
+    @property
+    def identity(self) -> str | None:
+        """What its speed follows from, where the model says that of itself."""
+        own = getattr(self._following.model, "identity", None)
+        return f"{own} in other words, {self.by_text}" if isinstance(own, str) else None
+
+    @property
+    def padding(self) -> int:
+        return self._following.model.padding
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        texts = [Translation(self.dictionary) for _ in prompts]
+        for text, prompt in zip(texts, prompts, strict=True):
+            text.extend(prompt)
+        self._following.start([text.told if text.ids else [] for text in texts])
+        self._texts += texts
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        """As `Model.score`; a pass for every position of a block that is needed, because a word
+        may be other tokens once it goes on."""
+        assert isinstance(blocks, list)  # as takes_tensors says
+        if not any(need):
+            changed = self._extended(blocks)
+            self._following.read(changed)
+            return torch.zeros(len(blocks), 0, self.vocab_size, device=self.device)
+        first = [len(block) - max(0, n - 1) for block, n in zip(blocks, need, strict=True)]
+        logits: list[Tensor] = []
+        for i in range(max(need)):
+            each = zip(blocks, first, strict=True)
+            new = [x[:n] if i == 0 else x[n + i - 1 : n + i] for x, n in each]
+            told = self._extended(new)
+            counts = self._counts(told, [i < n for n in need])
+            own = self._following.score(told, counts)
+            logits.append(torch.stack([self._ours_of(b, n, own[b]) for b, n in enumerate(counts)]))
+        return torch.stack(logits, 1)
+
+    def writes(self, *, greedy: bool) -> bool:
+        return self.by_text.greedy if greedy else self.by_text.sampled
+
+    def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
+        """As `Writes.write`; a pass for every token that it writes, counts[b] of them in row b."""
+        self._following.read(self._extended(blocks, [not n for n in counts]))
+        texts = [text.told if n else None for text, n in zip(self._texts, counts, strict=True)]
+        new: list[list[int]] = [[] for _ in counts]
+        longer = [b""] * len(counts)  # what a text's last token says more, made longer
+        calls, end = 0, self.dictionary.draft.end
+        while any(text is not None for text in texts):
+            wanted = [text is not None for text in texts]
+            needs = [int(on) for on in wanted] if calls else self._counts(texts, wanted)
+            own = self._following.score(texts, needs)
+            for b, text in enumerate(texts):
+                if text is None:
+                    continue
+                last = own[b, needs[b] - 1]
+                ways = ways_on(self._texts[b], own[b, 0]) if needs[b] == 2 else []
+                if ways and ways[0].share > _rest(ways) * float(last.softmax(-1).amax()):
+                    text[-1], longer[b] = ways[0].token, ways[0].more
+                else:
+                    new[b].append(int(self._sayable[last[self._sayable].argmax()]))
+                    text.append(new[b][-1])
+                done = len(new[b]) + bool(longer[b]) == counts[b] or text[-1] == end
+                texts[b] = None if done else text
+            calls += 1
+        each = zip(self._texts, longer, new, counts, strict=True)
+        return Written([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
+
+    def covered(self, texts: list[list[int]]) -> list[float]:
+        """Of the draft's mass behind each of the texts the share on words that both have. For a
+        model without rows."""
+        self.start([[] for _ in texts])
+        told = self._extended(texts)
+        own = self._following.score(told, [1] * len(texts))[:, 0].float().softmax(-1)
+        self.leave(list(range(len(texts))))
+        return own[:, self._theirs].sum(-1).tolist()
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        for text, length in zip(self._texts, lengths, strict=True):
+            text.cut(length)
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        """As the model's own, which is counted by itself: a token may be two of the draft's."""
+        (model,) = self.holds
+        return model.memory(lengths, sources) if isinstance(model, Sized) else 0
+
+    def permute(self, rows: list[int]) -> None:
+        self._texts = [self._texts[row].copy() for row in rows]
+        self._following.permute(rows)
+
+    def leave(self, rows: list[int]) -> None:
+        self._texts = [self._texts[b] for b in staying(len(self._texts), rows)]
+        self._following.leave(rows)
+
+    def _extended(
+        self, blocks: list[list[int]], read: list[bool] | None = None
+    ) -> list[list[int] | None]:
+        """The texts that go on, in the draft's ids; of those that are to be read."""
+        told: list[list[int] | None] = []
+        for b, (text, block) in enumerate(zip(self._texts, blocks, strict=True)):
+            text.extend(block)
+            told.append(text.told if block and (read is None or read[b]) else None)
+        return told
+
+    def _counts(self, told: list[list[int] | None], wanted: list[bool]) -> list[int]:
+        """Behind how many of a text's tokens the draft must say what follows."""
+        counts = [int(on) for on in wanted]
+        for b, text in enumerate(told):
+            if wanted[b] and text is not None and self._texts[b].last_told is not None:
+                counts[b] = min(2, self._following.holds(text))
+        return counts
+
+    def _ours_of(self, b: int, count: int, own: Tensor) -> Tensor:
+        """Row b's logits `[V]` at the target's ids, before anything is normalized, from the draft's
+        behind its last `count` tokens, `[.., draft's V]`."""
+        ways = ways_on(self._texts[b], own[0]) if count == 2 else []
+        last = own[max(0, count - 1)]
+        if ways:
+            last = last.log_softmax(-1) + math.log(_rest(ways))
+        logits = last.new_full((self.vocab_size,), -torch.inf)
+        logits[self._ours] = last[self._theirs]
+        for way in ways:
+            share = logits.new_tensor(math.log(way.share))
+            logits[way.guess] = torch.logaddexp(logits[way.guess], share)
+        return logits if count else logits.nan_to_num()  # what is not needed is finite
+
+
+def _rest(ways: list[WayOn]) -> float:
+    """The share of the last token as it is."""
+    return max(TINY, 1 - sum(way.share for way in ways))

@@ -1,0 +1,117 @@
+"""A draft with another tokenizer: it drafts, the better way is found, and what cannot be is
+refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import foretoken
+from foretoken.drafters.lm import LMDrafter
+from foretoken.errors import RefusedError
+from foretoken.loading import vocabularies
+from foretoken.loading.vocabularies import dictionary_of
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from tiny import byte_level, folder, legacy, llama, metaspace, t5
+
+PROMPT = "the old man was asleep"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("pair") / "target", llama(320), byte_level())
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = llama(len(metaspace()), seed=1, num_hidden_layers=1)
+    return folder(tmp_path_factory.mktemp("pair") / "draft", made, metaspace())
+
+
+def translated(spec: foretoken.Speculator) -> TranslatedModel:
+    assert isinstance(spec.drafter, LMDrafter)
+    assert isinstance(spec.drafter.model, TranslatedModel)
+    return spec.drafter.model
+
+
+def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
+    with caplog.at_level(logging.INFO, "foretoken"):
+        spec = foretoken.load(target, draft)
+    said = [r.getMessage() for r in caplog.records if "another tokenizer" in r.getMessage()]
+    assert len(said) == 1 and str(draft) in said[0]
+    assert "words are the target's too, with" in said[0] and "at temperature 0" in said[0]
+    model = translated(spec)
+    plain = foretoken.load(target, "none").generate(PROMPT, max_new_tokens=20, temperature=0.0)
+    for by_text in (True, False):
+        model.by_text = ByText(by_text, by_text)
+        for temperature in (0.0, 1.0):
+            (made,) = spec.generate(PROMPT, gamma=3, max_new_tokens=20, temperature=temperature)
+            assert made.stats.drafted and made.stats.draft_calls
+            assert temperature or made.tokens == plain[0].tokens
+
+
+def test_the_way_is_the_same_each_time(target, draft):
+    assert translated(foretoken.load(target, draft)).by_text == (
+        translated(foretoken.load(target, draft)).by_text
+    )
+
+
+@pytest.mark.parametrize("better", [ByText(True, False), ByText(False, True)])
+def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
+    tried = vocabularies.ForeignDraft._tried
+
+    def told(self, spec, *, greedy, by_text):
+        trial = tried(self, spec, greedy=greedy, by_text=by_text)
+        wanted = better.greedy if greedy else better.sampled
+        return trial._replace(kept=2.0 if by_text == wanted else 1.0)
+
+    monkeypatch.setattr(vocabularies.ForeignDraft, "_tried", told)
+    assert translated(foretoken.load(target, draft)).by_text == better
+
+
+def test_a_target_that_cannot_read_the_trial_gets_the_usual_ways(draft, tmp_path):
+    small = folder(tmp_path / "small", llama(320, context=4), byte_level())
+    spec = foretoken.load(small, draft)
+    assert translated(spec).by_text == ByText()
+    assert spec.generate([5], gamma=1, max_new_tokens=2)[0].stats.drafted
+
+
+def test_it_drafts_for_an_encoder_decoder(draft, tmp_path):
+    spec = foretoken.load(folder(tmp_path / "t5", t5(320), byte_level()), draft)
+    for temperature in (0.0, 1.0):
+        (made,) = spec.generate(PROMPT, gamma=3, max_new_tokens=12, temperature=temperature)
+        assert made.stats.drafted
+
+
+def test_it_looks_ahead_in_a_beam_search(target, draft):
+    spec = foretoken.load(target, draft)
+    (beams,) = spec.beam_search([PROMPT], num_beams=2, gamma=2, max_new_tokens=6)
+    (plain,) = spec.beam_search([PROMPT], num_beams=2, gamma=0, max_new_tokens=6)
+    assert beams[0].tokens == plain[0].tokens
+
+
+def test_the_texts_of_the_trial_warn_of_nothing(target, draft, caplog):
+    spec = foretoken.load(target, draft)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert not spec._told
+
+
+def test_vocabularies_without_a_common_word_are_refused(target, tmp_path):
+    words = {"<unk>": 0, "</s>": 1} | {f"\u2581\u4e00{i}": i for i in range(2, 20)}
+    own = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", eos_token="</s>")
+    strange = folder(tmp_path / "strange", llama(32, seed=1), tokenizer)
+    with pytest.raises(RefusedError, match="shares none of its 18 words with the 319 of") as error:
+        foretoken.load(target, strange)
+    assert "\n" not in str(error.value) and "draft='lookup'" in str(error.value)
+
+
+def test_ids_that_mean_the_same_need_no_dictionary():
+    assert dictionary_of(("d", byte_level(), 320), ("t", byte_level(), 400)) is None
+    assert dictionary_of(("d", None, 320), ("t", byte_level(), 320)) is None
+    assert dictionary_of(("d", legacy(), 320), ("t", byte_level(), 320)) is not None

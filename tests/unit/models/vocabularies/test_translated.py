@@ -1,0 +1,150 @@
+"""A model in another vocabulary's ids: its law over the words of both, and the text it writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken import costs
+from foretoken.drafters.lm import LMDrafter
+from foretoken.models.base import Sized, Writes
+from foretoken.models.table import TableModel
+from foretoken.models.vocabularies.dictionary import Dictionary
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from foretoken.models.vocabularies.words import Words
+from foretoken.sampling.params import SamplingParams
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+OURS = Words({0: b"b", 1: b"a", 2: b" ab", 3: b" "}, end=4)
+THEIRS = Words({0: b"a", 1: b"ab", 2: b" ", 3: b"b", 5: b"c"}, end=4)
+SHARED = {0: 3, 1: 0, 3: 2, 4: 4}
+DICTIONARY = Dictionary(OURS, THEIRS)
+V, DRAFT_V = 5, 7  # one id of the draft is padding
+P, Q = random_model(1, V), random_model(2, DRAFT_V)
+
+
+def translated(by_text: ByText | None = None, law=Q) -> TranslatedModel:
+    return TranslatedModel(TableModel(law, DRAFT_V), DICTIONARY, V, by_text)
+
+
+def expected(told: tuple[int, ...]) -> list[float]:
+    """The draft's law on the shared words, in the target's ids."""
+    q = torch.zeros(V, dtype=torch.float64)
+    for ours, theirs in SHARED.items():
+        q[ours] = float(Q(told)[theirs])
+    return (q / q.sum()).tolist()
+
+
+def test_its_law_is_over_the_words_of_both_behind_the_text_in_the_drafts_ids():
+    model = translated()
+    model.start([[1], []])
+    logits = model.score([[0, 2], [3]], [1, 1])
+    assert logits.softmax(-1)[0, 0].tolist() == pytest.approx(expected((1, 2, 1)))
+    assert logits.softmax(-1)[1, 0].tolist() == pytest.approx(expected((2,)))
+    assert logits[0, 0, 2] == -torch.inf
+
+
+def test_longer_tokens_than_the_last_one_are_ways_on():
+    """Behind "a" the draft may have meant "ab", of which the target's next token is "b"."""
+    model = translated()
+    model.start([[]])
+    law = model.score([[0, 1]], [1])[0, 0].softmax(-1)
+    a, ab = float(Q((3,))[0]), float(Q((3,))[1])
+    q = torch.zeros(V, dtype=torch.float64)
+    for ours, theirs in SHARED.items():
+        q[ours] = a / (a + ab) * float(Q((3, 0))[theirs])
+    q[0] += ab / (a + ab)
+    assert law.tolist() == pytest.approx((q / q.sum()).tolist())
+
+
+def test_every_position_of_a_block_and_finite_numbers_beside_them():
+    model = translated()
+    model.start([[1], [1], [1]])
+    logits = model.score([[0, 3, 1], [0], []], [2, 1, 0])
+    laws = logits.softmax(-1)
+    assert laws[0, 0].tolist() == pytest.approx(expected((1, 2)))
+    assert laws[0, 1].tolist() == pytest.approx(expected((1, 2, 0)))
+    assert laws[1, 0].tolist() == pytest.approx(expected((1,)))
+    assert logits[1, 1].isfinite().all() and logits[2].isfinite().all()
+
+
+def test_rows_go_back_are_copied_and_leave():
+    model = translated()
+    model.start([[1], [3, 3]])
+    assert model.score([[0, 3], [1]], [0, 0]).shape == (2, 0, V)
+    model.set_lengths([2, 3])
+    model.permute([0, 1, 0])
+    model.leave([1])
+    logits = model.score([[3], [3]], [1, 1])
+    assert logits.softmax(-1)[0, 0].tolist() == pytest.approx(expected((1, 2)))
+    assert logits.softmax(-1)[1, 0].tolist() == pytest.approx(expected((1, 2)))
+
+
+def test_what_it_writes_is_likeliest_and_is_not_kept():
+    def law(text):  # after "a" comes "b", after that " ", then an end; the padding is likeliest
+        best = {(0,): 3, (0, 3): 2, (0, 3, 2): 4}.get(text, 2)
+        return [0.5 if i == best else 0.6 if i == 6 else 0.01 for i in range(DRAFT_V)]
+
+    model = translated(law=lambda text: law(text))
+    model.start([[1], [1], [1]])
+    written = model.write([[], [], [3]], [5, 2, 0])
+    assert written.guesses == [[0, 3, 4], [0, 3], []] and written.calls == 3
+    assert model.write([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
+    assert isinstance(model, Writes)
+
+
+def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
+    def law(text):  # "ab" behind "b"; behind that an end
+        best = {(3,): 1, (3, 1): 4}.get(text, 2)
+        return [0.5 if i == best else 0.01 for i in range(DRAFT_V)]
+
+    model = translated(law=law)
+    model.start([[0]])
+    written = model.write([[1]], [4])
+    assert written.guesses == [[0, 4]] and written.calls == 2
+    assert model.write([[]], [1]).guesses == [[0]]
+
+
+def test_which_way_it_guesses():
+    assert translated().writes(greedy=True) and not translated().writes(greedy=False)
+    assert not translated(ByText(greedy=False)).writes(greedy=True)
+
+
+def test_the_share_of_its_mass_on_words_of_both():
+    model = translated()
+    shares = model.covered([[1], [1, 0]])
+    assert shares == pytest.approx([sum(Q(t)[i] for i in SHARED.values()) for t in ((0,), (1,))])
+    model.start([[1]])  # no rows are left
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_rows_text_depends_on_nothing_beside_it(by_text, temperature):
+    def speculator() -> Speculator:
+        return Speculator(TableModel(P, V), LMDrafter(translated(ByText(by_text, by_text))))
+
+    prompts = [[1], [2, 3, 1, 1, 0], [3] * 40]
+    wishes = SamplingParams(temperature=temperature, max_new_tokens=30)
+    together = speculator().generate(prompts, wishes, gamma=3, seed=[1, 2, 3])
+    for b, prompt in enumerate(prompts):
+        (alone,) = speculator().generate([prompt], wishes, gamma=3, seed=[b + 1])
+        assert alone.tokens == together[b].tokens
+        assert alone.stats.drafted
+    mixed = [wishes, SamplingParams(max_new_tokens=30, temperature=0.0), wishes]
+    assert speculator().generate(prompts, mixed, gamma=3, seed=[1, 2, 3])[2].tokens == (
+        together[2].tokens
+    )
+
+
+def test_its_memory_is_what_the_model_says():
+    assert isinstance(translated(), Sized) and translated().memory([3], [0]) == 0
+    assert translated().holds[0].vocab_size == DRAFT_V
+
+
+def test_its_speed_is_known_where_that_of_its_model_is():
+    model = translated()
+    assert costs.identity(LMDrafter(model)) is None
+    model.holds[0].identity = "tiny"
+    assert "tiny" in str(costs.identity(LMDrafter(model)))
+    assert costs.identity(LMDrafter(model)) != costs.identity(LMDrafter(model.holds[0]))

@@ -1,0 +1,98 @@
+"""The bytes of tokens, and texts as tokens, in the spellings that tokenizers have."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.errors import RefusedError
+from foretoken.models.vocabularies.words import Words
+from tiny import TEXT, byte_level, legacy, metaspace
+
+TOKENIZERS = {"bytes": byte_level, "metaspace": metaspace, "legacy": legacy}
+
+
+def words(kind: str) -> Words:
+    return Words.of(kind, TOKENIZERS[kind](), 10_000)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("text", ["a cab", "naïve 日本語 \U0001f600", "x\n  y\tz", TEXT])
+def test_tokens_stand_for_the_text_that_they_were_made_of(kind, text):
+    own, tokenizer = words(kind), TOKENIZERS[kind]()
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    spelled = own.text(tokens)
+    lost = kind == "metaspace" and "\t" in text  # it has no such byte
+    assert lost or own.plain(spelled) == text.encode()
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_word_within_a_text_gets_no_space_that_it_does_not_have(kind):
+    own = words(kind)
+    for word in (b" ab", b"ab", b"b", "ï".encode(), b" \xf0\x9f", b"\n"):
+        assert own.text(own.tokens(word)) == word
+
+
+def test_a_word_is_cut_as_its_tokenizer_cuts_it():
+    tokenizer, own = legacy(), words("legacy")
+    assert own.tokens(b" ab") == (tokenizer.convert_tokens_to_ids("\u2581ab"),)
+    assert own.tokens(b"ab") == (tokenizer.convert_tokens_to_ids("ab"),)
+
+
+def test_an_incomplete_character_leaves_the_words_before_it_as_they_are():
+    tokenizer, own = byte_level(), words("bytes")
+    text = " the day \U0001f600"
+    whole = own.tokens(text.encode()[:-1])
+    assert own.text(whole) == text.encode()[:-1]
+    head = tokenizer(" the day", add_special_tokens=False).input_ids
+    assert list(whole[: len(head)]) == head
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_how_the_tokenizer_was_called_does_not_matter(before):
+    tokenizer = byte_level()
+
+    def call() -> None:
+        tokenizer(["the day was over", "a"], truncation=True, max_length=2, padding="max_length")
+
+    tokenizer.pad_token = tokenizer.eos_token
+    if before:
+        call()
+    own = Words.of("target", tokenizer, 320)
+    if not before:
+        call()
+    assert own.text(own.tokens(b" the day was over")) == b" the day was over"
+    assert own.tokens(b" the day was over") == words("bytes").tokens(b" the day was over")
+
+
+def test_heads_ends_and_the_space_before_a_text():
+    bytes_, spaced = words("bytes"), words("legacy")
+    assert (bytes_.head, bytes_.end, bytes_.spaced) == ([], 0, False)
+    assert (spaced.head, spaced.end, spaced.spaced) == ([1], 2, True)
+    assert set(spaced.specials) == {"<s>", "</s>"}  # what is unknown means nothing elsewhere
+    assert spaced.first(b"a") == b" a" and spaced.plain(b" a") == b"a" and spaced.first(b"") == b""
+    assert bytes_.first(b"a") == b"a" and bytes_.plain(b" a") == b" a"
+
+
+def test_of_words_spelled_alike_the_first_and_no_single_byte_is_used():
+    own = words("legacy")
+    assert own.ids[b"a"] == 4 and own.spelled[9 + ord("a")] == b"a"
+
+
+def test_without_a_tokenizer_texts_are_cut_into_the_longest_words():
+    own = Words({0: b"a", 1: b"ab", 2: b" ", 3: b""})
+    assert own.tokens(b"aba ab") == (1, 0, 2, 1)
+    assert own.tokens(b"axb") == (0,)  # what no word begins with is left out
+    assert own.tokens(b"\xffa") == (0,)
+    assert 3 not in own.spelled and own.end is None
+
+
+def test_ids_that_the_output_layer_lacks_are_no_words():
+    assert max(Words.of("target", byte_level(), 300).spelled) == 299
+
+
+def test_a_tokenizer_that_shows_no_spelling_is_refused():
+    class Slow:
+        pass
+
+    with pytest.raises(RefusedError, match="draft has a tokenizer of another kind .Slow.*lookup"):
+        Words.of("draft", Slow(), 10)
