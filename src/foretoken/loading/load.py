@@ -4,7 +4,9 @@ hub or memory."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -22,7 +24,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import memory
-from foretoken.loading.chosen import chosen
+from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.hub import is_folder
 from foretoken.loading.own import OwnCopy, own_copy
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
@@ -129,6 +131,10 @@ def load(
     the target's own keys and values (docs/drafters.md); it needs OpenVINO. A decoder-only draft
     with another tokenizer is translated: how it guesses best is tried here, which takes seconds,
     and is told to the logger "foretoken".
+    draft_dtype: the draft's, if not the target's. A draft that is a folder or of the hub and has
+    two million parameters or more runs, on OpenVINO, in int8 or int4 where that is measured to be
+    faster, once; its precision never changes the law, but where texts are sampled which text a
+    seed gives.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
     cannot influence that text and runs as usual.
@@ -150,6 +156,7 @@ def load(
     wish, draft_wish = Wish(dtype, at, runtime), Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
         require_torch(wish)
+    ships = target is None
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
@@ -198,7 +205,23 @@ def load(
     )
     if isinstance(drafter, ForeignDraft):
         return drafter.attached(spec)
-    return chosen(spec, read) if choose else spec
+    if choose:
+        return chosen(spec, read)
+    free = draft_dtype is None and not ships and not exact_shapes
+    if not (free and isinstance(draft, str | Path) and isinstance(drafter, LMDrafter)):
+        return spec
+    if drafter.shares:
+        return spec
+    own_read = _read(draft, draft_revision, trust_remote_code)
+    fewer = partial(_model_drafter, own_read, draft_wish, known.V)
+    return rounded(spec, dtype, fewer, Known(own_read, draft_wish).parameters)
+
+
+def _model_drafter(
+    read: Source | PreTrainedModel, wish: Wish, V: int, dtype: str | None = None
+) -> LMDrafter:
+    """A model as the drafter of a target of V tokens, in another dtype than that of the wish."""
+    return LMDrafter(place(read, replace(wish, dtype=dtype or wish.dtype)).model, V)
 
 
 def _read(
@@ -243,7 +266,7 @@ def _drafter(
         if dictionary is not None:
             return ForeignDraft(name, place(read, wish).model, dictionary)
     _require_fit(name, known.encoder_decoder, known.V, tokenizer, target)
-    return LMDrafter(place(read, wish).model, target.known.V)
+    return _model_drafter(read, wish, target.known.V)
 
 
 def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | OwnCopy | None:

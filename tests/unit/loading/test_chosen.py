@@ -9,6 +9,7 @@ import pytest
 
 import foretoken
 from foretoken.costs import Costs
+from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.loading import chosen
 from foretoken.speculator import Speculator
@@ -80,6 +81,47 @@ def test_nothing_is_measured_where_no_copy_can_be(target, measured, caplog):
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
     assert isinstance(foretoken.load(target).drafter, LookupDrafter)  # on torch
     assert not measured["asked"] and not caplog.text
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = llama(seed=1, num_hidden_layers=1, hidden_size=128, intermediate_size=192)
+    return folder(tmp_path_factory.mktemp("chosen") / "draft", model, byte_level())
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize(
+    ("by_dtype", "best"),
+    [
+        ({"float32": 0.2, "int8": 0.1, "int4": 0.05}, "int4"),
+        ({"float32": 0.2, "int8": 0.1, "int4": 0.1}, "int8"),
+        ({"float32": 0.2, "int8": 0.2, "int4": 0.05}, "float32"),  # int4 is not tried then
+    ],
+)
+def test_a_draft_is_rounded_where_that_is_faster(
+    by_dtype, best, target, draft, monkeypatch, caplog
+):
+    def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
+        assert isinstance(spec.drafter, LMDrafter)
+        return costs(by_dtype[spec.drafter.model.computed], 0.8)
+
+    kept: dict[str, str] = {}
+    monkeypatch.setattr(Speculator, "step_costs", step_costs)
+    monkeypatch.setattr(chosen, "SMALL", 1000)
+    monkeypatch.setattr(chosen, "_kept", lambda spec: True)
+    monkeypatch.setattr(chosen, "remembered", lambda file: kept)
+    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
+    caplog.set_level(logging.INFO, "foretoken.loading.chosen")
+    for _ in range(2):  # measured, then remembered
+        drafter = foretoken.load(target, draft).drafter
+        assert isinstance(drafter, LMDrafter) and drafter.model.computed == best
+        assert ("drafts in" in caplog.text) == (best != "float32")
+        assert list(kept.values()) == ["" if best == "float32" else best]
+    asked = foretoken.load(target, draft, draft_dtype="float32").drafter
+    assert isinstance(asked, LMDrafter) and asked.model.computed == "float32"
+    monkeypatch.setattr(chosen, "SMALL", 10**9)
+    small = foretoken.load(target, draft).drafter
+    assert isinstance(small, LMDrafter) and small.model.computed == "float32"
 
 
 @pytest.mark.openvino

@@ -26,7 +26,7 @@ from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
 from foretoken.lab.uninterrupted import uninterrupted
-from foretoken.options import Prompt
+from foretoken.options import ROUNDED, Prompt
 from foretoken.request import Completion, Request, StepRecord
 from foretoken.speculator import Speculator
 
@@ -137,7 +137,7 @@ def _summary(
     silent = [b is None for one in observed for b in one.overlaps]
     trust = options.trust_remote_code
     target_loading = options.dtype, options.revision
-    draft_loading = options.draft_dtype or options.dtype, options.draft_revision
+    draft_loading = _draft_dtype(spec, options), options.draft_revision
     return Measurement(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         options=options,
@@ -162,6 +162,12 @@ def _summary(
         prompts=observed,
         others=others.share(one.taken for one in observed),
     )
+
+
+def _draft_dtype(spec: Speculator, options: Options) -> str:
+    """As it was asked for, or chosen at loading."""
+    computed = getattr(getattr(spec.drafter, "model", None), "computed", "")
+    return computed if computed in ROUNDED else options.draft_dtype or options.dtype
 
 
 def _in_loop(loops: list[Run]) -> Estimate | None:
