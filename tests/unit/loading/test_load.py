@@ -109,7 +109,8 @@ def test_dtype_of_the_draft_and_auto(pair, tmp_path):
 def test_a_tokenizer_from_elsewhere(bare, pair):
     assert foretoken.load(bare).tokenizer is None
     assert foretoken.load(bare, tokenizer=pair[0]).tokenizer.get_vocab() == byte_level().get_vocab()
-    assert foretoken.load(llama(PADDED), tokenizer=byte_level()).tokenizer is byte_level()
+    own = byte_level()
+    assert foretoken.load(llama(PADDED), tokenizer=own).tokenizer is own
     refused(InputError, "holds no tokenizer", pair[0], tokenizer=bare)
     refused(InputError, "the tokenizer in no-such cannot be read", pair[0], tokenizer="no-such")
 
