@@ -21,6 +21,7 @@ COUPLED = "coupled"  # not a Rule: it keeps guesses by shared noise, not by p an
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
 ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
+KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 
@@ -49,13 +50,14 @@ def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
         raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
 
 
-def require_place(runtime: str, *dtypes: str | None) -> None:
-    """InputError for an unknown runtime or precision; None stands for another model's."""
+def require_place(runtime: str, *dtypes: str | None, kv_dtype: str | None = None) -> None:
+    """InputError for an unknown runtime or precision; None stands for another's."""
     for name, value, allowed in (
         ("runtime", runtime, RUNTIMES),
-        *(("dtype", dtype, DTYPES) for dtype in dtypes if dtype is not None),
+        *(("dtype", dtype, DTYPES) for dtype in dtypes),
+        ("kv_dtype", kv_dtype, KV_DTYPES),
     ):
-        if value not in allowed:
+        if value is not None and value not in allowed:
             raise InputError(f"{name} is {shown(value)}; give one of {', '.join(allowed)}")
 
 

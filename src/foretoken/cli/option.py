@@ -121,6 +121,10 @@ class Placing:
 class Loading(Reading, Placing):
     """All options of a target that generates."""
 
+    kv_dtype: Annotated[
+        str | None, _loading("int8: keys and values in eight bits, which is another model.")
+    ] = None
+
     def load(self, target: str | None, draft: str | None) -> Speculator:
         """`foretoken.load` with these options."""
         from foretoken.loading.load import load  # late: torch takes seconds to import
@@ -146,7 +150,7 @@ class PairLoading(Loading):
         torch is imported, which takes seconds."""
         from foretoken.options import require_place  # late: NumPy, which `--help` does without
 
-        require_place(self.runtime, self.dtype, self.draft_dtype)
+        require_place(self.runtime, self.dtype, self.draft_dtype, kv_dtype=self.kv_dtype)
         if target is not None:
             hub.way(hub.path(target), self.revision)
 

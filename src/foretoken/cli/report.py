@@ -80,7 +80,7 @@ class Setting:
             "runtime": spec.target.runtime,
             "draft_runtime": runtime(spec.drafter),
             "asked": self.options.document(self.prompts),
-            "precision": {OWN: _precision(spec, self.options.loading.dtype)}
+            "precision": {OWN: _precision(spec, self.options.loading)}
             | {peer.name: peer.about["precision"] for peer in peers},
             "versions": {peer.name: peer.about["version"] for peer in peers},
             "notes": {p.name: p.about["note"] for p in peers if "note" in p.about},
@@ -153,13 +153,15 @@ def batches(setting: Setting, asked: list[int], found: dict[int, list[Round]]) -
     return Report(document, shown, partial(_draw_batches, table))
 
 
-def _precision(spec: Speculator, dtype: str) -> dict[str, str]:
-    """The target's dtypes, part by part: the cache has that of the computation."""
+def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
+    """The target's dtypes, part by part: the cache has by itself that of the computation."""
     from foretoken.options import ROUNDED  # late: numpy
 
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
-    return {"weights": dtype, "cache": cache, "activations": computed}
+    made = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
+    drafted = getattr(getattr(spec.drafter, "model", None), "computed", None)
+    return made if drafted is None else made | {"draft": drafted}
 
 
 def _draw(table: list[Figures], out: Path, title: str) -> None:

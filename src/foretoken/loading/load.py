@@ -109,6 +109,7 @@ def load(
     *,
     dtype: str = "float32",
     draft_dtype: str | None = None,
+    kv_dtype: str | None = None,
     device: str = "cpu",
     runtime: str = "auto",
     exact_shapes: bool = False,
@@ -135,6 +136,8 @@ def load(
     two million parameters or more runs, on OpenVINO, in int8 or int4 where that is measured to be
     faster, once; its precision never changes the law, but where texts are sampled which text a
     seed gives.
+    kv_dtype: "int8" keeps the target's keys and values in eight bits, token by token, in a quarter
+    of the memory: another model of the target, as int8 weights are. It needs OpenVINO.
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
     cannot influence that text and runs as usual.
@@ -153,7 +156,8 @@ def load(
     for name, value in flags.items():
         if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
-    wish, draft_wish = Wish(dtype, at, runtime), Wish(draft_dtype or dtype, at, runtime)
+    wish = Wish(dtype, at, runtime, kv_dtype)
+    draft_wish = Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
         require_torch(wish)
     ships = target is None

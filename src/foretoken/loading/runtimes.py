@@ -46,9 +46,10 @@ class Wish:
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
+    kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
 
     def __post_init__(self) -> None:
-        require_place(self.runtime, self.dtype)
+        require_place(self.runtime, self.dtype, kv_dtype=self.kv_dtype)
 
 
 def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
@@ -59,7 +60,7 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     """
     loaded = isinstance(source, Source)
     device = wish.device if loaded else source.device
-    if not loaded and wish.runtime == "auto" and device.type != "cuda":
+    if not loaded and wish.runtime == "auto" and device.type != "cuda" and not wish.kv_dtype:
         return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
     dtype = _dtype(source, wish)
     reason = "it was asked for"
@@ -67,16 +68,20 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     fast = fast if wish.runtime == "auto" else wish.runtime
     if fast != "transformers":
         try:
-            run = _graphs if fast == "graphs" else _openvino
-            return Placed(run(source, dtype, device), "it passed the self-check")
+            if fast == "openvino":
+                model = _openvino(source, dtype, device, wish.kv_dtype)
+            else:
+                model = _graphs(source, dtype, device)
+            return Placed(model, "it passed the self-check")
         except RefusedError as error:
-            if wish.runtime == fast or dtype in ROUNDED:
+            if wish.runtime == fast or dtype in ROUNDED or wish.kv_dtype:
                 raise
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    if dtype in ROUNDED:
-        raise RefusedError(f"dtype={dtype!r} runs on OpenVINO only; leave runtime at 'auto'")
+    for name, value in (("dtype", dtype), ("kv_dtype", wish.kv_dtype)):
+        if value in ROUNDED:
+            raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
     model, packed = _torch(source, dtype, wish.device)
     return Placed(model, "; ".join([reason, *packed]))
 
@@ -160,10 +165,11 @@ def require_torch(wish: Wish) -> None:
             f"exact_shapes=True runs on torch, and was not shown to be exact on {wish.runtime}; "
             "give runtime='transformers'"
         )
-    if wish.dtype in ROUNDED:
-        raise RefusedError(
-            f"exact_shapes=True runs on torch, which has no {wish.dtype}; give float32"
-        )
+    for name, value in (("dtype", wish.dtype), ("kv_dtype", wish.kv_dtype)):
+        if value in ROUNDED:
+            raise RefusedError(
+                f"exact_shapes=True runs on torch, which has no {name}={value!r}; leave it out"
+            )
 
 
 def _torch(
@@ -236,25 +242,27 @@ def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) 
     return rehearsed(GraphModel(network))
 
 
-def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+def _openvino(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device, cache: str | None
+) -> Model:
     conversion = _library()
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
     if not isinstance(source, Source):
         way = _way(source)
         try:
-            return way.run(copy.deepcopy(source).float().cpu())
+            return way.run(copy.deepcopy(source).float().cpu(), cache)
         except Exception as error:  # a forward may raise anything
             name = type(source).__name__
             raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    kept = conversion.kept(source, dtype) if is_folder(source.path) else None
+    kept = conversion.kept(source, dtype, cache) if is_folder(source.path) else None
     if kept is not None:
         return kept
     way = _way(source.empty)
     load, more = _weights(source, dtype, device), partial(_kept_beside, source)
-    return conversion.converted(source, way, dtype, load, more)
+    return conversion.converted(source, way, dtype, load, more, cache)
 
 
 def require_shared(runtime: str) -> None:

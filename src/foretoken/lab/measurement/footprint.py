@@ -61,7 +61,8 @@ def of_model(
         weight_bytes=_bytes(numbers, sum(words.values()), kind, dtype),
         pass_bytes=_bytes(products, sum(heads.values()), kind, dtype),
         operations=2 * products,
-        cache_bytes=_cache_bytes(network.config, cached.itemsize),
+        cache_bytes=getattr(model, "token_bytes", None)
+        or _cache_bytes(network.config, cached.itemsize),
     )
 
 

@@ -32,6 +32,7 @@ from foretoken.storage.lineage import lineage, versions
 
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
+CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,10 +42,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def compiled(exported: Exported, dtype: str = "float32") -> Model:
-    """The graphs, ready to run on this machine's CPU."""
-    facts, ready = exported.facts, _compiled(exported, dtype)
+def compiled(exported: Exported, dtype: str = "float32", cache: str | None = None) -> Model:
+    """The graphs, ready to run on this machine's CPU. cache: the dtype of keys and values, by
+    itself that of the arithmetic; RefusedError where it is given and there are no pages."""
+    facts = exported.facts
+    if cache is not None and facts["form"] != "paged":
+        raise RefusedError(
+            f"kv_dtype={cache!r} needs a cache in pages, which this model has not; leave it out"
+        )
+    ready = _compiled(exported, dtype, cache and CACHED[cache])
     facts = facts | {"computed": dtype if dtype in ROUNDED else arithmetic(ready["decoder"])}
+    if cache is not None and "identity" in facts:
+        facts["identity"] += f" with keys and values in {cache}"
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
@@ -58,6 +67,8 @@ def _compiled(
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
         options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
+        # by channel the tokens of a page would share scales, guesses that are rejected too
+        options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
     return {
         name: core().compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
@@ -103,9 +114,9 @@ class Way:
 
         return Form(f"OpenVINO, {self.name}", self.run)
 
-    def run(self, network: PreTrainedModel) -> Model:
+    def run(self, network: PreTrainedModel, cache: str | None = None) -> Model:
         """A model in memory, in float32; the graphs share its weights."""
-        return compiled(self.export(network))
+        return compiled(self.export(network), cache=cache)
 
 
 def _export_paged(network: PreTrainedModel) -> Exported:
@@ -153,10 +164,11 @@ def converted(
     dtype: str,
     network: Callable[[], PreTrainedModel],
     more: Callable[[], dict[str, Any]],
+    cache: str | None = None,
 ) -> Model:
     """The model that `network()` loads, on OpenVINO. It is loaded only if no conversion of the same
     files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
-    return _ready(source, _conversion(source, way, dtype, (), network, more), dtype)
+    return _ready(source, _conversion(source, way, dtype, (), network, more), dtype, cache)
 
 
 def _conversion(
@@ -218,11 +230,11 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     return next((facts for facts in kept if facts is not None), None)
 
 
-def kept(source: Convertible, dtype: str) -> Model | None:
+def kept(source: Convertible, dtype: str, cache: str | None = None) -> Model | None:
     """The model from its kept conversion; None where none is kept."""
     for way in WAYS:
         if exported := store.find(name_of(source, way, dtype)):
-            return _ready(source, exported, dtype)
+            return _ready(source, exported, dtype, cache)
     return None
 
 
@@ -235,9 +247,9 @@ def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = (
     return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
 
 
-def _ready(source: Convertible, exported: Exported, dtype: str) -> Model:
+def _ready(source: Convertible, exported: Exported, dtype: str, cache: str | None) -> Model:
     try:
-        return compiled(exported, dtype)
+        return compiled(exported, dtype, cache)
     except RuntimeError as error:  # the library's
         raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
 

@@ -81,6 +81,11 @@ class PagedModel:
         self.flat.sizes.price(seconds, change)
 
     @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of a token, scales included."""
+        return self.pool.page_bytes // self.pool.page
+
+    @property
     def kind(self) -> str:
         """The element type of keys and values."""
         return self.pool.layers["key_cache.0"].kind.get_type_name()
