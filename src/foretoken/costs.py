@@ -26,7 +26,8 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import versions
 
-FILE, FORMAT = "costs.json", 5
+FILE, FORMAT = "costs.json", 6
+SINGLE = ("change", "draft_token", "draft_change")  # that are one number
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
 PLAIN = SamplingParams()
@@ -44,6 +45,8 @@ class Costs:
     rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
     prior: tuple[float, float] = (3.0, 0.8)  # weight, in guesses, and alpha
     change: float = 0.0  # what a pass takes more where its size is another than that of the last
+    draft_token: float = 0.0  # what every further token of a draft's pass takes
+    draft_change: float = 0.0  # as `change`, of the draft's
 
     @property
     def undrafted(self) -> Costs:
@@ -178,11 +181,11 @@ def recall(name: str) -> Costs | None:
         weight, alpha = map(float, parts.pop("prior"))
         if not (weight > 0 and 0 <= alpha <= 1):
             return None
-        change = float(parts.pop("change"))
-        if not (isfinite(change) and change >= 0):
+        single = {name: float(parts.pop(name)) for name in SINGLE}
+        if not all(isfinite(value) and value >= 0 for value in single.values()):
             return None
         tables = {name: _table(part) for name, part in parts.items()}
-        costs = Costs(**tables, prior=(weight, alpha), change=change)
+        costs = Costs(**cast(dict[str, Any], tables | single), prior=(weight, alpha))
         # rates are divided by the time of a pass
         return costs if all(value > 0 for _, value in (*costs.score, *costs.rows)) else None
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):

@@ -12,11 +12,15 @@ from statistics import fmean, median_low
 from time import perf_counter
 from typing import NamedTuple, TypeVar, cast
 
+import torch
+
 from foretoken import others
+from foretoken.claim import claimed
 from foretoken.costs import Costs, at, of
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
 from foretoken.gamma import NOTHING, Beside
+from foretoken.models.base import Model, Pads
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -34,6 +38,8 @@ ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
 TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
 AGREE = 1.25  # largest ratio of two halves of the rounds: on a busy machine it is larger
+AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
+LEAST = 0.02  # of such a pass over one token, that a further one takes
 STRAY = 4  # one size in so many may exceed it: steps that grow the cache are slow
 
 
@@ -55,7 +61,8 @@ def probe(batch: Batch, request: Request, params: SamplingParams) -> Probed:
     (row,) = _run(batch, drafter, [request], params, ALONE)
     steps = _settled(row.records, ALONE)
     overlaps = [overlap for record in row.records for overlap in record.overlaps]
-    costs = replace(of(steps), change=_change(row.records))
+    token, change = _draft_sizes(batch.drafter)
+    costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
     if len(overlaps) >= WORTH and not drafter.made_up:
         costs = replace(costs, prior=(WORTH, fmean(overlaps)))
     quiet = _undisturbed(began)
@@ -151,6 +158,34 @@ def _change(steps: list[StepRecord]) -> float:
         if before.drafted != one.drafted == other.drafted
     ]
     return max(0.0, median_low(more)) if more else 0.0
+
+
+@torch.inference_mode()
+def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
+    """What a second token takes more in a pass of the draft's model, and what a pass of another
+    size than the last; zeros where that makes no difference."""
+    model = getattr(drafter, "model", None)
+    if not isinstance(model, Pads) or (model.context or 2 * AHEAD) < 2 * AHEAD:
+        return 0.0, 0.0
+    settled: dict[int, list[float]] = {1: [], 2: []}
+    changes: list[float] = []
+    with claimed(model):
+        model.start([[0] * AHEAD])
+        for n in (1, 2) * ROUNDS:
+            first, *_, last = (_pass(model, n) for _ in range(AGAIN))
+            settled[n].append(last)
+            changes.append(first - last)
+    one, two = median_low(settled[1]), median_low(settled[2])
+    return max(LEAST * one, two - one), max(0.0, median_low(changes))
+
+
+def _pass(model: Model, n: int) -> float:
+    """Seconds of a pass over n tokens, rolled back."""
+    began = perf_counter()
+    model.score([[0] * n], [1])
+    seconds = perf_counter() - began
+    model.set_lengths([AHEAD])
+    return seconds
 
 
 class _Rounds:

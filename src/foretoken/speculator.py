@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import mul
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from foretoken import costs
@@ -345,9 +346,17 @@ class Speculator:
                     costs.keep(name, measured)
             self._costs[kind, rows] = measured
         known = self._costs[kind, rows]
-        if isinstance(self.target, Pads):
-            self.target.price(partial(_passing, known), known.change)
+        self._price(known)
         return known
+
+    def _price(self, known: Costs | None) -> None:
+        """Target and draft pad their passes from now on where that is cheaper; or do not."""
+        draft = getattr(self.drafter, "model", None)
+        if isinstance(self.target, Pads):
+            self.target.price(known and partial(_passing, known), known.change if known else 0.0)
+        if isinstance(draft, Pads):
+            more = known and partial(mul, known.draft_token)
+            draft.price(more, known.draft_change if known else 0.0)
 
     def known_costs(self) -> Costs | None:
         """What steps of one row cost, if that has been measured: of the sampling measured last."""
@@ -362,8 +371,7 @@ class Speculator:
         alone = self.step_costs(params) if rows > 1 else None
         with self._scheduler.idle():
             batch = Batch(self.target, self.drafter)
-            if isinstance(self.target, Pads):
-                self.target.price(None, 0.0)  # passes are timed at their own sizes
+            self._price(None)  # passes are timed at their own sizes
             if alone is None:
                 return probe(batch, request, params)
             return probe_shared(alone, batch, request, params, rows)
