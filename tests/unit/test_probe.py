@@ -72,6 +72,21 @@ def test_less_room_measures_less(room):
     assert max(g for g, _ in measured.draft) < room
 
 
+class Pads(TableModel):
+    """A draft whose passes may be padded."""
+
+    def price(self, seconds, change):
+        pass
+
+
+def test_sizes_of_a_draft_s_passes_are_timed_where_it_pads():
+    draft = Pads(random_model(2, V), V)
+    measured, _ = probe(engine(LMDrafter(draft, V)), request(), SAMPLED)
+    assert measured.draft_token > 0 and measured.draft_change >= 0 and draft._texts == []
+    plain, _ = probe(engine(), request(), SAMPLED)
+    assert plain.draft_token == plain.draft_change == 0
+
+
 def test_an_open_stream_is_left_alone():
     e = engine()
     stream = e.run([Row.of(request(9))], Sampled(speculative), Fixed(2))
