@@ -37,7 +37,7 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
     """Seconds that a lone row takes until its end, and the row with its records."""
     row = Row.of(Request([0], text.tokens, RowKey(0, 0)))
     seconds, padding = 0.0, Padding()
-    padding.price(lambda n: float(at(costs.score, n)), costs.change)
+    padding.price(lambda n: float(at(costs.score, n)), costs.change, single=False)
     while not row.finish_reason:
         place = len(row.new_tokens)
         (asked,) = gamma.ask([row])
@@ -46,7 +46,7 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
         accepted = sum(kept for kept, _ in judged)
         kept = row.commit([0] * (accepted + 1))
         last, size = padding.last, 1 + asked
-        size += padding.missing(size, MAX_GAMMA)
+        size += padding.missing(size, MAX_GAMMA, single=not asked)
         seconds += costs.change * (size != last) + costs.drafting(asked, asked, 1)
         seconds += costs.passing(size, 1 + asked)
         overlaps = tuple(overlap for _, overlap in judged)

@@ -26,8 +26,10 @@ MEMORY = 256  # steps that a lone guess looks back at
 FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
 LEAST = 0.04  # share of the prior's weight that never fades
 DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
+AGAIN = 4  # steps for which an answer serves while nothing is guessed, so nothing is learned
 EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
 STAY = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
+BACK = 0.5  # the same where the draft is mostly silent: there, and back with the next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,12 @@ class Adaptive:
         return MAX_GAMMA
 
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        if beside == NOTHING and self._learned_nothing(rows):
+            return [min(row.records[-1].gamma, row.room - 1) for row in rows]
         known = {id(row): pasts for row, pasts in self._pasts}
+        if beside == NOTHING and rows and all(row.records for row in rows):
+            last = [row.records[-1] for row in rows]  # a draft may have been silent
+            self._last = sum(1 + step.drafted for step in last) + last[0].padding
         self._pasts = [(row, known.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
             for past in pasts:
@@ -115,6 +122,19 @@ class Adaptive:
                 asked |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
         self._last = len(rows) + beside.positions + sum(asked.values())
         return [asked[id(row)] for row in rows]
+
+    def _learned_nothing(self, rows: list[Row]) -> bool:
+        """Whether the last answer still serves: the same rows, none of which guessed."""
+        same = len(rows) == len(self._pasts) and all(
+            row is known for row, (known, _) in zip(rows, self._pasts, strict=True)
+        )
+        return same and all(
+            row.foresight is None
+            and not row.request.params.deterministic
+            and len(row.records) % AGAIN > 0
+            and not row.records[-1].drafted
+            for row in rows
+        )
 
     def _fresh(self, row: Row) -> Pasts:
         drafted, foresight = Past(self.costs.prior), row.foresight
@@ -229,12 +249,13 @@ class Prices(NamedTuple):
     positions: int  # of a pass without these guesses
     change: float  # as `Costs.change`
 
-    def behind(self, last: int) -> NDArray[np.float64]:
-        """`passing` behind a pass over so many positions, 0: of a size that does not matter."""
+    def behind(self, last: int, answers: float) -> NDArray[np.float64]:
+        """`passing` behind a pass over so many positions, 0: of a size that does not matter, with a
+        draft that guesses so often."""
         if not last or not self.change:
             return self.passing
         changed = np.arange(len(self.passing)) != last - self.positions
-        return self.passing + self.change / STAY * changed
+        return self.passing + self.change / (BACK + (STAY - BACK) * answers) * changed
 
 
 @lru_cache(256)
@@ -278,10 +299,12 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
         return [0] * len(pasts)
     row, taken = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
     tokens = prices.rows + (taken * chances[order]).cumsum(1)
-    guesses = (taken * answers[row]).cumsum(1).round().astype(np.intp)
+    guesses = taken.cumsum(1)
+    answered = (taken * answers[row]).cumsum(1) / np.maximum(guesses, 1)  # the share of the steps
     drafting = prices.drafting[DEPTHS[:, None] - 1, guesses]
-    passing = prices.behind(last)
-    rates = tokens / (passing[guesses] + answers.max() * drafting)
+    passing = prices.behind(last, float(answers.max()))
+    more = passing[guesses] - passing[0] + drafting
+    rates = tokens / (passing[0] + answered * more)
     depth, end = divmod(int(rates.argmax()), rates.shape[1])
     if rates[depth, end] <= prices.rows / passing[0]:
         return [0] * len(pasts)

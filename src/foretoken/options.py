@@ -50,11 +50,14 @@ def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
         raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
 
 
-def require_place(runtime: str, *dtypes: str | None, kv_dtype: str | None = None) -> None:
+def require_place(
+    runtime: str, dtype: str, draft_dtype: str | None = None, kv_dtype: str | None = None
+) -> None:
     """InputError for an unknown runtime or precision; None stands for another's."""
     for name, value, allowed in (
         ("runtime", runtime, RUNTIMES),
-        *(("dtype", dtype, DTYPES) for dtype in dtypes),
+        ("dtype", dtype, DTYPES),
+        ("draft_dtype", draft_dtype, DTYPES),
         ("kv_dtype", kv_dtype, KV_DTYPES),
     ):
         if value is not None and value not in allowed:

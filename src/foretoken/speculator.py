@@ -322,6 +322,7 @@ class Speculator:
             drafts = not isinstance(self.drafter, NoDrafter)
             return self._adaptive.setdefault(id(shared), Adaptive(shared, alone, drafts))
         gamma = int(gamma)  # NumPy's overflow
+        self._price(None)  # its passes have one size, and texts that do not depend on costs
         if context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
@@ -353,10 +354,11 @@ class Speculator:
         """Target and draft pad their passes from now on where that is cheaper; or do not."""
         draft = getattr(self.drafter, "model", None)
         if isinstance(self.target, Pads):
-            self.target.price(known and partial(_passing, known), known.change if known else 0.0)
+            passing = known and partial(_passing, known)
+            self.target.price(passing, known.change if known else 0.0, single=False)
         if isinstance(draft, Pads):
             more = known and partial(mul, known.draft_token)
-            draft.price(more, known.draft_change if known else 0.0)
+            draft.price(more, known.draft_change if known else 0.0, single=True)
 
     def known_costs(self) -> Costs | None:
         """What steps of one row cost, if that has been measured: of the sampling measured last."""

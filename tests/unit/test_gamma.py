@@ -118,6 +118,24 @@ def test_where_sizes_cost_it_is_near_the_best_fixed_gamma():
         assert min(seconds) / automatic > 0.95
 
 
+def test_a_draft_that_is_mostly_silent_and_wrong_is_not_asked_again_and_again():
+    silent, wrong = record(4, drafted=0), record(4, [0.0], drafted=1)
+    steps = [silent, silent, silent, wrong] * 10
+    assert Adaptive(costs(0.0, 0.1)).ask([row(steps)]) == [0]
+    right = [silent, silent, silent, record(4, [1.0] * 4)] * 10
+    assert Adaptive(costs(0.0, 0.1)).ask([row(right)]) == [MAX_GAMMA]
+
+
+def test_an_answer_serves_again_while_nothing_was_guessed():
+    one, policy = row([judged(0.9, 4)] * 40), Adaptive(SMALL)
+    (first,) = policy.ask([one])
+    for _ in range(3):
+        one.records.append(record(first, drafted=0))
+        assert policy.ask([one]) == [first]
+    one.records += [record(first, [0.0])] * 9
+    assert policy.ask([one])[0] < first
+
+
 def test_never_more_than_there_is_room_for():
     for room in range(1, 8):
         (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)])

@@ -75,7 +75,7 @@ def test_less_room_measures_less(room):
 class Pads(TableModel):
     """A draft whose passes may be padded."""
 
-    def price(self, seconds, change):
+    def price(self, seconds, change, *, single):
         pass
 
 

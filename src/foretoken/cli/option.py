@@ -25,8 +25,9 @@ Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair
 Draft = Annotated[
     str | None,
     Option(
-        help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy, uniform or none; left out: "
-        "the shipped one, lookup for a target of yours."
+        help="Folder, hub id, self, self:int8, self:LAYERS, lookup, heads:FILE, ngram:FILE, copy, "
+        "uniform or none; left out: the shipped one; for a target of yours self or lookup, by "
+        "measured costs."
     ),
 ]
 PROMPTS = 'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.'
@@ -137,7 +138,8 @@ class PairLoading(Loading):
     """The same for a target with a draft."""
 
     draft_dtype: Annotated[
-        str | None, _loading("The draft's, if not the target's; it never changes the output's law.")
+        str | None,
+        _loading("The draft's; left out: what is fastest. It never changes the output's law."),
     ] = None
     draft_revision: DraftRevision = None
     exact_shapes: Annotated[

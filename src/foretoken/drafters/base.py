@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Shares
 from foretoken.sampling.draw import Draw
 
 
@@ -133,6 +133,11 @@ def require_apart(target: Model, drafter: Drafter) -> None:
                 "make another for each"
             )
         if getattr(part, "reads_target", False) and getattr(part, "target", target) is not target:
+            if isinstance(part, Shares):
+                raise InputError(
+                    "the draft is drafted for by a copy of itself, which cannot be in a cascade; "
+                    "load it with draft='lookup', 'none' or a model"
+                )
             raise InputError(
                 f"{kind} reads the states of another target, the one that it was loaded with; "
                 "give draft='heads:FILE'"

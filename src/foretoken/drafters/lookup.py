@@ -59,7 +59,8 @@ class LookupDrafter:
 
     def _others(self, b: int, draw: Draw) -> list[Automaton]:
         """The earlier outputs that row b may copy from."""
-        if self._earlier is None or not (draw.coupled or draw.params[b].greedy):
+        single = draw.coupled or (draw.params[b].greedy and not draw.lenient)
+        if self._earlier is None or not single:
             return []
         return self._earlier.of(self.texts[b].salt)
 

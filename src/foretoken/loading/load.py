@@ -32,6 +32,7 @@ from foretoken.loading.sources import Source, in_memory, source
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft, dictionary_of
 from foretoken.models.base import Model, OpenModel
+from foretoken.options import require_place
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
 
@@ -92,7 +93,7 @@ def _heads(file: str, target: _Target) -> _DetachedHeads:
 
 # Drafters by name; names that end in ":" are followed by a file, or by a kind of copy
 NAMES: dict[str, Callable[[str, _Target], Drafter | _DetachedHeads | OwnCopy]] = {
-    "self": _own,
+    "self": lambda kind, target: OwnCopy("self", None, ()),
     "self:": _own,
     "none": lambda file, target: NoDrafter(),
     "lookup": lambda file, target: LookupDrafter(),
@@ -156,6 +157,7 @@ def load(
     for name, value in flags.items():
         if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
+    require_place(runtime, dtype, kv_dtype=kv_dtype, draft_dtype=draft_dtype)
     wish = Wish(dtype, at, runtime, kv_dtype)
     draft_wish = Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
@@ -182,14 +184,17 @@ def load(
     )
     if isinstance(drafter, OwnCopy):
         drafter = drafter.rounded(draft_dtype)
+        if draft_revision is not None:
+            raise InputError(
+                f"draft_revision is {draft_revision!r:.60}, but the draft is the target's copy; "
+                "leave it out"
+            )
         drafter.require("transformers" if exact_shapes else runtime)
     elif draft_dtype is not None and (
         in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
     ):
-        raise InputError(
-            f"draft_dtype is {draft_dtype!r}, but {_name(draft)} is no model that is loaded; "
-            "leave it out"
-        )
+        given = "there is no draft" if choose else f"{_name(draft)} is no model that is loaded"
+        raise InputError(f"draft_dtype is {draft_dtype!r}, but {given}; leave it out")
     if exact_shapes and isinstance(drafter, _DetachedHeads):
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"

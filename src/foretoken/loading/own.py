@@ -58,10 +58,8 @@ class OwnCopy:
 
 
 def own_copy(kind: str, known: Known) -> OwnCopy:
-    """The copy that "self:KIND" names; "" is that of "self". InputError for a kind that is neither
-    a rounding nor layers of the target."""
-    if not kind:
-        return OwnCopy("self", None, ())
+    """The copy that "self:KIND" names. InputError for a kind that is neither a rounding nor layers
+    of the target."""
     if kind in ROUNDED:
         return OwnCopy(f"self:{kind}", kind, ())
     return OwnCopy(f"self:{kind}", None, _layers(kind, known.layers))

@@ -154,9 +154,10 @@ class Reserves(Sized, Protocol):
 class Pads(Model, Protocol):
     """A model whose passes cost more where their size is another than that of the last."""
 
-    def price(self, seconds: Callable[[int], float] | None, change: float) -> None:
+    def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
         """Pad from now on where that is cheaper: a pass over so many tokens takes `seconds`, a
-        change of size `change` more. None: do not."""
+        change of size `change` more. None: do not. single: passes over one token of each row too,
+        which are most of a draft's, but a target's plain decoding."""
         ...
 
 

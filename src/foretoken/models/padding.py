@@ -23,15 +23,21 @@ class Padding:
     lost: float = 0.0  # seconds since a pass of that size was needed
     change: float = 0.0  # seconds that a pass of another size than the last takes more
     seconds: Callable[[int], float] | None = None  # of a pass over so many tokens
+    single: bool = False  # whether passes over one token of each row are padded too
 
-    def price(self, seconds: Callable[[int], float] | None, change: float) -> None:
+    def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
         """What passes cost from now on; None: unknown."""
-        self.seconds, self.change, self.lost = seconds, change, 0.0
+        self.seconds, self.change, self.single, self.lost = seconds, change, single, 0.0
 
-    def missing(self, tokens: int, room: int) -> int:
-        """Tokens to add to a pass, at most `room`."""
+    def forget(self) -> None:
+        """A new batch: what it is padded to does not depend on passes before it."""
+        self.last, self.lost = 0, 0.0
+
+    def missing(self, tokens: int, room: int, *, single: bool = False) -> int:
+        """Tokens to add to a pass, at most `room`; `single`: it is over one token of each row."""
         missing = self.last - tokens
-        if missing > 0 and missing <= room and self.seconds is not None:
+        wanted = 0 < missing <= room and (self.single or not single)
+        if wanted and self.seconds is not None:
             self.lost += max(0.0, self.seconds(self.last) - self.seconds(tokens))
             if self.lost <= self.change:
                 return missing

@@ -49,6 +49,7 @@ class Draw:
     """
 
     coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
+    lenient: ClassVar[bool] = False  # whether guesses pass that are not the target's own
 
     def __init__(
         self,
@@ -178,6 +179,12 @@ class Draw:
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         numbers = [uniform(key, length, first + offset, purpose) for key, length, first in names]
         return torch.tensor(numbers, dtype=torch.float64)
+
+
+class LenientDraw(Draw):
+    """The same, where guesses pass more easily: a greedy text depends on them too."""
+
+    lenient: ClassVar[bool] = True
 
 
 class SharedDraw(Draw):

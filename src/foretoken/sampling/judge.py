@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.errors import ForetokenError, RefusedError, one_line, shown
 from foretoken.sampling.comparators import COMPARATORS
 from foretoken.sampling.distributions import laws, likeliest
-from foretoken.sampling.draw import Draw, SharedDraw
+from foretoken.sampling.draw import Draw, LenientDraw, SharedDraw
 from foretoken.sampling.lenience import lenient, near_best
 from foretoken.sampling.verify import RULES, Outcome, Rule, greedy, leading, overlap, overlap_greedy
 
@@ -109,7 +109,7 @@ class LenientGreedy:
 
     @property
     def draws(self) -> type[Draw]:
-        return Draw
+        return LenientDraw
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         x, q, G = block.x, block.q, block.x.shape[1]
@@ -151,7 +151,7 @@ class ByTemperature:
 
     @property
     def draws(self) -> type[Draw]:
-        return self.sampled.draws
+        return LenientDraw if self.greedy.draws.lenient else self.sampled.draws
 
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         rows: tuple[list[int], list[int]] = ([], [])

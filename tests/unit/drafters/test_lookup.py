@@ -4,8 +4,10 @@ from foretoken.drafters.base import Draw
 from foretoken.drafters.lookup import WAYS, LookupDrafter, Repeats
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.draw import SharedDraw
+from foretoken.sampling.draw import LenientDraw, SharedDraw
+from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import block
 
 
 def propose(drafter, gamma, temperature=1.0, coupled=False):
@@ -143,6 +145,18 @@ def test_earlier_outputs_of_the_same_salt_are_searched():
     assert asked(drafter, "", [9, 1, 2], temperature=0.0) == []
     drafter.remember(False)
     assert asked(drafter, "a", [9, 1, 2], temperature=0.0) == []
+
+
+def test_a_lenient_greedy_text_depends_on_guesses_so_nothing_earlier_is_searched():
+    drafter = LookupDrafter()
+    drafter.remember(True)
+    said(drafter, "", [1, 2, 3, 4])
+    drafter.start([0], [[9, 1, 2]], None)
+    for draws, guessed in ((LenientDraw, []), (Draw, [3, 4])):
+        draw = draws([RowKey(0, 0)], [3], [SamplingParams()])
+        draft = drafter.propose([2], draw)
+        assert draft.tokens[0, : int(draft.lengths[0])].tolist() == guessed
+    assert choose(block, lenience=0.5).draws is LenientDraw and choose(block).draws is Draw
 
 
 def test_prompts_of_others_are_not_searched():

@@ -533,7 +533,7 @@ def test_a_precision_that_a_model_cannot_run_in(tmp_path):
     [
         ({"runtime": "openvino"}, "exact_shapes=True runs on torch, .* give runtime="),
         ({"runtime": "graphs"}, "not shown to be exact on graphs"),
-        ({"dtype": "int8"}, "has no int8; give float32"),
+        ({"dtype": "int8"}, "has no dtype='int8'; leave it out"),
     ],
 )
 def test_exact_shapes_that_there_are_not(options, says):

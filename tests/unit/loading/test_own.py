@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.lab.agreement import overlaps
+from foretoken.lab.certificate.reference import replay
 from foretoken.loading.own import OwnCopy, kinds
 from foretoken.loading.sources import Source
 from foretoken.models.openvino.companion import Companion
+from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5
 
 pytestmark = pytest.mark.openvino
@@ -66,6 +70,28 @@ def test_the_target_may_be_rounded_itself(target):
     assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
     spec = foretoken.load(target, "self:0", draft_dtype="int4")
     assert spec.drafter.model.computed == "int4"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_have_the_arithmetic_of_the_target(target, dtype):
+    plain = foretoken.load(target, "none", dtype=dtype)
+    for draft, draft_dtype in (("self", None), ("self:int8", None), ("self:0", "bfloat16")):
+        spec = foretoken.load(target, draft, dtype=dtype, draft_dtype=draft_dtype)
+        assert spec.target.computed == plain.target.computed
+        (done,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
+        assert done.stats.drafted and len(done.tokens) == 12
+
+
+def test_it_is_replayed_and_measured(target):
+    spec = foretoken.load(target, "self:int8")
+    requests = spec.requests([[3, 4, 5], [7, 8]], SamplingParams(1.0, max_new_tokens=6), 0)
+    texts = [done.tokens for done in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)]
+    params = SamplingParams(1.0)
+    places = list(replay(spec.target, spec.drafter, requests, texts, params))
+    betas = [torch.minimum(place.p, place.q).sum(-1) for place in places]
+    assert all(float(beta.min()) > 0.8 for beta in betas)
+    alone = overlaps(spec.target, spec.drafter, requests[0], texts[0], params)
+    assert alone == pytest.approx([float(beta[0]) for beta in betas], abs=1e-3)
 
 
 def test_a_model_in_memory():

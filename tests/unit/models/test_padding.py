@@ -9,7 +9,7 @@ from foretoken.models.padding import Padding
 
 def run(sizes: list[int], change: float, room: int = 16) -> list[int]:
     padding = Padding()
-    padding.price(float, change)
+    padding.price(float, change, single=True)
     return [n + padding.missing(n, room) for n in sizes]
 
 
@@ -20,12 +20,21 @@ def test_small_passes_take_the_last_size_until_that_has_cost_a_change():
     assert run([512, 2, 1], change=4.0) == [512, 2, 2]
 
 
+def test_plain_decoding_is_not_padded_unless_it_is_a_draft_s():
+    for single in (True, False):
+        padding = Padding()
+        padding.price(float, 9.0, single=single)
+        assert [padding.missing(n, 9, single=n == 2) for n in (4, 2)] == [0, 2 * single]
+        padding.forget()
+        assert padding.missing(2, 9) == 0
+
+
 def test_nothing_is_padded_before_costs_are_known():
     padding = Padding()
     assert [padding.missing(n, 9) for n in (6, 5)] == [0, 0]
-    padding.price(float, 9.0)
+    padding.price(float, 9.0, single=True)
     assert [padding.missing(n, 9) for n in (6, 5)] == [0, 1]
-    padding.price(None, 0.0)
+    padding.price(None, 0.0, single=True)
     assert [padding.missing(n, 9) for n in (6, 5)] == [0, 0]
 
 

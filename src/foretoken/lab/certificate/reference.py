@@ -54,12 +54,13 @@ def replay(
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
+            wishes, shaping = [params] * len(live), [chains[row] for row in live]
+            # as in a step before the pass, which may write where the guess was
+            draft = drafter.propose([1] * len(live), Draw(keys, lengths, wishes, shaping))
             p = _logits(target, [requests[row] for row in live], [texts[r] for r in live], t)
             for b, row in enumerate(live):
                 if (controls := chains[row]) is not None:
                     p[b] = controls.shape(p[b], [])
-            wishes, shaping = [params] * len(live), [chains[row] for row in live]
-            draft = drafter.propose([1] * len(live), Draw(keys, lengths, wishes, shaping))
             tokens = [texts[row][t] for row in live]
             p = law(p, params).cpu()
             yield Place(live, torch.tensor(tokens), p, _first(draft, p))

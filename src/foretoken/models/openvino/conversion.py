@@ -60,10 +60,12 @@ def compiled(exported: Exported, dtype: str = "float32", cache: str | None = Non
 
 
 def _compiled(
-    exported: Exported, dtype: str, cache: str | None = None
+    exported: Exported, dtype: str, cache: str | None = None, kind: str | None = None
 ) -> dict[str, ov.CompiledModel]:
-    """cache: the element type of keys and values in pages, by itself that of the arithmetic."""
+    """cache: the element type of keys and values in pages, by itself that of the arithmetic; kind:
+    that of the arithmetic, by itself what `settings` says."""
     options, graphs = settings(dtype), dict(exported.graphs)
+    options |= {"INFERENCE_PRECISION_HINT": kind} if kind else {}
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
         options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
@@ -183,12 +185,12 @@ def _conversion(
     key = name_of(source, way, dtype, some)
     kept = store.find(key)
     if kept is None:
-        log.info("converting %s for OpenVINO", source.name)
+        form = " ".join([dtype, *map(str, some)])
+        log.info("converting %s to %s for OpenVINO", source.name, form)
         began = time.perf_counter()
         exported = _export(way, source.name, dtype, network, some)
         exported.facts.update(more(), identity=key)  # costs and acceptance are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        form = " ".join([dtype, *map(str, some)])
         kept = store.find(key) if store.keep(key, exported, name, form) else None
         kept = kept or exported  # from disk, so that torch's weights can be freed
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
@@ -217,7 +219,15 @@ def companion(
     else:
         exported = _conversion(source, way, dtype, some, network, more)
     alone = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
-    graph = _compiled(alone, dtype, target.kind)["decoder"]
+    # over keys and values in bfloat16 there is only that arithmetic
+    kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
+    try:
+        graph = _compiled(alone, dtype, target.kind, kind)["decoder"]
+    except RuntimeError as error:  # the library's
+        raise RefusedError(
+            f"the copy of the target in {dtype} cannot be compiled: {one_line(error)}; give "
+            "draft='lookup', or a model"
+        ) from None
     return target.companion(graph, exported.facts | {"computed": dtype}, some)
 
 

@@ -77,8 +77,8 @@ class PagedModel:
     def padding(self) -> int:
         return self.flat.padding
 
-    def price(self, seconds: Callable[[int], float] | None, change: float) -> None:
-        self.flat.sizes.price(seconds, change)
+    def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
+        self.flat.sizes.price(seconds, change, single=single)
 
     @property
     def token_bytes(self) -> int:
@@ -125,6 +125,8 @@ class PagedModel:
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
+        if not self.lengths:
+            self.flat.sizes.forget()
         first, rows = len(self.lengths), range(len(prompts))
         # at once, for a Ctrl-C in between
         self.texts, self.salts, self.pages, self.lengths = (

@@ -67,3 +67,19 @@ def test_what_has_no_pages_refuses(target, tmp_path):
         foretoken.load(target, "none", kv_dtype="int8", exact_shapes=True)
     with pytest.raises(InputError, match="kv_dtype is 'int4'; give one of int8"):
         foretoken.load(target, "none", kv_dtype="int4")
+
+
+@pytest.mark.parametrize("draft", ["lookup", "self:int4"])
+def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
+    """Padding rounds otherwise, so with a fixed gamma there is none."""
+    spec = foretoken.load(target, draft, dtype="int8")
+
+    def texts(gamma: int | None) -> list[list[int]]:
+        done = spec.generate(
+            ["It was", "the day"], max_new_tokens=40, temperature=1.0, seed=3, gamma=gamma
+        )
+        return [each.tokens for each in done]
+
+    first = {gamma: texts(gamma) for gamma in (0, 3)}
+    texts(None)
+    assert {gamma: texts(gamma) for gamma in (3, 0)} == first

@@ -61,7 +61,7 @@ def test_a_pass_is_padded_where_that_costs_less_than_a_change(model: PagedModel)
     model.score([[1], [4]], [1, 1])
     assert model.padding == 0  # nobody has said what passes cost
     model.set_lengths([2, 1])
-    model.price(float, 5.0)
+    model.price(float, 5.0, single=True)
     model.score([[1, 2, 3], [4]], [1, 1])
     model.score([[1], [4]], [1, 1])
     assert model.padding == 2
@@ -69,7 +69,7 @@ def test_a_pass_is_padded_where_that_costs_less_than_a_change(model: PagedModel)
     for _ in range(3):
         model.score([[1], []], [1, 0])
     assert model.padding == 0  # what is needed again and again is the new size
-    model.price(None, 0.0)
+    model.price(None, 0.0, single=True)
 
 
 def test_ragged_blocks_score_as_on_torch(model: PagedModel, network: PreTrainedModel) -> None:

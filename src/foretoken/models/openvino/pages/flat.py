@@ -37,7 +37,8 @@ class Flat:
         room = MOST
         if self.context is not None:
             room = min(room, self.context - past[-1] - len(ids[-1]))
-        self.padding = self.sizes.missing(sum(map(len, ids)), room)
+        single = all(len(tokens) == 1 for tokens in ids)
+        self.padding = self.sizes.missing(sum(map(len, ids)), room, single=single)
         return [*ids[:-1], [*ids[-1], *[0] * self.padding]]
 
     def run(
