@@ -14,6 +14,9 @@ from foretoken.request import Completion, StepRecord
 from foretoken.speculator import Prompt, Speculator
 
 
+FEW = 8  # guesses of all runs: from fewer neither alpha nor what they cost is known
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Medians over alternating runs; times are of decoding, without the prefill."""
@@ -21,8 +24,8 @@ class Comparison:
     plain_seconds_per_token: float
     seconds_per_token: float
     gamma: int | None  # None: automatic
-    mean_gamma: float  # guesses asked for in a step
-    # What section 3 makes of the measured alpha, c and v; None where nothing was drafted
+    mean_gamma: float  # guesses made in a step
+    # What section 3 makes of the measured alpha, c and v; None where fewer than FEW were made
     formula_gamma: int | None = None  # of v, paper and predicted: gamma, or the best fixed one
     alpha: float | None = None
     c: float | None = None
@@ -55,10 +58,12 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
         plain_seconds_per_token=median(map(_per_token, plain)),
         seconds_per_token=median(map(_per_token, fast)),
         gamma=options.get("gamma"),
-        mean_gamma=fmean(step.gamma for step in steps),
+        mean_gamma=fmean(step.drafted for step in steps),
         others=others.share([taken]),
     )
     plain_steps = [step for done in plain for step in done.steady.steps]
+    if sum(step.drafted for step in steps) < FEW:
+        return comparison
     overlaps = [overlap for done in fast for step in done.steps for overlap in step.overlaps]
     return _predicted(comparison, overlaps, [*plain_steps, *steps], len(fast[0].tokens))
 
@@ -66,9 +71,7 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
 def _predicted(
     comparison: Comparison, overlaps: list[float], steps: list[StepRecord], tokens: int
 ) -> Comparison:
-    """With the predictions of section 3, where something was drafted."""
-    if not overlaps:
-        return comparison
+    """With the predictions of section 3."""
     costs, alpha, gamma = of(steps), fmean(overlaps), comparison.gamma
     c, v = costs.c, costs.v
     if gamma is None:
