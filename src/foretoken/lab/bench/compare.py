@@ -13,7 +13,6 @@ from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.request import Completion, StepRecord
 from foretoken.speculator import Prompt, Speculator
 
-
 FEW = 8  # guesses of all runs: from fewer neither alpha nor what they cost is known
 
 
