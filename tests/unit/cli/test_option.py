@@ -114,7 +114,7 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
     monkeypatch.setattr(loading, "load", load)
     asked = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
-    asked |= {"draft_dtype": "float32", "device": "cuda", "runtime": "graphs"}
+    asked |= {"draft_dtype": "float32", "kv_dtype": "int8", "device": "cuda", "runtime": "graphs"}
     flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
     run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
