@@ -171,6 +171,11 @@ def measured(model: Callable[[str], Any]) -> Callable[[], float]:
     return noise
 
 
+LOOKS_UP = (
+    "lookup",
+    "mixture",
+)  # drafters with a look-up, which in an engine copies earlier outputs
+
 RUNTIMES = {
     "table": Runtime(table),
     "torch": Runtime(lambda role: CausalModel(network(role))),
@@ -266,7 +271,7 @@ class Alone:
             self._require_near(asked, own.tokens, found, place)
             return
         fixed = asked.gamma is not None or asked.params.deterministic
-        fixed = fixed and self.drafter != "lookup"  # an engine's guesses are of earlier outputs too
+        fixed = fixed and self.drafter not in LOOKS_UP  # in an engine at earlier outputs too
         noise = RUNTIMES[self.runtime].noise()
         if (noise or not fixed) and done is not None and done.error and own.error:
             return  # how many tokens come before depends on what is guessed at once
