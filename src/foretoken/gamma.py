@@ -95,8 +95,8 @@ class Adaptive:
             return [min(row.records[-1].gamma, row.room - 1) for row in rows]
         known = {id(row): pasts for row, pasts in self._pasts}
         if beside == NOTHING and rows and all(row.records for row in rows):
-            last = [row.records[-1] for row in rows]  # a draft may have been silent
-            self._last = sum(1 + step.drafted for step in last) + last[0].padding
+            # a draft may have been silent
+            self._last = sum(map(_before, rows)) + rows[0].records[-1].padding
         self._pasts = [(row, known.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
             for past in pasts:
@@ -272,7 +272,7 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
 
 
 def _before(row: Row) -> int:
-    """Positions of a lone row's last pass; 0 where there was none."""
+    """Positions of a row in its last pass; 0 where there was none."""
     return 1 + row.records[-1].drafted if row.records else 0
 
 

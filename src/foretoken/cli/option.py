@@ -139,7 +139,7 @@ class PairLoading(Loading):
 
     draft_dtype: Annotated[
         str | None,
-        _loading("The draft's; left out: what is fastest. It never changes the output's law."),
+        _loading("The draft's; left out: the target's, or int8 or int4 where that is faster."),
     ] = None
     draft_revision: DraftRevision = None
     exact_shapes: Annotated[
