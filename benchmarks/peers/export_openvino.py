@@ -4,7 +4,8 @@
 
 transformers' forward is traced once over explicit keys and values, which then become the model's
 state. Weights are stored as float32, rounded to bfloat16 first where that is DTYPE; int8 is for
-matrices, with a scale for each row. What is computed in is chosen where it is compiled.
+matrices, with a scale for each row; int4 has the package's own rounding, so that both systems run
+the same numbers. What is computed in is chosen where it is compiled.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+from foretoken.models.openvino.weights.four_bits import four_bits
 
 INPUTS = ["input_ids", "attention_mask", "position_ids"]
 
@@ -137,6 +140,8 @@ def main() -> None:
     graph = export(model)
     if dtype == "int8":
         compress(graph)
+    if dtype == "int4":
+        four_bits(graph)
     folder.mkdir(parents=True, exist_ok=True)
     ov.save_model(graph, folder / "openvino_model.xml", compress_to_fp16=False)
     model.config.save_pretrained(folder)

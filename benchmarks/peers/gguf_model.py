@@ -1,4 +1,6 @@
-"""A Llama's folder as the one GGUF file that llama.cpp reads: f32, bf16 or q8_0 matrices.
+"""A Llama's folder as the one GGUF file that llama.cpp reads: f32, bf16, q8_0 or q4_0 matrices.
+
+Beside q4_0 the embeddings and the output layer are q8_0, as the package's are beside int4.
 
 Token ids only: the file has no tokenizer. Runs in llama.cpp's venv, without torch.
 """
@@ -19,6 +21,7 @@ KINDS = {
     "float32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
     "bfloat16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
     "int8": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "int4": (GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
 }
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -53,9 +56,10 @@ def write(folder: Path, file: Path, dtype: str) -> None:
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         values = _paired(name, values, config)
-        as_is = values.ndim == 1
-        stored = values if as_is or dtype == "float32" else quantize(values, kind)
-        raw = GGMLQuantizationType.F32 if as_is else kind
+        raw = GGMLQuantizationType.F32 if values.ndim == 1 else kind
+        if dtype == "int4" and name in ENDS and values.ndim > 1:
+            raw = GGMLQuantizationType.Q8_0
+        stored = values if raw == GGMLQuantizationType.F32 else quantize(values, raw)
         writer.add_tensor(_name(name), stored, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -16,11 +16,12 @@ from converted import converted
 from gguf import GGMLQuantizationType
 
 CHUNK = 512  # tokens that are read at once
-# Of the cache; what q8_0 matrices are multiplied with is q8_0 again, rounded on the way
+# Of the cache; what q8_0 and q4_0 matrices are multiplied with is q8_0 again, rounded on the way
 CACHES = {
     "float32": ("float32", GGMLQuantizationType.F32),
     "bfloat16": ("bfloat16", GGMLQuantizationType.BF16),
     "int8": ("float32", GGMLQuantizationType.F32),
+    "int4": ("float32", GGMLQuantizationType.F32),
 }
 
 
@@ -126,7 +127,7 @@ class Peer:
 def load(asked: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(asked)
     dtype = asked["dtype"]
-    kinds = {"weights": dtype, "cache": CACHES[dtype][0], "activations": dtype}
+    kinds = {"weights": dtype, "cache": CACHES[dtype][0], "activations": "int8" if dtype == "int4" else dtype}
     return {
         "version": llama.__version__,
         "precision": kinds,

@@ -19,7 +19,8 @@ from converted import converted
 from openvino import opset13 as ops
 from openvino_tokenizers import build_rwkv_tokenizer
 
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+ROUNDED = ("int8", "int4")  # activations are rounded in groups too
 EXPORT = Path(__file__).with_name("export_openvino.py")
 
 
@@ -93,15 +94,14 @@ def export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any
     hints = {
         "INFERENCE_PRECISION_HINT": hint,
         "KV_CACHE_PRECISION": hint,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype == "int8" else "0",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype in ROUNDED else "0",
         "INFERENCE_NUM_THREADS": asked["threads"],
     }
     return converted(source, f"openvino-{dtype}", convert), hints
 
 
 def _computed(dtype: str) -> str:
-    """What is computed in, as in the package: bfloat16 where the CPU has its arithmetic. int8
-    weights meet activations that are rounded in groups."""
+    """What is computed in, as in the package: bfloat16 where the CPU has its arithmetic."""
     able = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return "bfloat16" if dtype == "bfloat16" and able else "float32"
 
@@ -123,7 +123,7 @@ def load(asked: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(asked)
     dtype = asked["dtype"]
     computed = _computed(dtype)
-    rounded = "int8" if dtype == "int8" else computed
+    rounded = "int8" if dtype in ROUNDED else computed
     kinds = {"weights": dtype, "cache": computed, "activations": rounded}
     return {"version": genai.__version__, "precision": kinds}, peer.generate
 
