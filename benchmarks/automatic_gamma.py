@@ -182,16 +182,16 @@ def _measured(
 ) -> dict[str, Any]:
     """Seconds a token without the prefill, by text and repeat, all gammas in turn."""
     options = {"temperature": temperature, "max_new_tokens": arguments.tokens, "ignore_eos": True}
-    alpha = _alpha(spec.generate(prompts, seed=99, **options))
+    alpha = _alpha(spec.generate(prompts, gamma=4, seed=99, **options))
     costs = spec.step_costs(replace(foretoken.SamplingParams(), temperature=temperature))
     gammas = arguments.gammas or _preferred(alpha, costs)
     times = {gamma: [[] for _ in prompts] for gamma in [*gammas, None]}
     done = []
     for repeat in range(1 + arguments.repeats):
-        for text, prompt in enumerate(prompts):
+        for text, prompt in enumerate(prompts if repeat else prompts[:1]):  # a warm-up first
             for gamma in list(times) if (repeat + text) % 2 else list(times)[::-1]:
                 done += spec.generate([prompt], gamma=gamma, seed=repeat, **options)
-                if repeat:  # the first is a warm-up
+                if repeat:
                     steady = done[-1].steady
                     times[gamma][text].append(steady.seconds / steady.tokens)
     alpha = _alpha(done)
@@ -205,17 +205,17 @@ def _alpha(done: list[Any]) -> float:
 
 
 def _preferred(alpha: float, costs: Costs) -> list[int]:
-    """Plain decoding, and the four gammas with which independent chances gain most."""
+    """The four gammas with which independent chances gain most; 0 is plain decoding."""
 
     def rate(gamma: int) -> float:
         return theory.expected_tokens(alpha, gamma) / costs.seconds(gamma, 1)
 
-    return [0, *sorted(sorted(range(1, MAX_GAMMA + 1), key=rate)[-4:])]
+    return sorted(sorted(range(MAX_GAMMA + 1), key=rate)[-4:])
 
 
 def _judged(times: dict, gammas: list[int], alpha: float, c: float) -> dict[str, Any]:
-    """Medians over repeats. The best fixed gamma of all is chosen on one half of the repeats and timed
-    on the other, both ways: the best of several on the same texts is partly luck."""
+    """Medians over repeats. `fair`: the best fixed gamma is chosen on one half of the repeats and
+    timed on the other, both ways: the best of several on the same texts is partly luck."""
     by_text = {gamma: np.array([np.median(text) for text in times[gamma]]) for gamma in times}
     fixed = [float(by_text[gamma].mean()) for gamma in gammas]
     automatic = float(by_text[None].mean())

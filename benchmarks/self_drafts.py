@@ -1,5 +1,5 @@
-"""The target drafts for itself (`draft="self:int4"`, `"self:int8"`): the paper's table for such copies,
-in every precision, and what a look-up in front of them adds.
+"""The target drafts for itself (`draft="self:int4"`, `"self:int8"`): the paper's table of such
+copies in every precision, and what a look-up in front of them adds.
 
 Expected: c at most 1.25 times the ratio of the bytes that a pass reads, plus 0.05; at least 0.95 of
 Theorem 3.8 with the measured alpha, c and v; a look-up in front no slower than the copy alone, and
@@ -53,7 +53,9 @@ def main() -> None:
             spec = foretoken.load(arguments.target, f"self:{kind}", dtype=dtype)
             for temperature in arguments.temperature:
                 rows += measured(spec, arguments, dtype, kind, temperature)
-                machine.save(f"self-{arguments.name}", {"arguments": _plain(arguments), "rows": rows})
+                machine.save(
+                    f"self-{arguments.name}", {"arguments": _plain(arguments), "rows": rows}
+                )
     table = Table("dtype", "copy", "T", "gamma", *SHOWN)
     for row in rows:
         figures = ("" if row[name] is None else f"{row[name]:.2f}" for name in SHOWN)
@@ -113,9 +115,7 @@ def _bound(target: str | None, dtype: str, kind: str) -> float:
     head = config.vocab_size * config.hidden_size
     others = head * (1 if config.tie_word_embeddings else 2)
     layers = sum(weight.numel() for weight in network.parameters()) - others
-    copy, whole = (
-        layers * bits + head * max(bits, 8) for bits in (BITS[kind], BITS[dtype])
-    )
+    copy, whole = (layers * bits + head * max(bits, 8) for bits in (BITS[kind], BITS[dtype]))
     return 1.25 * copy / whole + 0.05
 
 

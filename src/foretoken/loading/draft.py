@@ -1,4 +1,4 @@
-"""A draft as it is named becomes a drafter: a model, n-grams, heads, a copy of the target, a look-up.
+"""A draft by its name becomes a drafter: a model, n-grams, heads, a copy of the target, a look-up.
 
 What does not fit the target is refused before the target runs.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -23,18 +21,14 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading import memory
-from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.hub import is_folder
 from foretoken.loading.own import OwnCopy, own_copy
-from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
+from foretoken.loading.runtimes import Known, Wish, place
 from foretoken.loading.sources import Source, in_memory, source
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft, dictionary_of
 from foretoken.models.base import Model, OpenModel
-from foretoken.options import require_place
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
 

@@ -140,8 +140,10 @@ def load(
         return drafter.attached(spec)
     if choose:
         return chosen(spec, read)
-    named = isinstance(draft, str | Path) and isinstance(drafter, LMDrafter) and not drafter.shares
-    if not named or draft_dtype is not None or ships or exact_shapes:
+    free = draft_dtype is None and not ships and not exact_shapes
+    if not (free and isinstance(draft, str | Path) and isinstance(drafter, LMDrafter)):
+        return spec
+    if drafter.shares:
         return spec
     draft_read = read_of(draft, draft_revision, trust_remote_code)
     return rounded(

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter, fingerprint
-from foretoken.drafters.none import NoDrafter
-from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading import load as loading
 from foretoken.loading import memory
 from foretoken.models.families import build
-from foretoken.train.ngram import fit
 from loads import PADDED, refused
-from tiny import TEXT, byte_level, folder, llama, metaspace, t5
-
-
+from tiny import byte_level, folder, llama, metaspace, t5
 
 # What works
 
