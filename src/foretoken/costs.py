@@ -12,6 +12,7 @@ import json
 import os
 import platform
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 from statistics import median_low
@@ -108,8 +109,12 @@ def of(steps: list[StepRecord]) -> Costs:
 
 
 def _passes(steps: list[StepRecord], positions: list[int]) -> Table:
+    """A pass takes no longer than a larger one: one that seems to was disturbed."""
     table = _medians("score_seconds", steps, positions)
-    return tuple((n, max(seconds, TICK)) for n, seconds in table)
+    least = accumulate((seconds for _, seconds in reversed(table)), min)
+    return tuple(
+        (n, max(seconds, TICK)) for (n, _), seconds in zip(table, [*least][::-1], strict=True)
+    )
 
 
 def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:

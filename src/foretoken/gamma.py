@@ -159,7 +159,10 @@ class Adaptive:
         costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
-        gamma = allot([past for _, past in rows], most, prices, last)
+        if prices.rows == 1:
+            gamma = [single(rows[0][1], most[0], prices, last)]
+        else:
+            gamma = allot([past for _, past in rows], most, prices, last)
         asked = zip(gamma, most, rows, strict=True)
         return [g or _try(row.records, n, prices) for g, n, (row, _) in asked]
 
@@ -246,6 +249,7 @@ class Prices(NamedTuple):
     drafting: NDArray[np.float64]  # [depth of the draft - 1, guesses in all], what it adds
     passing: NDArray[np.float64]  # [guesses in all], the rest
     alike: list[float]  # where all rows make as many, by their number
+    lone: list[float]  # of a row without others, by its guesses
     positions: int  # of a pass without these guesses
     change: float  # as `Costs.change`
 
@@ -268,7 +272,8 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
     drafting = np.asarray(costs.drafting(depths, guesses, B) - before)
     passing = np.asarray(before + costs.passing(positions + guesses, B + guesses))
     alike = [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
-    return Prices(B, drafting, passing, alike, positions, costs.change)
+    lone = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
+    return Prices(B, drafting, passing, alike, lone, positions, costs.change)
 
 
 def _before(row: Row) -> int:
@@ -310,6 +315,20 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
         return [0] * len(pasts)
     chosen = row[: end + 1][taken[depth, : end + 1]]
     return [int(g) for g in np.bincount(chosen, minlength=len(pasts))]
+
+
+def single(past: Past, most: int, prices: Prices, last: int = 0) -> int:
+    """As `allot`, of a row alone in its pass: without arrays, in a tenth of the time."""
+    answers, kept = past.answers, past.survival[:most]
+    change = prices.change / (BACK + (STAY - BACK) * answers) if last else 0.0
+    plain = prices.lone[0] + change * (prices.positions != last)
+    best, fastest, tokens = 0, 1 / plain, 1.0
+    for g, chance in enumerate(kept, 1):
+        tokens += answers * chance
+        more = prices.lone[g] + change * (prices.positions + g != last) - plain
+        if tokens / (plain + answers * more) > fastest:
+            best, fastest = g, tokens / (plain + answers * more)
+    return best
 
 
 def _try(records: list[StepRecord], most: int, prices: Prices) -> int:

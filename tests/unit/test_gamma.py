@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, Adaptive, Beside, Fixed, Past, allot, prices_of
+from foretoken.gamma import MAX_GAMMA, Adaptive, Beside, Fixed, Past, allot, prices_of, single
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -207,6 +207,17 @@ def test_no_other_allotment_gains_more(seed):
     kept = [each.survival for each in pasts]
     rates = {g: expected(kept, g, known) for g in product(range(5), repeat=3)}
     assert rates[tuple(chosen)] == pytest.approx(max(rates.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_alone_gets_what_it_would_get_among_others(seed):
+    dice = random.Random(seed)
+    score = tuple((n, 1 + sorted([dice.random() for _ in range(17)])[n - 1]) for n in range(1, 18))
+    known = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=dice.random())
+    own = past([judged(dice.random(), 4) for _ in range(9)] + [record(3, drafted=0)] * 2)
+    for last, most in product((0, 1, 4, 8), (0, 3, 16)):
+        together = allot([own], [most], prices_of(known, 1), last)
+        assert together == [single(own, most, prices_of(known, 1), last)]
 
 
 def test_guesses_go_to_the_rows_that_keep_them():

@@ -1,107 +1,37 @@
-"""Strings become objects here and nowhere else: models, drafters, tokenizers, from folders, the
-hub or memory."""
+"""A target and a draft, from folders, the hub or memory, become a Speculator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
-import torch
-
-from foretoken.drafters.base import Drafter, require_vocabulary
-from foretoken.drafters.cascade import CascadeDrafter
-from foretoken.drafters.copying import CopyDrafter
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
-from foretoken.drafters.uniform import UniformDrafter
 from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import memory
 from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.hub import is_folder
-from foretoken.loading.own import OwnCopy, own_copy
+from foretoken.loading.draft import (
+    DetachedHeads,
+    Fit,
+    drafter_of,
+    model_drafter,
+    name_of,
+    read_of,
+)
+from foretoken.loading.own import OwnCopy
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
-from foretoken.loading.sources import Source, in_memory, source
+from foretoken.loading.sources import in_memory
 from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.vocabularies import ForeignDraft, dictionary_of
-from foretoken.models.base import Model, OpenModel
+from foretoken.loading.vocabularies import ForeignDraft
 from foretoken.options import require_place
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import require_same_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from foretoken.drafters.blockwise import Heads
-    from foretoken.drafters.heads import HeadsDrafter
-
-SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
-
-
-class _Target(NamedTuple):
-    """What a draft must fit, before the target runs."""
-
-    name: str
-    known: Known
-    tokenizer: PreTrainedTokenizerBase | None
-
-
-class _DetachedHeads(NamedTuple):
-    """Heads that fit the target, and wait for it to run."""
-
-    name: str
-    heads: Heads
-
-    def attached(self, read: Source | PreTrainedModel, target: Model) -> HeadsDrafter:
-        """The drafter, on the target's output layer: read anew where torch's weights are gone."""
-        from foretoken.drafters.blockwise import ends_of
-        from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
-
-        network = getattr(target, "model", None)
-        if network is None:
-            loaded = isinstance(read, Source)
-            network = read.network(torch.float32, target.device) if loaded else read
-        self.heads.require_target(self.name, network)
-        output, embeddings = ends_of(network)
-        self.heads.to(embeddings.weight.device, embeddings.weight.dtype)
-        return HeadsDrafter(cast(OpenModel, target), self.heads, output, embeddings)
-
-
-def _own(kind: str, target: _Target) -> OwnCopy:
-    return own_copy(kind, target.known)
-
-
-def _ngram(file: str, target: _Target) -> Drafter:
-    mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
-    return NGramDrafter(NGram.load(file, vocab_size=target.known.V, fingerprint=mark))
-
-
-def _heads(file: str, target: _Target) -> _DetachedHeads:
-    from foretoken.drafters.blockwise import Heads  # late: takes seconds
-
-    heads, name = Heads.load(file), f"heads:{file}"
-    heads.require_shape(name, target.known.structure)
-    return _DetachedHeads(name, heads)
-
-
-# Drafters by name; names that end in ":" are followed by a file, or by a kind of copy
-NAMES: dict[str, Callable[[str, _Target], Drafter | _DetachedHeads | OwnCopy]] = {
-    "self": lambda kind, target: OwnCopy("self", None, ()),
-    "self:": _own,
-    "none": lambda file, target: NoDrafter(),
-    "lookup": lambda file, target: LookupDrafter(),
-    "copy": lambda file, target: CopyDrafter(),
-    "uniform": lambda file, target: UniformDrafter(target.known.V),
-    "ngram:": _ngram,
-    "heads:": _heads,
-}
 
 
 def load(
@@ -167,7 +97,7 @@ def load(
         target = asset("target")
         draft = asset("draft") if draft is None else draft
     choose, draft = draft is None, "lookup" if draft is None else draft
-    read = _read(target, revision, trust_remote_code)
+    read = read_of(target, revision, trust_remote_code)
     known = Known(read, wish)
     settings = known.settings
     if generation_config is None and settings.objection:
@@ -179,28 +109,22 @@ def load(
         else tokenizer_of(tokenizer, None, trust_remote_code, wanted=True)
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
-    drafter = _drafter(
-        draft, _Target(_name(target), known, own), draft_wish, draft_revision, trust_remote_code
-    )
+    fit = Fit(name_of(target), known, own)
+    drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
     if isinstance(drafter, OwnCopy):
-        drafter = drafter.rounded(draft_dtype)
-        if draft_revision is not None:
-            raise InputError(
-                f"draft_revision is {draft_revision!r:.60}, but the draft is the target's copy; "
-                "leave it out"
-            )
+        drafter = _copied(drafter, draft_dtype, draft_revision)
         drafter.require("transformers" if exact_shapes else runtime)
     elif draft_dtype is not None and (
         in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
     ):
-        given = "there is no draft" if choose else f"{_name(draft)} is no model that is loaded"
+        given = "there is no draft" if choose else f"{name_of(draft)} is no model that is loaded"
         raise InputError(f"draft_dtype is {draft_dtype!r}, but {given}; leave it out")
-    if exact_shapes and isinstance(drafter, _DetachedHeads):
+    if exact_shapes and isinstance(drafter, DetachedHeads):
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
     running = (place_exact if exact_shapes else place)(read, wish).model
-    if isinstance(drafter, _DetachedHeads | OwnCopy):
+    if isinstance(drafter, DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     spec = Speculator(
         target=running,
@@ -208,8 +132,8 @@ def load(
         tokenizer=own,
         ends=settings.ends,
         controls=settings.controls if generation_config is None else {},
-        target_name=_name(target),
-        draft_name=_name(draft),
+        target_name=name_of(target),
+        draft_name=name_of(draft),
         suggested=settings.suggested if generation_config is None else {},
     )
     if isinstance(drafter, ForeignDraft):
@@ -221,22 +145,24 @@ def load(
         return spec
     if drafter.shares:
         return spec
-    own_read = _read(draft, draft_revision, trust_remote_code)
-    fewer = partial(_model_drafter, own_read, draft_wish, known.V)
-    return rounded(spec, dtype, fewer, Known(own_read, draft_wish).parameters)
+    draft_read = read_of(draft, draft_revision, trust_remote_code)
+    return rounded(
+        spec,
+        dtype,
+        partial(model_drafter, draft_read, draft_wish, known.V),
+        Known(draft_read, draft_wish).parameters,
+    )
 
 
-def _model_drafter(
-    read: Source | PreTrainedModel, wish: Wish, V: int, dtype: str | None = None
-) -> LMDrafter:
-    """A model as the drafter of a target of V tokens, in another dtype than that of the wish."""
-    return LMDrafter(place(read, replace(wish, dtype=dtype or wish.dtype)).model, V)
-
-
-def _read(
-    given: str | Path | PreTrainedModel, revision: str | None, trust: bool
-) -> Source | PreTrainedModel:
-    return given if in_memory(given) else source(cast(str | Path, given), revision, trust)
+def _copied(copy: OwnCopy, draft_dtype: str | None, draft_revision: str | None) -> OwnCopy:
+    """The target's copy in the bits asked for; it has no revision of its own."""
+    copy = copy.rounded(draft_dtype)
+    if draft_revision is not None:
+        raise InputError(
+            f"draft_revision is {draft_revision!r:.60}, but the draft is the target's copy; "
+            "leave it out"
+        )
+    return copy
 
 
 def asset(name: str) -> Path:
@@ -245,72 +171,3 @@ def asset(name: str) -> Path:
     if not (folder / "config.json").exists():
         raise InputError(f"the default pair is missing at {folder}; install the package again")
     return folder
-
-
-def _drafter(
-    draft: str | Path | PreTrainedModel | Drafter | Speculator,
-    target: _Target,
-    wish: Wish,
-    revision: str | None,
-    trust: bool,
-) -> Drafter | _DetachedHeads | OwnCopy | ForeignDraft:
-    if isinstance(draft, str) and (named := _named(draft, target)) is not None:
-        return named
-    if isinstance(draft, Speculator):
-        own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
-        _require_fit(draft.target_name, *own, target)
-        draft = CascadeDrafter(draft.target, draft.drafter)
-    if not isinstance(draft, str | Path) and not in_memory(draft):
-        if isinstance(draft, type) or not hasattr(draft, "propose"):
-            raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
-        drafter = cast(Drafter, draft)
-        require_vocabulary(drafter, target.known.V, "the target")
-        return drafter
-    read = _read(draft, revision, trust)
-    known = Known(read, wish)
-    name, tokenizer = _name(draft), tokenizer_of(draft, revision, trust)
-    if not known.encoder_decoder:
-        there = target.name, target.tokenizer, target.known.V
-        dictionary = dictionary_of((name, tokenizer, known.V), there)
-        if dictionary is not None:
-            return ForeignDraft(name, place(read, wish).model, dictionary)
-    _require_fit(name, known.encoder_decoder, known.V, tokenizer, target)
-    return _model_drafter(read, wish, target.known.V)
-
-
-def _named(draft: str, target: _Target) -> Drafter | _DetachedHeads | OwnCopy | None:
-    """The drafter of that name; None for the name of a model. Raises InputError, with all names,
-    for one that was mistyped."""
-    name, colon, file = draft.partition(":")
-    if name + colon in NAMES:
-        return NAMES[name + colon](file, target)
-    if is_folder(draft) or (not colon and "/" in draft):
-        return None
-    names = {n: f"{n}FILE" if n.endswith(":") else n for n in NAMES} | {"self:": "self:KIND"}
-    candidates = [n for n in NAMES if n.endswith(colon)]
-    nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
-    if nearest:
-        raise InputError(
-            f"draft is {draft!r:.100}; did you mean {names[nearest[0]]!r}? A model is a folder or "
-            f"a hub id (owner/name), a drafter one of {', '.join(names.values())}"
-        )
-    return None
-
-
-def _require_fit(
-    name: str, encoder_decoder: bool, V: int, own: PreTrainedTokenizerBase | None, target: _Target
-) -> None:
-    """RefusedError for a draft of another kind or vocabulary than the target's."""
-    if encoder_decoder and not target.known.encoder_decoder:
-        raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
-    require_same_words(name, V, own, target.known.V, target.tokenizer)
-
-
-def _name(source: object) -> str:
-    if isinstance(source, str | Path):
-        return str(source)
-    if in_memory(source):
-        return source.name_or_path or type(source).__name__
-    if isinstance(source, Speculator):
-        return f"{source.target_name} drafted for by {source.draft_name}"
-    return type(source).__name__

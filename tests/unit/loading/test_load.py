@@ -3,66 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter, fingerprint
-from foretoken.drafters.none import NoDrafter
-from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading import load as loading
 from foretoken.loading import memory
 from foretoken.models.families import build
-from foretoken.train.ngram import fit
-from tiny import TEXT, byte_level, folder, llama, metaspace, t5
-
-PADDED = 336  # output rows of the target below, for 320 tokens
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of a target and a smaller draft with the same tokenizer."""
-    base = tmp_path_factory.mktemp("pair")
-    draft = llama(320, seed=1, num_hidden_layers=1)
-    return (
-        folder(base / "target", llama(PADDED), byte_level()),
-        folder(base / "draft", draft, byte_level()),
-    )
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder without a tokenizer."""
-    return folder(tmp_path_factory.mktemp("bare") / "model", llama(PADDED))
-
-
-def refused(kind: type[ForetokenError], says: str, *args, **options) -> str:
-    with pytest.raises(kind, match=says) as error:
-        foretoken.load(*args, **options)
-    message = str(error.value)
-    assert "\n" not in message and len(message) < 400
-    return message
-
-
-def renamed() -> PreTrainedTokenizerFast:
-    """The same size of vocabulary, one token of another name."""
-    state = json.loads(byte_level().backend_tokenizer.to_str())
-    (old,) = (token for token, i in state["model"]["vocab"].items() if i == 300)
-    state["model"]["vocab"]["zzz"] = state["model"]["vocab"].pop(old)
-    state["model"]["merges"] = [m for m in state["model"]["merges"] if old not in ("".join(m), *m)]
-    backend = Tokenizer.from_str(json.dumps(state))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
-
+from loads import PADDED, refused
+from tiny import byte_level, folder, llama, metaspace, t5
 
 # What works
 
@@ -124,35 +79,6 @@ def test_an_encoder_decoder_folder(tmp_path):
     assert done.tokens == plain.tokens and done.stats.drafted
 
 
-@pytest.mark.parametrize(
-    ("draft", "near"),
-    [
-        ("look-up", "lookup"),
-        ("Lookup", "lookup"),
-        ("coppy", "copy"),
-        ("non", "none"),
-        ("uniforms", "uniform"),
-        ("n-gram:a/b.safetensors", "ngram:FILE"),
-        ("head:a.safetensors", "heads:FILE"),
-        ("ngram", "ngram:FILE"),
-        ("heads", "heads:FILE"),
-    ],
-)
-def test_a_name_that_was_mistyped_gets_the_nearest(bare, draft, near):
-    refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
-
-
-@pytest.mark.parametrize("draft", ["gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"])
-def test_other_names_are_models(bare, draft):
-    assert "did you mean" not in refused(InputError, ".", bare, draft)
-
-
-def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder(Path("look-up"), llama(PADDED))
-    assert isinstance(foretoken.load(bare, "look-up").drafter, LMDrafter)
-
-
 def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch):
     calls, original = [], loading.tokenizer_of
     record = lambda *a, **k: calls.append(a) or original(*a, **k)  # noqa: E731
@@ -196,154 +122,7 @@ def test_a_suggestion_that_is_not_followed_is_said_once(caplog):
     assert record.levelname == "WARNING" and "suggests temperature=0.6, " in record.getMessage()
 
 
-# Drafts by name
-
-
-@pytest.mark.parametrize(
-    ("draft", "kind"),
-    [
-        (None, LookupDrafter),
-        ("lookup", LookupDrafter),
-        ("none", NoDrafter),
-        ("uniform", UniformDrafter),
-    ],
-)
-def test_drafts_by_name(pair, draft, kind):
-    spec = foretoken.load(pair[0], draft)
-    assert type(spec.drafter) is kind and spec.draft_name == (draft or "lookup")
-    done = spec.generate("It was", max_new_tokens=8, gamma=2, temperature=1.0)[0]
-    assert len(done.tokens) == 8
-
-
-def test_a_drafter_of_ones_own(pair):
-    mine = LookupDrafter()
-    spec = foretoken.load(pair[0], mine)
-    assert spec.drafter is mine and spec.draft_name == "LookupDrafter"
-    refused(InputError, "draft is 5; give a folder", pair[0], 5)
-
-
-def test_an_ngram_file(pair, bare, tmp_path):
-    ids = byte_level()(TEXT).input_ids
-    mine, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
-    fit([ids], 320, 3, fingerprint=fingerprint(byte_level().get_vocab())).save(mine)
-    fit([ids], 320, 3, fingerprint=fingerprint(metaspace().get_vocab())).save(other)
-    spec = foretoken.load(pair[0], f"ngram:{mine}")
-    assert isinstance(spec.drafter, NGramDrafter)
-    for temperature in (0.0, 1.0):
-        options = {"gamma": 3, "temperature": temperature, "max_new_tokens": 12}
-        assert spec.generate("It was", **options)[0].stats.drafted
-    refused(InputError, "another tokenizer", pair[0], f"ngram:{other}")
-    refused(InputError, "there is no n-gram file", pair[0], "ngram:missing.safetensors")
-    refused(InputError, "is for 320 tokens, the target has 336", bare, f"ngram:{mine}")
-
-
-# Vocabularies
-
-
-def test_a_cascade_of_another_vocabulary_is_refused_with_a_token(pair, tmp_path):
-    """Of the same size; and of another."""
-    other = foretoken.load(folder(tmp_path / "other", llama(PADDED, seed=1), renamed()), "none")
-    message = refused(
-        RefusedError, "2 of the 321 tokens in either vocabulary differ", pair[0], other
-    )
-    assert re.search("is id (300 there and None|None there and 300) in the target", message)
-    unlike = foretoken.load(folder(tmp_path / "unlike", llama(PADDED, seed=1), metaspace()), "none")
-    message = refused(RefusedError, "has another tokenizer", pair[0], unlike)
-    assert "give a draft with the same vocabulary, or 'lookup'" in message
-
-
-def test_an_encoder_decoder_of_another_vocabulary_is_refused(tmp_path):
-    one, other = t5(320), t5(400)
-    target = folder(tmp_path / "target", one, byte_level())
-    refused(
-        RefusedError, "has another tokenizer", target, folder(tmp_path / "d", other, metaspace())
-    )
-
-
-def test_without_two_tokenizers_sizes_must_agree(pair, bare):
-    assert foretoken.load(pair[0], llama(PADDED, seed=1))
-    assert foretoken.load(bare, llama(PADDED, seed=1))
-    refused(RefusedError, "320 output rows and the target 336", bare, llama(320))
-    refused(RefusedError, "no two tokenizers to compare", pair[0], llama(320))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("swap", [False, True], ids=["target is wider", "draft is wider"])
-def test_padded_rows_are_fine(pair, swap, temperature):
-    """Also where the target says an id that the draft has no row for: it falls silent there."""
-    target, draft = pair[::-1] if swap else pair
-    spec = foretoken.load(target, draft)
-    options = {"max_new_tokens": 60, "temperature": temperature}
-    beyond = 0
-    for seed in range(4):
-        for done in spec.generate(["It was", "The day"], gamma=3, seed=seed, **options):
-            place = next((i for i, token in enumerate(done.tokens) if token >= 320), None)
-            if place is not None and temperature:
-                beyond += 1
-                spoken = 0
-                for step in done.steps:
-                    assert not step.guesses or spoken <= place
-                    spoken += len(step.kept)
-    assert bool(beyond) == bool(temperature and not swap)
-    if not temperature:
-        plain = foretoken.load(target, "none").generate("It was", **options)
-        assert plain[0].tokens == spec.generate("It was", gamma=3, **options)[0].tokens
-
-
-def test_a_prompt_with_ids_that_the_draft_lacks(pair):
-    spec = foretoken.load(*pair)
-    for prompt in ([330], [5, 330], [330, 5]):
-        done = spec.generate([prompt, [5, 6]], gamma=3, max_new_tokens=6, temperature=1.0)
-        assert done[0].stats.drafted == 0 and done[1].stats.drafted
-
-
-@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
-def test_a_source_with_ids_that_the_draft_lacks(kind, tmp_path):
-    target = folder(tmp_path / "target", t5(350), metaspace())
-    network = t5(330, seed=1) if kind == "encoder-decoder" else llama(330)
-    spec = foretoken.load(target, folder(tmp_path / "draft", network, metaspace()))
-    done = spec.generate([[5, 340], [5, 6], [340]], gamma=2, max_new_tokens=4)
-    drafted = [c.stats.drafted for c in done]
-    assert drafted[0] == drafted[2] == 0 and drafted[1]
-    again = spec.generate([5, 6], gamma=2, max_new_tokens=4)
-    assert again[0].tokens == done[1].tokens
-
-
-def test_a_source_longer_than_the_drafts_encoder():
-    draft = transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=64,
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-            max_position_embeddings=32,
-        )
-    )
-    spec = foretoken.load(t5(64), draft)
-    long, short = spec.generate([[5] * 40, [5] * 4], gamma=2, max_new_tokens=5)
-    assert long.stats.drafted == 0 and short.stats.drafted
-
-
 # Kinds of models
-
-
-def test_an_encoder_decoder_cannot_draft_for_a_causal_target(pair, tmp_path):
-    draft = folder(tmp_path / "t5", t5(PADDED), byte_level())
-    refused(RefusedError, "cannot draft for a causal target", pair[0], draft)
-
-
-def test_a_decoder_only_model_drafts_for_an_encoder_decoder():
-    spec = foretoken.load(t5(64).double(), llama(64).double())
-    plain = foretoken.load(t5(64).double(), "none")
-    prompts = [[5, 6, 7], [8]]
-    fast = spec.generate(prompts, gamma=3, max_new_tokens=12)
-    slow = plain.generate(prompts, max_new_tokens=12)
-    assert [c.tokens for c in fast] == [c.tokens for c in slow]
-    assert all(c.stats.drafted for c in fast)
 
 
 def test_bert_is_refused(tmp_path):

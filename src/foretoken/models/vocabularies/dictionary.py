@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from foretoken.errors import RefusedError
 from foretoken.models.vocabularies.words import Words
 
@@ -24,11 +22,6 @@ class Dictionary:
             self.special[target.end] = draft.end
         pairs |= self.special
         self.ours, self.theirs = list(pairs), list(pairs.values())
-
-    @cached_property
-    def share(self) -> float:
-        """Of the draft's words those that the target has too."""
-        return self.words / max(1, len(self.draft.spelled))
 
     def require(self, draft_name: str, target_name: str) -> None:
         """RefusedError where the two have no word in common."""
