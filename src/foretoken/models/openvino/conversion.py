@@ -28,6 +28,7 @@ from foretoken.models.openvino.tracing import Exported
 from foretoken.models.openvino.weights.eight_bits import eight_bits
 from foretoken.models.openvino.weights.four_bits import four_bits
 from foretoken.models.openvino.weights.halves import halved, widened_in_products
+from foretoken.models.openvino.weights.siblings import joined
 from foretoken.storage.lineage import lineage, versions
 
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
@@ -124,13 +125,18 @@ class Way:
 def _export_paged(network: PreTrainedModel) -> Exported:
     from foretoken.models.openvino.export_paged import export_paged  # late: takes seconds
 
-    return export_paged(network)
+    return _joined(export_paged(network))
 
 
 def _export_explicit(network: PreTrainedModel) -> Exported:
     from foretoken.models.openvino.export_explicit import export_explicit  # late: as above
 
-    return export_explicit(network)
+    return _joined(export_explicit(network))
+
+
+def _joined(exported: Exported) -> Exported:
+    graphs = {name: joined(graph) for name, graph in exported.graphs.items()}
+    return Exported(graphs, exported.facts)
 
 
 PAGED = Way("paged attention", _export_paged)
