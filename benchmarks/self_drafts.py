@@ -96,10 +96,11 @@ def _row(
     way: str, gamma: int | None, done: list[Any], plain: list[Any], times: dict[str, float]
 ) -> dict[str, Any]:
     steps = [step for one in done for step in one.steady.steps]
-    alpha = fmean(overlap for one in done for step in one.steps for overlap in step.overlaps)
-    costs = of([*plain, *steps])
-    row = {"gamma": way, "alpha": alpha, "c": costs.c, "measured": times["0"] / times[way]}
-    if gamma is None:
+    overlaps = [overlap for one in done for step in one.steps for overlap in step.overlaps]
+    costs, alpha = of([*plain, *steps]), fmean(overlaps) if overlaps else None
+    row = {"gamma": way, "alpha": alpha, "c": costs.c or None}
+    row |= {"measured": times["0"] / times[way]}
+    if gamma is None or alpha is None:
         return row | {"v": None, "formula": None, "of the formula": None}
     tokens = len(done[0].tokens)
     formula = theory.walltime_factor(alpha, gamma, costs.c, v=costs.v, tokens=tokens)
