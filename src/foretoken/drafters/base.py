@@ -132,12 +132,16 @@ def require_apart(target: Model, drafter: Drafter) -> None:
                 f"one {kind} stands in two places of target and draft, whose rows it would mix up; "
                 "make another for each"
             )
-        if getattr(part, "reads_target", False) and getattr(part, "target", target) is not target:
-            if isinstance(part, Shares):
+        if not getattr(part, "reads_target", False):
+            continue
+        read = getattr(part, "target", target)
+        if isinstance(part, Shares):
+            if all(read is not inner for inner in held(target)):  # what wraps it has its rows
                 raise InputError(
                     "the draft is drafted for by a copy of itself, which cannot be in a cascade; "
                     "load it with draft='lookup', 'none' or a model"
                 )
+        elif read is not target:
             raise InputError(
                 f"{kind} reads the states of another target, the one that it was loaded with; "
                 "give draft='heads:FILE'"

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from foretoken.drafters.base import require_apart
+from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
+from foretoken.lab.certificate.controls import OffByOne
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.companion import Companion, require_alike
@@ -154,3 +157,11 @@ def test_what_the_target_reads_meanwhile_is_there() -> None:
 def test_another_form_of_the_cache_is_refused() -> None:
     with pytest.raises(RefusedError, match="another form"):
         require_alike({"key_cache.0": (2, 32, 8)}, {"key_cache.0": (4, 32, 8)})
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_copy_drafts_for_what_wraps_its_target_and_for_no_other(wrapped: bool) -> None:
+    target, drafting = hosted(network("Llama"))
+    require_apart(OffByOne(target) if wrapped else target, LMDrafter(drafting))
+    with pytest.raises(InputError, match="a copy of itself"):
+        require_apart(hosted(network("Llama"))[0], LMDrafter(drafting))
