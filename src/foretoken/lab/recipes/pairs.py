@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
@@ -22,10 +22,10 @@ from foretoken.loading.load import load
 from foretoken.options import Prompt
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import Speculator
+from foretoken.speculator import BATCH, Speculator
 from foretoken.train.ngram import fit
 
-LEARNED = 2  # tokens that tables are fitted to, for each that alpha is a mean over
+LEARNED, LEAST = 2, 5_000  # tokens that tables are fitted to, for each of alpha; and at least
 OTHERS = 1000  # the seed behind the recipe's of texts that tables are fitted to
 INNER = 3  # guesses that a cascade's inner drafter makes
 
@@ -79,12 +79,14 @@ class Pairs:
         return replace(spec, drafter=cascade, draft_name=f"{label} < {inner or 'lookup'}")
 
     def texts(self, temperature: float) -> list[Written]:
-        """About as many tokens of the target's own as the recipe asks for, prompt by prompt with
-        new seeds; a prompt has but one greedy text."""
+        """About as many tokens of the target's own as the recipe asks for."""
         if temperature not in self._written:
-            tokens, seed = self.recipe.tokens, self.recipe.seed
-            self._written[temperature] = written(self._any(), self, tokens, temperature, seed)
+            self._written[temperature] = self._write(self.recipe.tokens, temperature)
         return self._written[temperature]
+
+    def _write(self, tokens: int, temperature: float, after: int = 0) -> list[Written]:
+        params = SamplingParams(temperature, max_new_tokens=self.recipe.max_new_tokens)
+        return written(self._any(), self.prompts, tokens, params, self.recipe.seed + after)
 
     def _load(self, draft: str | None) -> Speculator:
         if draft in self._unable:
@@ -108,27 +110,27 @@ class Pairs:
         on."""
         spec = self._any()
         if order not in self._tables:
-            tokens, seed = LEARNED * self.recipe.tokens, self.recipe.seed + OTHERS
-            texts = [text for _, text in written(spec, self, tokens, 1.0, seed)]
-            self._tables[order] = NGramDrafter(fit(texts, spec.target.vocab_size, order))
+            texts = self._write(max(LEAST, LEARNED * self.recipe.tokens), 1.0, after=OTHERS)
+            V = spec.target.vocab_size
+            self._tables[order] = NGramDrafter(fit([text for _, text in texts], V, order))
         return replace(spec, drafter=self._tables[order], draft_name=draft.label)
 
 
 def written(
-    spec: Speculator, pairs: Pairs, tokens: int, temperature: float, first: int
+    spec: Speculator, prompts: list[Prompt], tokens: int, params: SamplingParams, first: int
 ) -> list[Written]:
-    """Texts of the target behind the recipe's prompts, `tokens` or a few more where there are so
-    many: seeds are counted from `first`."""
-    params = SamplingParams(temperature, max_new_tokens=pairs.recipe.max_new_tokens)
+    """Texts of the target behind these prompts, `tokens` or a few more where there are so many:
+    round by round, with seeds counted from `first`; a prompt has but one greedy text."""
     texts: list[Written] = []
-    room = tokens
     for seed in count(first):
-        given = pairs.prompts[: max(2, room)]  # of a text a token at least
-        requests = spec.requests(given, params, seed)
-        done = uninterrupted(spec.generate(given, params, gamma=0, seed=seed))
-        new = [Written(r, one.tokens) for r, one in zip(requests, done, strict=True)]
-        texts += [text for text in new if text.tokens]
-        room = tokens - sum(len(text.tokens) for text in texts)
-        if room <= 0 or temperature == 0 or not any(text.tokens for text in new):
+        for at in range(0, len(prompts), BATCH):
+            given = prompts[at : at + BATCH]
+            keys = [(seed, at + i) for i in range(len(given))]
+            requests = spec.requests(given, params, keys)
+            done = uninterrupted(spec.generate(given, params, gamma=0, seed=keys))
+            texts += [Written(r, one.tokens) for r, one in zip(requests, done, strict=True)]
+            if sum(len(text.tokens) for text in texts) >= tokens:
+                return texts
+        if params.greedy:
             return texts
     raise AssertionError
