@@ -25,15 +25,13 @@ TAGS = {  # without colours the lines, strokes and weights that browsers give th
     CORRECTED: '<strong class="corrected">{}</strong>',
 }
 STYLE = """\
+.trace, .fates { color-scheme: light dark; --accepted: light-dark(#007a1e, #79cf88);
+  --rejected: light-dark(#c21a12, #ff8d84); --corrected: light-dark(#1f3fe0, #91adff) }
 .trace { font-family: ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere;
   white-space: pre-wrap }
-.trace, .fates { --accepted: #1a6b2f; --rejected: #b3261e; --corrected: #1f4fa3 }
 .accepted { color: var(--accepted) }
 .rejected { color: var(--rejected); text-decoration: line-through }
 .corrected { color: var(--corrected); font-weight: 700 }
-@media (prefers-color-scheme: dark) {
-  .trace, .fates { --accepted: #7fd694; --rejected: #ff9a92; --corrected: #9cc3ff }
-}
 """
 LOOK_BACK = 8  # tokens that decide how the next one is spelled: spaces, parts of a character
 

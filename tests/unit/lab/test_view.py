@@ -123,5 +123,5 @@ def test_the_lines_as_html():
 
 def test_every_class_of_the_html_has_a_colour_in_light_and_in_dark():
     for name in re.findall(r'class="(\w+)"', html_legend().removeprefix('<p class="fates">')):
-        assert STYLE.count(f"--{name}:") == 2 and f".{name} {{" in STYLE
+        assert f"--{name}: light-dark(" in STYLE and f".{name} {{ color: var(--{name})" in STYLE
     assert html_legend().count('class="') == 4
