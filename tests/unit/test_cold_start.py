@@ -58,6 +58,7 @@ COMMANDS = (
     "bench serve",
     "certify",
     "theory",
+    "trace",
     "doctor",
     "train",
 )
@@ -115,6 +116,8 @@ MISTAKES = {
     ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
     ("certify", "--seed", "-1"): "seed is -1",
     ("certify", "--target", "no-such-folder"): "there is no folder",
+    ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
+    ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
     ("plan",): "give files of foretoken measure",
     ("plan", "no-such-file"): "there is no no-such-file",
 }

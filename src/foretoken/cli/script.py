@@ -27,6 +27,7 @@ from foretoken.cli import (
     plan,
     serve,
     theory,
+    trace,
     train,
 )
 from foretoken.errors import ForetokenError
@@ -76,6 +77,7 @@ app.command()(bench.bench)
 app.command("bench serve")(bench_serve.bench_serve)
 app.command()(certify.certify)
 app.command()(theory.theory)
+app.command()(trace.trace)
 app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")
