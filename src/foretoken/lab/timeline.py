@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from foretoken.storage import files
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from foretoken.request import Completion
 
 Part = Literal["target prefill", "draft prefill", "draft", "target"]
@@ -94,14 +96,21 @@ def svg(rows: dict[str, Completion]) -> str:
     """The picture: a row for each completion under its name, on one axis of time."""
     from matplotlib import rc_context  # late: a second; what is no picture does without
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     figure = Figure(figsize=(9, 0.9 + 0.6 * len(rows)), layout="constrained")
+    blocks(figure, {name: timeline(done) for name, done in rows.items()})
+    out = StringIO()
+    with rc_context({"svg.hashsalt": "foretoken"}):  # else two pictures of the same differ
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
+    """Draw the calls of each row in a figure."""
+    from matplotlib.patches import Patch  # late: as above
+
     axes = figure.add_subplot()
-    shown: set[Part] = set()
-    for place, done in enumerate(rows.values()):
-        calls = timeline(done)
-        shown |= {call.part for call in calls}
+    for place, calls in enumerate(rows.values()):
         for part, colour in COLOURS.items():
             spans = [(call.at * 1e3, call.seconds * 1e3) for call in calls if call.part == part]
             high = HEIGHTS[part]
@@ -111,12 +120,9 @@ def svg(rows: dict[str, Completion]) -> str:
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.spines[["top", "right"]].set_visible(False)
+    shown = {call.part for calls in rows.values() for call in calls}
     names = [Patch(color=colour, label=part) for part, colour in COLOURS.items() if part in shown]
     figure.legend(handles=names, loc="outside upper center", ncols=len(names), frameon=False)
-    out = StringIO()
-    with rc_context({"svg.hashsalt": "foretoken"}):  # else two pictures of the same differ
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
 
 
 def draw(rows: dict[str, Completion], path: Path) -> None:
