@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from matplotlib.figure import Figure
+
 
 from foretoken.lab.estimate import Estimate
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Case = dict[str, Any]  # what is asked, in JSON's values
 
