@@ -54,7 +54,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, full_disk):
     with full_disk(len(before) // 2), pytest.raises(OSError, match=said):
         advanced(loop(tmp_path, V=4096), 4)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.csv"}
     assert advanced(loop(tmp_path, V=4096), 6).step == 6
 
 
