@@ -101,7 +101,7 @@ def _line(recipe: Recipe, row: Row) -> tuple[str, ...]:
     size = row.result["parameters"]
     return (
         row.case["draft"],
-        "table" if size is None else f"{size:,}",
+        "–" if size is None else f"{size:,}",
         f"{row.case['temperature']:g}",
         plus_minus(own),
         rounded(printed),
