@@ -25,6 +25,7 @@ from foretoken.cli import (
     generate,
     measure,
     plan,
+    report,
     serve,
     theory,
     trace,
@@ -75,6 +76,7 @@ app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(bench.bench)
 app.command("bench serve")(bench_serve.bench_serve)
+app.command()(report.report)
 app.command()(certify.certify)
 app.command()(theory.theory)
 app.command()(trace.trace)

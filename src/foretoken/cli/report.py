@@ -1,0 +1,157 @@
+"""`foretoken report`: the paper's experiments of one recipe or more, measured, resumed and shown."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typer import Argument, Option
+
+from foretoken.cli import option
+from foretoken.cli.command import command
+from foretoken.cli.quiet import quiet as quietly
+from foretoken.errors import InputError
+from foretoken.loading import hub
+
+if TYPE_CHECKING:
+    from foretoken.lab.machine import Machine
+    from foretoken.lab.recipes.recipe import Recipe
+    from foretoken.lab.report.chapter import Report
+    from foretoken.lab.report.run import Standing
+
+NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
+
+
+@command
+def report(
+    recipes: Annotated[
+        list[Path], Argument(help="Recipe files, such as recipes/default.toml: a chapter each.")
+    ],
+    out: Annotated[
+        Path, Option(help="Folder for results.jsonl, which is resumed, and for the report.")
+    ],
+    quick: Annotated[
+        bool, Option("--quick", help="Minutes in place of hours: fewer tokens, texts and repeats.")
+    ] = False,
+    as_json: option.Json = False,
+) -> None:
+    """Measure the paper's experiments; write a page, Markdown and JSON with its figures beside.
+
+    Each measurement is kept as soon as it is done, so that a report that was interrupted goes on.
+    What fails is marked with its reason, and the others go on.
+    """
+    asked = _read(recipes)
+    _require(asked, out)
+    made = [recipe.quick() for recipe in asked] if quick else asked
+    from foretoken.lab.report import files  # late: torch takes seconds to import
+    from foretoken.lab.report.chapter import report as made_of
+    from foretoken.lab.report.document import document
+    from foretoken.lab.report.results import Results
+    from foretoken.lab.report.run import jobs, run
+
+    quietly()
+    machine = _machine()
+    cases = jobs(made, machine)
+    out.mkdir(parents=True, exist_ok=True)
+    results = Results(out / files.RESULTS)
+    interrupted = _follow(run(cases, results))
+    told = {"date": date.today().isoformat(), "command": _command(recipes, out, quick)}
+    whole = made_of(cases, results, machine, quick=quick, **told)
+    paths = files.write(whole, out)
+    if as_json:
+        print(json.dumps(document(whole), allow_nan=False))
+    else:
+        print(*paths, sep="\n")
+    _tell_failed(whole)
+    if interrupted:
+        print(f"interrupted; the same command picks up {results.path}", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _read(paths: list[Path]) -> list[Recipe]:
+    """The recipes, in order. InputError for what is wrong in one, and for two of one name."""
+    from foretoken.lab.recipes.recipe import read  # late: pydantic, which `--help` does without
+
+    recipes = [read(path) for path in paths]
+    names = [recipe.name for recipe in recipes]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two recipes have the name {name}; give each its own")
+    return recipes
+
+
+def _require(recipes: list[Recipe], out: Path) -> None:
+    """InputError for what would fail at once: before torch is imported."""
+    from foretoken.lab.recipes import prompts  # late, as above
+    from foretoken.options import require_place  # late: NumPy
+
+    for name in NEEDED:
+        if not find_spec(name):
+            raise InputError(f"a report needs {name}; pip install 'foretoken[report]'")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give another --out, a folder")
+    for recipe in recipes:
+        prompts.read(recipe.prompts)
+        require_place("auto", recipe.dtype)
+        if recipe.target is not None:
+            hub.way(hub.path(recipe.target), None)
+
+
+def _machine() -> Machine:
+    import torch  # late: it takes seconds
+
+    from foretoken.lab.machine import describe
+
+    return describe(torch.device("cpu"))
+
+
+def _command(recipes: list[Path], out: Path, quick: bool) -> str:
+    """As one would type it."""
+    flags = ["--quick"] if quick else []
+    return shlex.join(["foretoken", "report", *map(str, recipes), "--out", str(out), *flags])
+
+
+def _follow(standings: Iterator[Standing]) -> bool:
+    """Measure, with a bar on standard error; whether Ctrl-C ended it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, left="")
+        try:
+            for at in standings:
+                changed = {"completed": at.done, "total": at.all, "left": left(at.seconds_left)}
+                bar.update(task, description=at.next or "done", **changed)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def left(seconds: float | None) -> str:
+    """The time left, as one would say it."""
+    if seconds is None:
+        return "time left unknown"
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min left"
+    return f"about {seconds / 3600:.1f} h left"
+
+
+def _tell_failed(whole: Report) -> None:
+    """Every measurement that failed, on standard error."""
+    for chapter in whole.chapters:
+        for line in chapter.failed:
+            print(f"failed: {chapter.name}: {line}", file=sys.stderr)
