@@ -18,6 +18,7 @@ import numpy as np
 
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, ratio
+from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.request import Completion
 from foretoken.speculator import Speculator
 
@@ -130,7 +131,8 @@ def greedy(
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its texts cannot be scored; give one")
     options = {"temperature": 0.0, "gamma": gamma, "max_new_tokens": max_new_tokens}
-    return [(done.text or "").strip() for done in spec.generate(list(prompts), **options)]
+    done = uninterrupted(spec.generate(list(prompts), **options))
+    return [(one.text or "").strip() for one in done]
 
 
 def nats(completions: Sequence[Completion]) -> Estimate:

@@ -29,8 +29,8 @@ Name = Literal[
     "observations",
 ]
 NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
-# What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas
-QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS = 48, 800, 3, 2
+# What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
+QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 800, 3, 2, 24
 
 
 class Form(BaseModel):
@@ -112,6 +112,7 @@ class Recipe(Form):
 
     def quick(self) -> Recipe:
         """The same in minutes: shorter texts, and fewer."""
+        limit = min(self.prompts.limit or QUICK_PROMPTS, QUICK_PROMPTS)
         return self.model_copy(
             update={
                 "max_new_tokens": min(self.max_new_tokens, QUICK_LENGTH),
@@ -119,6 +120,7 @@ class Recipe(Form):
                 "timed": min(self.timed, QUICK_TIMED),
                 "gammas": self.gammas[:QUICK_GAMMAS],
                 "repeats": 1,
+                "prompts": self.prompts.model_copy(update={"limit": limit}),
             }
         )
 
