@@ -5,13 +5,17 @@ CPUS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test check prove clean
+.PHONY: demo serve report test check prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
 
 serve: .venv/ready
 	$(BIN)/foretoken serve
+
+# The quick report: the pair that ships, and the translation ladder where it is there
+report: .venv/ready
+	$(BIN)/foretoken report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"

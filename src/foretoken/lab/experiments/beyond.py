@@ -21,7 +21,7 @@ WARM = 8  # new tokens of the run that does not count
 
 def cases(recipe: Recipe) -> list[Case]:
     """Of every draft that is a model: rules where text is sampled, automatic gamma at every
-    temperature, and cascades over the next draft or a look-up."""
+    temperature, and cascades over the draft listed before, or a look-up."""
     drafts = [draft for draft in recipe.drafts if draft.is_model]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
     asked: list[Case] = []
@@ -31,7 +31,7 @@ def cases(recipe: Recipe) -> list[Case]:
                 asked.append(_case("rules", draft, temperature, gamma=gamma))
         for temperature in recipe.temperatures:
             asked.append(_case("automatic", draft, temperature))
-        smaller = [other.label for other in drafts[i + 1 :][:1] if draft.draft and other.draft]
+        smaller = [other.label for other in drafts[:i][-1:] if draft.draft and other.draft]
         for temperature in recipe.temperatures:
             for inner in [*smaller, None]:
                 asked.append(_case("cascade", draft, temperature, inner=inner))

@@ -78,7 +78,7 @@ class Recipe(Form):
     name: Annotated[str, Field(pattern=r"^[\w-]{1,40}$")]
     title: str
     target: str | None = None  # folder or hub id; left out: the pair that ships
-    drafts: Annotated[list[Draft], Field(min_length=1)]
+    drafts: Annotated[list[Draft], Field(min_length=1)]  # the smallest model first
     task: Literal["text", "translation", "summarization", "code"] = "text"
     paper: Literal["GPT-like", "EnDe", "CNNDM"] | None = None  # the paper's task beside it
     prompts: Prompts
