@@ -58,6 +58,7 @@ COMMANDS = (
     "bench serve",
     "certify",
     "theory",
+    "report",
     "trace",
     "doctor",
     "train",
@@ -118,6 +119,7 @@ MISTAKES = {
     ("certify", "--target", "no-such-folder"): "there is no folder",
     ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
     ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
+    ("report", "no-such-file", "--out", "O"): "there is no no-such-file",
     ("plan",): "give files of foretoken measure",
     ("plan", "no-such-file"): "there is no no-such-file",
 }
