@@ -68,13 +68,14 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
     mistake(console("report", recipe, recipe, "--out", out), "two recipes have the name tiny")
     (tmp_path / "file").touch()
     mistake(console("report", recipe, "--out", tmp_path / "file"), "is a file; give another --out")
-    (tmp_path / "prompts.txt").write_text("one\n")
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    (tmp_path / "short.txt").write_text("one\n")
     for change, says in [
         (("repeats", "repeat"), "did you mean repeats?"),
         (('"target"', '"no/target"'), "there is no folder 'no/target', and HF_HUB_OFFLINE"),
         (("[prompts]", 'dtype = "float31"\n[prompts]'), "dtype is 'float31'"),
         (("prompts.txt", "none.txt"), "there is no"),
-        (("gammas", "gammas"), "holds 1 prompts"),
+        (("prompts.txt", "short.txt"), "holds 1 prompts"),
     ]:
         text = RECIPE.replace(*change)
         if "no/target" not in text:
