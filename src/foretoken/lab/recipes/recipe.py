@@ -126,8 +126,8 @@ class Recipe(Form):
 
     @property
     def digest(self) -> str:
-        """Of all that its measurements depend on but models and machine: prompts included.
-        InputError where these cannot be read."""
+        """Of all that its measurements depend on but machine and package: prompts included, and
+        which files its models are. InputError where the prompts cannot be read."""
         fields = self.model_dump(exclude={"title", "experiments"})
         try:
             text = Path(self.prompts.file).read_bytes()
@@ -136,8 +136,9 @@ class Recipe(Form):
                 f"the prompts of {self.name} cannot be read: {one_line(error)}; "
                 "give prompts.file, one a line, a .tsv or a .jsonl"
             ) from None
-        head = json.dumps(fields, sort_keys=True).encode()
-        return hashlib.sha256(head + b"\n" + text).hexdigest()[:16]
+        names = [self.target, *(draft.draft for draft in self.drafts)]
+        head = json.dumps([fields, [_files(name) for name in names if name]], sort_keys=True)
+        return hashlib.sha256(head.encode() + b"\n" + text).hexdigest()[:16]
 
 
 def read(path: Path) -> Recipe:
@@ -206,3 +207,10 @@ def _allowed(place: tuple[Any, ...]) -> list[str]:
 def _nearest(given: str, names: list[str]) -> str:
     near = get_close_matches(given, names, 1, NEAR)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def _files(name: str) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of a model's files: weights that were trained anew differ in them."""
+    path = Path(name.rpartition(":")[2])
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -114,3 +114,14 @@ def test_drafts_that_are_models(tmp_path):
     recipe = read(RECIPES / "summarization.toml")
     models = [draft.label for draft in recipe.drafts if draft.is_model]
     assert models == ["draft-40", "draft-12", "draft-4"]
+
+
+def test_the_digest_follows_the_models(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    weights = tmp_path / "models" / "target" / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("old")
+    recipe = read(written(tmp_path, LEAST))
+    first = recipe.digest
+    weights.write_text("newer")
+    assert recipe.digest != first
