@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 LINK = re.compile(r"(?<=\]\()\.\./[^)#\s]+")
 FOLDER = "repository"  # of the site
@@ -24,7 +24,8 @@ def on_files(files: Files, config: Any) -> Files:
                 continue
             if not path.is_file():
                 raise PluginError(f"{page.src_uri} links to {link}, which is no file")
-            files.append(File.generated(config, uri, abs_src_path=str(path)))
+            beside = InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=beside))
     return files
 
 
