@@ -5,7 +5,7 @@ CPUS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve report test check prove clean
+.PHONY: demo serve report test check docs prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -24,7 +24,13 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/pytest -q tests/unit/test_layers.py
+	$(BIN)/pytest -q tests/unit/test_layers.py tests/unit/docs
+	$(BIN)/mkdocs build --strict
+
+docs: .venv/ready
+	$(BIN)/typer foretoken.cli utils docs --name foretoken --title "Command line" --output docs/cli.md
+	$(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html; to search: $(BIN)/python -m http.server -d build/site"
 
 prove: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m prove -rA --show-capture=no | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
