@@ -1,5 +1,5 @@
-"""The GPT-like pair of the paper (section 4.2) at an eighth of its widths: a target of 12 layers and
-a draft of 2 on news text, a vocabulary of 8192, with the unigram and the bigram.
+"""The GPT-like pair of the paper (section 4.2) at an eighth of its widths: a target of 12 layers
+and a draft of 2 on news text, a vocabulary of 8192, with the unigram and the bigram.
 
     python standins/news.py --text news.en.gz --out runs/news
 

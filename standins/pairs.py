@@ -1,4 +1,4 @@
-"""Pairs of texts out of files: TSV, JSONL, or two files of lines; cleaned, without doubles, shuffled.
+"""Pairs of texts out of files: TSV, JSONL, or two files of lines; cleaned, shuffled, each once.
 
 Each may be packed (.gz).
 """
@@ -42,7 +42,7 @@ def lines(path: Path) -> list[str]:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     content = gzip.decompress(content) if path.suffix == ".gz" else content
-    return content.decode("utf-8-sig").removesuffix("\n").split("\n")
+    return content.decode("utf-8-sig", errors="replace").removesuffix("\n").split("\n")
 
 
 def _either(path: Path) -> Path:
