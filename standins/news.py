@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import models
-import pairs
+import parallel
 from commands import Sizes, flags, foretoken, tables
 from foretoken.storage import files
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 def prepare(texts: list[Path], folder: Path) -> None:
     """The texts in files that the trainer reads, in parts: one in sixteen is held out."""
-    lines = [line for path in texts for line in pairs.lines(path)]
+    lines = [line for path in texts for line in parallel.lines(path)]
     folder.mkdir(parents=True, exist_ok=True)
     size = -(-len(lines) // (HELD_OUT_TEXTS**2))
     for number, start in enumerate(range(0, len(lines), size)):

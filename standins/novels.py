@@ -14,7 +14,7 @@ from pathlib import Path
 
 import foretoken as package
 import models
-import pairs
+import parallel
 from commands import flags, foretoken
 from foretoken.storage import files
 
@@ -57,7 +57,7 @@ def prepare(novels: list[Path], folder: Path) -> None:
     """The novels by their names, with one space between words."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in novels:
-        text = "\n".join(GAP.sub(" ", line) for line in pairs.lines(path))
+        text = "\n".join(GAP.sub(" ", line) for line in parallel.lines(path))
         files.write(folder / path.name.removesuffix(".gz"), text.encode())
 
 

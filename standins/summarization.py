@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import models
-import pairs
+import parallel
 from commands import Sizes, flags, foretoken, tables
 from foretoken.lab.quality import lead, rouge, sentences
 from foretoken.train import corpus
@@ -79,7 +79,7 @@ def main() -> None:
     if "choose" in given.stages:
         models.record(out, "alphas", models.chosen(out, DRAFTS, articles, LENGTH))
     if "score" in given.stages:
-        known = pairs.read(str(articles), ("source", "target"))
+        known = parallel.read(str(articles), ("source", "target"))
         _, held_out = corpus.hold_out(known)
         found = models.scores(out, DRAFTS[0], held_out, rouge, LENGTH, leads)
         models.record(out, "held-out articles", found)
@@ -92,14 +92,14 @@ def leads(articles: list[str]) -> list[str]:
 def prepare(given: argparse.Namespace, gaps: Path, articles: Path) -> None:
     """Pairs of texts and their missing sentences, and of articles and their summaries. The gaps are
     not those of articles that are held out."""
-    known = [pair for name in given.articles for pair in pairs.read(name, given.keys)]
-    known = [(cut(article), summary) for article, summary in pairs.cleaned(known, ())]
-    pairs.write(articles, known)
+    known = [pair for name in given.articles for pair in parallel.read(name, given.keys)]
+    known = [(cut(article), summary) for article, summary in parallel.cleaned(known, ())]
+    parallel.write(articles, known)
     learnt, _ = corpus.hold_out(known)
     texts = [article for article, _ in learnt]
-    texts += ["\n".join(pairs.lines(path)) for path in given.texts]
+    texts += ["\n".join(parallel.lines(path)) for path in given.texts]
     found = (pair for text in texts for pair in gap_pairs(text))
-    pairs.write(gaps, pairs.cleaned(found, ()))
+    parallel.write(gaps, parallel.cleaned(found, ()))
 
 
 def cut(text: str) -> str:
@@ -107,7 +107,7 @@ def cut(text: str) -> str:
     return " ".join(text.split()[:WORDS])
 
 
-def gap_pairs(text: str) -> Iterator[pairs.Pair]:
+def gap_pairs(text: str) -> Iterator[parallel.Pair]:
     """Every piece of a text without its most telling sentence, and that sentence."""
     told = sentences(" ".join(text.split()))
     for start in range(0, len(told) - 2, PIECE):

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import models
-import pairs
+import parallel
 from commands import Sizes, flags, foretoken, tables
 
 LENGTH = 128  # tokens of a target
@@ -95,12 +95,12 @@ def main() -> None:
 
 def prepare(given: argparse.Namespace) -> None:
     """OUT/pairs.jsonl, and a file of each test set."""
-    known = [pair for name in given.train for pair in pairs.read(name, given.keys)]
-    tests = {name: pairs.read(name, given.keys) for name in given.test}
+    known = [pair for name in given.train for pair in parallel.read(name, given.keys)]
+    tests = {name: parallel.read(name, given.keys) for name in given.test}
     banned = [source for test in tests.values() for source, _ in test]
-    pairs.write(given.out / "pairs.jsonl", filter(alike, pairs.cleaned(known, banned)))
+    parallel.write(given.out / "pairs.jsonl", filter(alike, parallel.cleaned(known, banned)))
     for name, test in tests.items():
-        pairs.write(test_file(given.out, name), test)
+        parallel.write(test_file(given.out, name), test)
 
 
 def test_file(out: Path, name: str) -> Path:
@@ -108,7 +108,7 @@ def test_file(out: Path, name: str) -> Path:
     return out / f"test-{'-'.join(Path(name).parts[-2:])}.jsonl"
 
 
-def alike(pair: pairs.Pair) -> bool:
+def alike(pair: parallel.Pair) -> bool:
     """Whether a pair may be a translation: neither side long, nor much longer than the other."""
     shorter, longer = sorted(len(text.split()) for text in pair)
     return longer <= min(WORDS, RATIO * shorter + 2)
@@ -130,10 +130,10 @@ def score(out: Path, draft: str, tests: list[str], limit: int | None) -> None:
     """BLEU and chrF of the target without and with a draft, beside the look-up's."""
     from foretoken.lab.quality import LookUp, translation
 
-    known = pairs.read(str(out / "pairs.jsonl"), ("source", "target"))
+    known = parallel.read(str(out / "pairs.jsonl"), ("source", "target"))
     look_up = LookUp(known)
     for name in tests:
-        test = pairs.read(str(test_file(out, name)), ("source", "target"))[:limit]
+        test = parallel.read(str(test_file(out, name)), ("source", "target"))[:limit]
         begun = time.perf_counter()
         found = models.scores(
             out, draft, test, translation, LENGTH, partial(_looked_up, look_up)

@@ -25,7 +25,7 @@ def test_a_script_imports(name: str):
 
 
 def test_pairs_are_read_from_every_kind_of_file(tmp_path):
-    read = standin("pairs").read
+    read = standin("parallel").read
     (tmp_path / "a.tsv").write_text("one\teins\ntwo\tzwei\n")
     (tmp_path / "a.jsonl").write_text('{"en": "one", "de": "eins"}\n{"en": "two", "de": "zwei"}\n')
     (tmp_path / "b.en").write_text("one\ntwo\n")
@@ -41,14 +41,14 @@ def test_pairs_are_read_from_every_kind_of_file(tmp_path):
 
 
 def test_texts_are_written_as_people_write_them():
-    clean = standin("pairs").clean
+    clean = standin("parallel").clean
     told = "In 1934 , the dog &apos;s well @-@ known house ( red )  isn &apos;t here ."
     assert clean(told) == "In 1934, the dog's well-known house (red) isn't here."
     assert clean("It's (all) fine, here.") == "It's (all) fine, here."
 
 
 def test_a_source_is_learnt_once_and_a_banned_one_never():
-    cleaned = standin("pairs").cleaned
+    cleaned = standin("parallel").cleaned
     told = [("a ,", "eins"), ("a,", "zwei"), ("b", "drei"), ("", "vier"), ("c", ""), ("d", "acht")]
     assert sorted(cleaned(told, ["b"])) == [("a,", "eins"), ("d", "acht")]
     many = [(str(i), "x") for i in range(50)]
