@@ -59,7 +59,7 @@ Examples = Annotated[
     Path,
     Option(
         help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; one source a "
-        'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
+        'line for an encoder-decoder; or .jsonl of {"source": ..., "target": ...} or .tsv for both.'
     ),
 ]
 

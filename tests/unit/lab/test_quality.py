@@ -67,7 +67,7 @@ def test_the_look_up_finds_the_most_alike():
 @pytest.fixture(scope="module")
 def pair():
     target = t5(320).double()
-    return load(target, relative(target, 0.3), tokenizer=byte_level(), dtype="float64")
+    return load(target, relative(target, 0.3), tokenizer=byte_level())
 
 
 def test_greedy_texts_score_the_same_with_and_without_guesses(pair):
