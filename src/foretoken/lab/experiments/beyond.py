@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from foretoken import costs, theory
 from foretoken.lab.experiments.experiment import Case, Found, Row, Section, Table, done, rounded
@@ -17,6 +17,9 @@ from foretoken.speculator import Speculator
 
 RULES = ("speculative", "block")
 WARM = 8  # new tokens of the run that does not count
+
+Way = Callable[[Any, int, int], Completion]  # of writing a text: prompt, seed, number of tokens
+Turns = dict[str, list[list[Completion]]]  # by way: the texts of each repeat
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -50,7 +53,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 def _rules(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec = pairs.spec(case["draft"])
     ways = {rule: _way(spec, case, gamma=case["gamma"], rule=rule) for rule in RULES}
-    return {"ways": raced(ways, pairs)}
+    return {"ways": figures(raced(ways, pairs))}
 
 
 def _automatic(pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -58,14 +61,14 @@ def _automatic(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec = pairs.spec(case["draft"])
     gammas = [0, *pairs.recipe.gammas, None]
     ways = {_named(gamma): _way(spec, case, gamma=gamma) for gamma in gammas}
-    kept: list[Completion] = []
-    found = raced(ways, pairs, keep=kept)
-    steps = [step for text in kept for step in text.steady.steps]
+    turns = raced(ways, pairs)
+    texts = [text for own in turns.values() for same in own for text in same]
+    steps = [step for text in texts for step in text.steady.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
     alpha = fmean(overlaps) if overlaps else None
     c = costs.of(steps).c
     oracle = None if alpha is None else theory.oracle_factor(alpha, c)
-    return {"ways": found, "alpha": alpha, "c": c, "oracle": oracle}
+    return {"ways": figures(turns), "alpha": alpha, "c": c, "oracle": oracle}
 
 
 def _cascade(pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -75,14 +78,11 @@ def _cascade(pairs: Pairs, case: Case) -> dict[str, Any]:
         "alone": _way(pairs.spec(case["draft"]), case),
         "cascade": _way(cascade, case),
     }
-    return {"ways": raced(ways, pairs)}
-
-
-Way = Callable[[Any, int, int], Completion]
+    return {"ways": figures(raced(ways, pairs))}
 
 
 def _way(spec: Speculator, case: Case, **how: Any) -> Way:
-    """Of writing a text, given a prompt, a seed and a number of tokens."""
+    """With these options, one prompt at a time."""
 
     def write(prompt: Any, seed: int, tokens: int) -> Completion:
         options = {"temperature": case["temperature"], **how}
@@ -92,47 +92,37 @@ def _way(spec: Speculator, case: Case, **how: Any) -> Way:
     return write
 
 
-class Turn(NamedTuple):
-    """All prompts written in one way."""
-
-    seconds_per_token: float
-    tokens: int
-    calls: int
-
-
-def raced(
-    ways: dict[str, Way], pairs: Pairs, keep: list[Completion] | None = None
-) -> dict[str, dict[str, float]]:
-    """Every way on the prompts that are timed, in turn, so that other load meets them all: seconds
-    a token without the prefill, median over repeats, and tokens a call of the target. `keep`: gets
-    the texts that count."""
+def raced(ways: dict[str, Way], pairs: Pairs) -> Turns:
+    """Every way on the prompts that are timed, in turn, so that other load meets them all."""
     recipe = pairs.recipe
-    turns: dict[str, list[Turn]] = {name: [] for name in ways}
+    turns: Turns = {name: [] for name in ways}
     for repeat in range(-1, recipe.repeats):  # the first warms up
         length = recipe.max_new_tokens if repeat >= 0 else min(WARM, recipe.max_new_tokens)
         for name, way in ways.items():
             seed = recipe.seed + max(repeat, 0)
             texts = [way(prompt, seed, length) for prompt in pairs.timed]
             if repeat >= 0:
-                turns[name].append(_turn(texts))
-                if keep is not None:
-                    keep += texts
+                turns[name].append(texts)
+    return turns
+
+
+def figures(turns: Turns) -> dict[str, dict[str, float]]:
+    """Of each way: seconds a token without the prefill, median over repeats; tokens a call of the
+    target."""
     return {
         name: {
-            "seconds_per_token": median(turn.seconds_per_token for turn in own),
-            "tokens_per_call": sum(turn.tokens for turn in own) / sum(turn.calls for turn in own),
+            "seconds_per_token": median(map(seconds_per_token, own)),
+            "tokens_per_call": sum(len(text.tokens) for texts in own for text in texts)
+            / sum(text.stats.target_calls for texts in own for text in texts),
         }
         for name, own in turns.items()
     }
 
 
-def _turn(texts: list[Completion]) -> Turn:
+def seconds_per_token(texts: list[Completion]) -> float:
+    """Decoding time per token over all texts."""
     steady = [text.steady for text in texts]
-    return Turn(
-        sum(each.seconds for each in steady) / sum(each.tokens for each in steady),
-        sum(len(text.tokens) for text in texts),
-        sum(text.stats.target_calls for text in texts),
-    )
+    return sum(each.seconds for each in steady) / sum(each.tokens for each in steady)
 
 
 def section(recipe: Recipe, found: Found) -> Section | None:
@@ -142,7 +132,8 @@ def section(recipe: Recipe, found: Found) -> Section | None:
         return None
     said: list[str] = []
     tables: list[Table] = []
-    for what, show in (("rules", _show_rules), ("automatic", _show_automatic), ("cascade", _show_cascade)):
+    parts = ("rules", _show_rules), ("automatic", _show_automatic), ("cascade", _show_cascade)
+    for what, show in parts:
         own = [row for row in rows if row.case["what"] == what]
         if own:
             paragraph, table = show(own)
