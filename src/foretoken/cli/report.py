@@ -132,8 +132,13 @@ def _follow(standings: Iterator[Standing]) -> bool:
         task = bar.add_task("", total=None, left="")
         try:
             for at in standings:
-                changed = {"completed": at.done, "total": at.all, "left": left(at.seconds_left)}
-                bar.update(task, description=at.next or "done", **changed)
+                bar.update(
+                    task,
+                    description=at.next or "done",
+                    completed=at.done,
+                    total=at.all,
+                    left=left(at.seconds_left),
+                )
         except KeyboardInterrupt:
             return True
     return False

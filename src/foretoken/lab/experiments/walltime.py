@@ -248,7 +248,7 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
             speeds = [estimate(row.result["speedup"]) for row in own]
             errors = [speed.error for speed in speeds]
             values = [speed.value for speed in speeds]
-            style = {"color": f"C{i}", "label": draft.label}
+            style: dict[str, Any] = {"color": f"C{i}", "label": draft.label}
             axes.errorbar(gammas, values, errors, marker="o", ms=3, lw=1.2, capsize=2, **style)
             known = [(g, e) for g, row in zip(gammas, own, strict=True) if (e := _theory(row))]
             if known:
