@@ -89,9 +89,7 @@ def found() -> dict[str, list[Row]]:
     """Rows of tables 2 to 4."""
     alphas = {"small": (0.7, 0.6), "large": (0.8, 0.75), "bigram": (0.2, 0.25)}
     sizes = {"small": 10, "large": 100, "bigram": None}
-    rows = [
-        agreed(draft, T, alphas[draft][T], sizes[draft]) for draft in alphas for T in (0, 1)
-    ]
+    rows = [agreed(draft, T, alphas[draft][T], sizes[draft]) for draft in alphas for T in (0, 1)]
     speeds = {"small": 2.0, "large": 1.5, "bigram": 1.1}
     times = [
         timed(draft, T, gamma, speeds[draft] - 0.1 * T - 0.05 * gamma)

@@ -1,4 +1,4 @@
-"""`foretoken report`: the paper's experiments of one recipe or more, measured, resumed and shown."""
+"""`foretoken report`: the paper's experiments of recipes: measured, resumed and shown."""
 
 from __future__ import annotations
 

@@ -107,4 +107,6 @@ def _beta(place: Place) -> float | None:
     if place.guess is None:
         return None
     q = None if place.q is None else place.q[None, None]
-    return float(overlap(place.p[None, None], q, torch.tensor([[place.guess]], device=place.p.device)))
+    return float(
+        overlap(place.p[None, None], q, torch.tensor([[place.guess]], device=place.p.device))
+    )

@@ -165,7 +165,10 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     temperatures = recipe.temperatures
     for t, temperature in enumerate(temperatures):
         own = [row for row in rows if row.case["temperature"] == temperature]
-        at = [labels.index(row.case["draft"]) + 0.25 * (t - (len(temperatures) - 1) / 2) for row in own]
+        at = [
+            labels.index(row.case["draft"]) + 0.25 * (t - (len(temperatures) - 1) / 2)
+            for row in own
+        ]
         values = [estimate(row.result["alpha"]) for row in own]
         errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
         heights = [v.value for v in values]

@@ -47,7 +47,9 @@ def _case(what: str, draft: Draft, temperature: float, **more: Any) -> Case:
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Ways of writing the same prompts' texts, run in turn: figures of each, by its name."""
-    return {"rules": _rules, "automatic": _automatic, "cascade": _cascade}[case["what"]](pairs, case)
+    return {"rules": _rules, "automatic": _automatic, "cascade": _cascade}[case["what"]](
+        pairs, case
+    )
 
 
 def _rules(pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -159,7 +161,15 @@ def _show_rules(rows: list[Row]) -> tuple[str, Table]:
                 f"{faster[-1]:.2f}",
             )
         )
-    head = ("draft", "T", "gamma", "tokens a call: Algorithm 1", "block", "ratio", "times its speed")
+    head = (
+        "draft",
+        "T",
+        "gamma",
+        "tokens a call: Algorithm 1",
+        "block",
+        "ratio",
+        "times its speed",
+    )
     said = (
         f"Block verification (Sun et al., arXiv 2403.10444) has the same law as Algorithm 1 and "
         f"keeps {_range(gains, 3)} times its tokens a call, which makes it {_range(faster)} times "
@@ -194,8 +204,8 @@ def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
     head = ("draft", "T", "automatic", "best fixed", "ratio", "alpha", "c", "oracle's bound")
     said = (
         f"Automatic gamma runs at {_range(shares)} times the speed of the best fixed gamma of each "
-        f"line, which is known only afterwards, and at {_range(of_plain)} times plain decoding. The "
-        "oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - alpha + c "
+        f"line, which is known only afterwards, and at {_range(of_plain)} times plain decoding. "
+        "The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - alpha + c "
         "alpha), takes a longer pass to cost nothing more, so it is not reached."
     )
     return said, Table("Automatic gamma, the best fixed one and the oracle's bound", head, lines)
@@ -215,7 +225,13 @@ def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
                 f"{faster[-1]:.2f}",
             )
         )
-    head = ("draft < its own draft", "T", "tokens a call: alone", "cascade", "times the draft's speed")
+    head = (
+        "draft < its own draft",
+        "T",
+        "tokens a call: alone",
+        "cascade",
+        "times the draft's speed",
+    )
     gaining = sum(ratio > 1 for ratio in faster)
     said = (
         f"A draft that is itself drafted for runs at {_range(faster)} times its speed alone, and "

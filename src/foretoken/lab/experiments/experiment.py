@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-
-
 from foretoken.lab.estimate import Estimate
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Recipe

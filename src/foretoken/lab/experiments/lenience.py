@@ -142,8 +142,8 @@ def _factor(alpha: float, c: float) -> float:
 def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     yield (
         "With lenience l a guess is compared with l q in place of q: alpha is then sum min(p / l, "
-        "q), no token is above p / l, and the law is left by alpha with lenience less alpha without "
-        "(total variation)."
+        "q), no token is above p / l, and the law is left by alpha with lenience less alpha "
+        "without (total variation)."
     )
     gains = []
     for row in rows:
@@ -159,8 +159,8 @@ def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
             f"({_papers_rise()} in its table)."
         )
     yield (
-        "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma at "
-        f"the c = {paper.LENIENT_C:g} that it names ({_attainable()}); those at T=0 do."
+        "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma "
+        f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); those at T=0 do."
     )
 
 

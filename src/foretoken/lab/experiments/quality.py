@@ -119,7 +119,9 @@ def _loss_table(rows: list[Row]) -> Table:
         for row in rows
     ]
     head = ("draft", "nats a token, plain", "speculative", "texts")
-    return Table("The target's loss on texts sampled at T=1, 95 % intervals over texts", head, lines)
+    return Table(
+        "The target's loss on texts sampled at T=1, 95 % intervals over texts", head, lines
+    )
 
 
 def _said_of_scores(rows: list[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Figure 5: when target and draft ran, encoders included, with gamma 7, with gamma 3 and plainly."""
+"""Figure 5: when target and draft ran, encoders included, with gamma 7, gamma 3 and plainly."""
 
 from __future__ import annotations
 
@@ -92,15 +92,13 @@ def _said(own: Row) -> str:
     speculative = [row for row in own.result["rows"] if row["gamma"]]
     plain = next(row for row in own.result["rows"] if not row["gamma"])
     kind = "an encoder-decoder, as the paper's" if own.result["encoder_decoder"] else "a decoder"
-    runs = ", ".join(
-        f"{row['target_calls']} with gamma {row['gamma']}" for row in speculative
-    )
+    runs = ", ".join(f"{row['target_calls']} with gamma {row['gamma']}" for row in speculative)
     each = fmean(row["tokens"] / row["target_calls"] for row in speculative)
     return (
         f"The pair is {kind}; the first blocks read the prompt, encoders included, once for each "
         f"model. Plain decoding calls the target {plain['target_calls']} times for "
-        f"{plain['tokens']} tokens, speculation {runs}: {each:.1f} tokens a call. Every target call "
-        "is preceded by the draft's, as in the paper's figure; their widths differ from it as c does."
+        f"{plain['tokens']} tokens, speculation {runs}: {each:.1f} tokens a call. Every target "
+        "call is preceded by the draft's, as in the paper's figure; widths differ from it as c does."
     )
 
 

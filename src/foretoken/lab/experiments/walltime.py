@@ -160,8 +160,8 @@ def _line(recipe: Recipe, found: Found, row: Row) -> tuple[str, ...]:
 def _said(recipe: Recipe, found: Found, best: list[Row]) -> list[str]:
     """What agrees with the paper, and why the rest does not."""
     said = [
-        f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of up "
-        f"to {recipe.max_new_tokens} new tokens, each {recipe.repeats} times plainly and "
+        f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
+        f"up to {recipe.max_new_tokens} new tokens, each {recipe.repeats} times plainly and "
         "speculatively in turn. Intervals are over prompts."
     ]
     said += _theorem(found, best)
@@ -220,12 +220,11 @@ def _costs(recipe: Recipe, best: list[Row]) -> list[str]:
     if not theirs:
         return []
     share = c / theirs
-    told = (
-        f"c of {label} is {c:.3f} here and {theirs:g} in the paper, {share:.1f} times. "
-    )
+    told = f"c of {label} is {c:.3f} here and {theirs:g} in the paper, {share:.1f} times. "
     if share > 1.5:
         return [
-            told + "A small model's pass is mostly the call, not its arithmetic, so the drafts of a "
+            told
+            + "A small model's pass is mostly the call, not its arithmetic, so the drafts of a "
             "small target are dear; with the paper's c the same alpha gives the factors in the "
             "column beside."
         ]

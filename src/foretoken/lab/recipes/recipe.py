@@ -40,7 +40,7 @@ class Form(BaseModel):
 
 
 class Draft(Form):
-    """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` gives by itself."""
+    """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
 
     label: Annotated[str, Field(min_length=1, max_length=60)]
     draft: str | None = None  # as foretoken.load takes it
@@ -82,7 +82,10 @@ class Recipe(Form):
     task: Literal["text", "translation", "summarization", "code"] = "text"
     paper: Literal["GPT-like", "EnDe", "CNNDM"] | None = None  # the paper's task beside it
     prompts: Prompts
-    temperatures: Annotated[list[Annotated[float, Field(ge=0, le=10)]], Field(min_length=1)] = [0, 1]
+    temperatures: Annotated[list[Annotated[float, Field(ge=0, le=10)]], Field(min_length=1)] = [
+        0,
+        1,
+    ]
     gammas: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1)] = [1, 2, 3, 5]
     lenience: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [
         1.0,

@@ -32,7 +32,8 @@ def _chapter(chapter: Chapter, pictures: dict[tuple[str, str], str]) -> Iterator
     yield f"\n## {_inline(chapter.title)}\n"
     if chapter.recipe is not None:
         drafts = ", ".join(draft.label for draft in chapter.recipe.drafts)
-        yield f"Target: {_inline(chapter.recipe.target or 'the pair that ships')}. Drafts: {drafts}."
+        target = _inline(chapter.recipe.target or "the pair that ships")
+        yield f"Target: {target}. Drafts: {drafts}."
         yield ""
     for headline in chapter.headlines:
         yield f"- **{headline.figure}** {_inline(headline.words)}"
@@ -45,9 +46,7 @@ def _chapter(chapter: Chapter, pictures: dict[tuple[str, str], str]) -> Iterator
         yield from _section(chapter.name, section, pictures)
 
 
-def _section(
-    chapter: str, section: Section, pictures: dict[tuple[str, str], str]
-) -> Iterator[str]:
+def _section(chapter: str, section: Section, pictures: dict[tuple[str, str], str]) -> Iterator[str]:
     yield f"\n### {_inline(section.title)}\n"
     for paragraph in section.paragraphs:
         yield f"{_inline(paragraph)}\n"

@@ -14,8 +14,9 @@ def test_table_4_but_for_three_lines():
     section = bounds.section()
     answers = [row[-1] for row in section.tables[1].rows]
     assert answers.count("yes") == 9 and answers.count("but for rounding") == 3
-    assert "9 follow as printed, 3 only from alpha and c before they were rounded, 0 not" in (
-        section.paragraphs[1]
+    assert (
+        "9 follow as printed, 3 only from alpha and c before they were rounded, 0 not"
+        in (section.paragraphs[1])
     )
     assert "1.25x" in section.paragraphs[2] and "58%" in section.paragraphs[2]
 

@@ -116,8 +116,9 @@ def test_the_bigram_claim():
     assert section is not None
     assert "1.248x" in section.paragraphs[0]
     free = walltime_factor(0.25, 3, 0)
-    assert f"expects {free:.2f}x; measured is 1.10 ± 0.01, so the table gains" in (
-        section.paragraphs[1]
+    assert (
+        f"expects {free:.2f}x; measured is 1.10 ± 0.01, so the table gains"
+        in (section.paragraphs[1])
     )
 
 
@@ -199,13 +200,21 @@ def test_what_is_said_of_all_three():
     automatic = {"plain": way(2, 1), "gamma 2": way(1, 2), "gamma 3": way(1.5, 2)}
     automatic["automatic"] = way(0.8, 2.2)
     rows = [
-        Row({"what": "rules", **at, "gamma": 2}, 1.0, {"ways": {"speculative": way(1, 2), "block": way(0.8, 2.5)}}),
+        Row(
+            {"what": "rules", **at, "gamma": 2},
+            1.0,
+            {"ways": {"speculative": way(1, 2), "block": way(0.8, 2.5)}},
+        ),
         Row(
             {"what": "automatic", **at},
             1.0,
             {"ways": automatic, "alpha": 0.7, "c": 0.1, "oracle": oracle_factor(0.7, 0.1)},
         ),
-        Row({"what": "cascade", **at, "inner": None}, 1.0, {"ways": {"alone": way(1, 2), "cascade": way(2, 2)}}),
+        Row(
+            {"what": "cascade", **at, "inner": None},
+            1.0,
+            {"ways": {"alone": way(1, 2), "cascade": way(2, 2)}},
+        ),
     ]
     section = beyond.section(recipe(), {"beyond": rows})
     assert section is not None
@@ -216,9 +225,7 @@ def test_what_is_said_of_all_three():
     assert "gains in 0 of 1 cases" in section.paragraphs[2]
 
 
-@pytest.mark.parametrize(
-    "module", [acceptance, walltime, bigram, timeline, trace, quality, beyond]
-)
+@pytest.mark.parametrize("module", [acceptance, walltime, bigram, timeline, trace, quality, beyond])
 def test_nothing_is_said_of_nothing(module):
     failed = Row({"draft": "small"}, 1.0, failed="no")
     name = module.__name__.rpartition(".")[2]

@@ -22,7 +22,7 @@ def test_lines_and_their_limit(tmp_path):
 
 def test_tsv_zipped(tmp_path):
     path = tmp_path / "pairs.tsv.gz"
-    path.write_bytes(gzip.compress("a house\tein Haus\na dog\tein Hund\n".encode()))
+    path.write_bytes(gzip.compress(b"a house\tein Haus\na dog\tein Hund\n"))
     assert read(Prompts(file=str(path))) == [Task("a house", "ein Haus"), Task("a dog", "ein Hund")]
 
 

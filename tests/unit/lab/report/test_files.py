@@ -37,9 +37,7 @@ def made(tmp_path_factory) -> Report:
         for row in own_rows:
             asked.append(Job(own, of, name, row.case))
             line = {"recipe": own.name, "of": of, "experiment": name, "case": row.case}
-            results.add(
-                Line(**line, seconds=row.seconds, result=row.result, failed=row.failed)
-            )
+            results.add(Line(**line, seconds=row.seconds, result=row.result, failed=row.failed))
     asked.append(Job(own, of, "timeline", {"draft": "small"}))
     told = {"date": "2026-11-23", "command": "foretoken report tables.toml --out report"}
     return report(asked, results, MACHINE, quick=True, **told)
@@ -138,9 +136,7 @@ def test_json_has_rows_and_sections(folder):
 
 
 def test_a_trace_is_in_all_three(made, folder):
-    traces = [
-        trace for chapter in made.chapters for s in chapter.sections for trace in s.traces
-    ]
+    traces = [trace for chapter in made.chapters for s in chapter.sections for trace in s.traces]
     (one,) = traces
     assert isinstance(one, Trace) and one.html in (folder / "report.html").read_text()
     assert "       1 [<b>]" in (folder / "report.md").read_text()

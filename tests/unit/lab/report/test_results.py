@@ -76,7 +76,10 @@ def test_a_full_disk_leaves_results_whole(tmp_path, full_disk):
     first = Results(path)
     first.add(line("a"))
     whole = path.read_bytes()
-    with full_disk(len(whole) + 40), pytest.raises(OSError, match="results.jsonl cannot be written"):
+    with (
+        full_disk(len(whole) + 40),
+        pytest.raises(OSError, match="results.jsonl cannot be written"),
+    ):
         first.add(line("b"))
     assert path.read_bytes() == whole and alpha(first, "b") is None
     first.add(line("b"))
