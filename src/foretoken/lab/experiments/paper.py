@@ -107,7 +107,7 @@ def agreement(task: str | None, draft: str | None, temperature: float) -> float 
     """alpha of table 3, where it has that line at that temperature."""
     for line in TABLE_3:
         if (line.task, line.draft) == (task, draft):
-            return {0: line.greedy, 1: line.sampled}.get(temperature)
+            return {0.0: line.greedy, 1.0: line.sampled}.get(temperature)
     return None
 
 

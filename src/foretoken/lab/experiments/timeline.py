@@ -32,10 +32,8 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     length = min(MOST, recipe.max_new_tokens)
     rows: list[dict[str, Any]] = []
     for gamma in paper.FIGURE_5_GAMMAS:
-        for _ in range(2):
-            (one,) = uninterrupted(
-                spec.generate([pairs.prompts[0]], gamma=gamma, max_new_tokens=length)
-            )
+        how = {"gamma": gamma, "max_new_tokens": length}
+        _, one = (uninterrupted(spec.generate(pairs.prompts[0], **how))[0] for _ in range(2))
         rows.append(
             {
                 "gamma": gamma,
@@ -98,7 +96,7 @@ def _said(own: Row) -> str:
         f"The pair is {kind}; the first blocks read the prompt, encoders included, once for each "
         f"model. Plain decoding calls the target {plain['target_calls']} times for "
         f"{plain['tokens']} tokens, speculation {runs}: {each:.1f} tokens a call. Every target "
-        "call is preceded by the draft's, as in the paper's figure; widths differ from it as c does."
+        "call is preceded by the draft's, as in the paper's figure; widths differ as c does."
     )
 
 

@@ -20,10 +20,10 @@ from foretoken.errors import InputError, one_line, shown
 Name = Literal[
     "acceptance",
     "walltime",
-    "lenience",
     "bigram",
-    "timeline",
+    "lenience",
     "trace",
+    "timeline",
     "quality",
     "beyond",
     "observations",
@@ -178,8 +178,9 @@ def placed(name: str, folder: Path) -> str:
 
 
 def _said(error: ValidationError) -> str:
-    """The first mistake: key, value, remedy."""
-    first = error.errors()[0]
+    """One mistake: key, value, remedy; a key that there is none of before what is missing."""
+    errors = error.errors()
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     place, kind, given = first["loc"], first["type"], first["input"]
     key = ".".join(str(part) for part in place)
     if kind == "extra_forbidden":

@@ -45,7 +45,7 @@ def _figure(plot: Plot) -> Figure:
     return figure
 
 
-def _style(ink: str) -> dict[str, Any]:
+def _style(ink: str) -> Any:
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     return dict.fromkeys(inked, ink) | {
         "axes.prop_cycle": cycler(color=COLOURS),

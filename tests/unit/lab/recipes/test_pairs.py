@@ -44,7 +44,8 @@ def test_tables_are_fitted_once_to_other_texts(monkeypatch):
     assert spec.target is pairs.spec("small").target and spec.draft_name == "bigram"
 
 
-def test_a_cascade_drafts_for_a_model_only():
+def test_a_cascade_drafts_for_a_model_only(monkeypatch):
+    monkeypatch.setattr(module, "LEAST", 200)
     pairs = TablePairs(recipe())
     spec = pairs.cascade("small", None)
     assert isinstance(spec.drafter, CascadeDrafter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -94,7 +95,7 @@ def test_the_page_is_whole_and_loads_nothing(folder):
     assert outside == ["https://arxiv.org/abs/2211.17192"]  # followed by a reader, not loaded
     assert len(set(page.ids)) == len(page.ids)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
-    assert page.tags.count("svg") == len(list((folder / "plots").glob("*.png"))) >= 7
+    assert page.tags.count("svg") == len(list((folder / "plots").glob("*.png"))) >= 6
 
 
 def test_the_page_says_what_it_is_made_of(folder):
@@ -145,4 +146,4 @@ def test_a_trace_is_in_all_three(made, folder):
 def test_a_file_that_cannot_be_written_is_named(made, tmp_path):
     (tmp_path / "report.html").mkdir()
     with pytest.raises(OSError, match="report.html cannot be written"):
-        write(made, tmp_path)
+        write(replace(made, chapters=[]), tmp_path)
