@@ -32,7 +32,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     length = min(MOST, recipe.max_new_tokens)
     rows: list[dict[str, Any]] = []
     for gamma in paper.FIGURE_5_GAMMAS:
-        how = {"gamma": gamma, "max_new_tokens": length}
+        how: dict[str, Any] = {"gamma": gamma, "max_new_tokens": length}
         _, one = (uninterrupted(spec.generate(pairs.prompts[0], **how))[0] for _ in range(2))
         rows.append(
             {
