@@ -4,6 +4,7 @@ BIN := .venv/bin
 CPUS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: demo serve report test check docs prove clean
 

@@ -41,9 +41,9 @@ class Files:
         Path | None, _file("One page with all of it, which loads nothing else; light and dark.")
     ] = None
     svg: Annotated[Path | None, _file("The timeline: a block for every call of a model.")] = None
-    chrome: Annotated[
-        Path | None, _file("The timeline as Chrome's trace JSON, for Perfetto.")
-    ] = None
+    chrome: Annotated[Path | None, _file("The timeline as Chrome's trace JSON, for Perfetto.")] = (
+        None
+    )
 
     def require(self) -> None:
         """InputError for files that cannot be written, or not drawn: before models load."""
@@ -118,9 +118,7 @@ def _traced(spec: Speculator, one: Task, seed: int, dials: dict[str, Any]) -> An
     return Answer(one, 0, request, done)
 
 
-def _write(
-    written: Files, spec: Speculator, told: Answer, dials: dict[str, Any]
-) -> Iterator[Path]:
+def _write(written: Files, spec: Speculator, told: Answer, dials: dict[str, Any]) -> Iterator[Path]:
     """The files that were asked for, each whole or not at all."""
     from foretoken.lab import timeline
 

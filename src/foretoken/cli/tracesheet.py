@@ -46,7 +46,9 @@ def page(spec: Speculator, told: Answer, dials: dict[str, Any], command: str) ->
     done, continues = told.completion, not told.request.source and told.completion.text is not None
     picture = timeline.svg({guesses(dials["gamma"]): done})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+    return environment.from_string(
+        TEMPLATE.read_text("utf-8")
+    ).render(
         prompt=told.asked,
         between="" if continues else "\n",  # a source, or ids
         text=" ".join(map(str, done.tokens)) if done.text is None else done.text,

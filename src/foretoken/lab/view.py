@@ -27,8 +27,8 @@ TAGS = {  # without colours the lines, strokes and weights that browsers give th
 STYLE = """\
 .trace, .fates { color-scheme: light dark; --accepted: light-dark(#007a1e, #79cf88);
   --rejected: light-dark(#c21a12, #ff8d84); --corrected: light-dark(#1f3fe0, #91adff) }
-.trace { font-family: ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere;
-  white-space: pre-wrap }
+.trace { font-family: ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere }
+.trace li { white-space: pre-wrap }
 .accepted { color: var(--accepted) }
 .rejected { color: var(--rejected); text-decoration: line-through }
 .corrected { color: var(--corrected); font-weight: 700 }
@@ -59,7 +59,7 @@ def html(
 ) -> str:
     """The same lines as an ordered list of HTML, escaped; `STYLE` is for the page's head."""
     lines = [
-        "".join(TAGS[fate].format(escape(spelled)) for spelled, fate in pieces)
+        "".join(_tagged(spelled, fate) for spelled, fate in pieces)
         for pieces in _pieces(prompt, steps, tokenizer)
     ]
     return "\n".join(['<ol class="trace">', *(f"<li>{line}</li>" for line in lines), "</ol>"])
@@ -94,11 +94,9 @@ def html_legend() -> str:
 
 def marked(spelled: str, fate: str) -> str:
     """A token between the marks of its fate: inside its blanks, so that words stay apart."""
-    mark, word = MARKS[fate], spelled.strip()
-    if not mark or not word:
-        return f"{mark[:1]}{spelled}{mark[1:]}"
-    before, _, behind = spelled.partition(word)
-    return f"{before}{mark[0]}{word}{mark[1]}{behind}"
+    mark = MARKS[fate]
+    before, word, behind = _apart(spelled)
+    return f"{before}{mark[:1]}{word}{mark[1:]}{behind}"
 
 
 def spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
@@ -107,6 +105,18 @@ def spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: i
         return f"{token} "
     head = before[-LOOK_BACK:]
     return decoding.decode(tokenizer, [*head, token])[len(decoding.decode(tokenizer, head)) :]
+
+
+def _tagged(spelled: str, fate: str) -> str:
+    """The same as HTML: a stroke through blanks would join words."""
+    before, word, behind = _apart(spelled)
+    return f"{before}{TAGS[fate].format(escape(word))}{behind}"
+
+
+def _apart(spelled: str) -> tuple[str, str, str]:
+    """A token without the blanks before and behind it, and these; one of blanks is all word."""
+    word = spelled.strip()
+    return spelled.partition(word) if word else ("", spelled, "")
 
 
 def _on_one_line(spelled: str) -> str:

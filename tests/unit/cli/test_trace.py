@@ -49,9 +49,14 @@ def test_every_step_is_a_line_and_a_row(run, pair, done):
     assert [int(line[:4]) for line in lines] == list(range(1, len(done.steps) + 1))
     rows = [line.split() for line in shown.split("verify ms")[1].splitlines()[2:] if line.strip()]
     *steps, total = [row for row in rows if len(row) == 7]
-    counts = [[number, s.drafted, s.accepted, len(s.kept)] for number, s in enumerate(done.steps, 1)]
+    counts = [
+        [number, s.drafted, s.accepted, len(s.kept)] for number, s in enumerate(done.steps, 1)
+    ]
     assert [[int(cell) for cell in row[:4]] for row in steps] == counts
-    assert total[:4] == ["all", *(str(sum(column)) for column in list(zip(*counts, strict=True))[1:])]
+    assert total[:4] == [
+        "all",
+        *(str(sum(column)) for column in list(zip(*counts, strict=True))[1:]),
+    ]
     assert "verify ms" not in run("trace", PROMPT, *pair).out
 
 

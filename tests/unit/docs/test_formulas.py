@@ -9,7 +9,9 @@ from scripts import ROOT, hook
 
 
 def test_a_block_becomes_mathml():
-    config = hook("formulas").on_config(MkDocsConfig(mdx_configs={}))
+    config = MkDocsConfig()
+    config.mdx_configs = {}
+    hook("formulas").on_config(config)
     extension = "pymdownx.superfences"
     page = Markdown(extensions=[extension], extension_configs=config.mdx_configs)
     made = page.convert("```math\n\\frac{1}{1 - \\alpha}\n```\n\n```python\nx\n```\n")

@@ -22,7 +22,10 @@ PAGES = {
 @pytest.fixture
 def site(tmp_path: Path) -> tuple[MkDocsConfig, Files]:
     """A repository with two pages and a result."""
-    for name, text in {**{f"docs/{n}": t for n, t in PAGES.items()}, "results/x.json": "{}"}.items():
+    for name, text in {
+        **{f"docs/{n}": t for n, t in PAGES.items()},
+        "results/x.json": "{}",
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     config = MkDocsConfig()
@@ -30,6 +33,7 @@ def site(tmp_path: Path) -> tuple[MkDocsConfig, Files]:
         {"site_name": "s", "docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site")}
     )
     config.validate()
+    config.plugins._current_plugin = "links"  # as in a build
     return config, Files([File(n, config.docs_dir, config.site_dir, False) for n in PAGES])
 
 

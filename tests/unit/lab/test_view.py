@@ -111,13 +111,13 @@ def test_the_lines_as_html():
     steps = [record(ids[1:3], 1, [ids[1], ids[2]]), record([], 0, ids[3:])]
     page = html(ids[:1], steps, byte_level())
     assert page.startswith('<ol class="trace">\n<li>') and page.count("<li>") == 2
-    told = re.sub(r'<del class="rejected">.*?</del>', "", page)
+    told = re.sub(r' ?<del class="rejected">.*?</del>', "", page)
     text = unescape(re.sub(r"<[^>]*>|\n", "", told))
     assert text == byte_level().decode(ids).removeprefix(byte_level().decode(ids[:1]))
     assert "<b>" not in page and "&amp;" in page
     assert html([0], [record([5, 6], 1, [5, 9])], None).splitlines()[1] == (
-        '<li><span class="accepted">5 </span><del class="rejected">6 </del>'
-        '<strong class="corrected">9 </strong></li>'
+        '<li><span class="accepted">5</span> <del class="rejected">6</del> '
+        '<strong class="corrected">9</strong> </li>'
     )
 
 
