@@ -3,6 +3,7 @@ bfloat16, and a target's texts are scored beside a baseline's."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path

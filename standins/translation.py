@@ -67,20 +67,22 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=int, default=6000, help="of a draft, at most")
     parser.add_argument("--distill-steps", type=int, default=600)
     parser.add_argument("--dropout", type=float, default=0.0, help="of the target")
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
     parser.add_argument("--limit", type=int, help="sentences of a test set; left out: all")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     target = given.out / "target"
     data = given.out / "pairs.jsonl"
+    how: dict[str, object] = {"patience": 10} | ({"bfloat16": True} if given.bfloat16 else {})
     if "prepare" in given.stages:
         prepare(given)
     if "target" in given.stages:
-        lesson = {"steps": given.steps, "dropout": given.dropout, "patience": 10}
+        lesson = {"steps": given.steps, "dropout": given.dropout, **how}
         train(data, target, "target", lesson)
     for name in given.drafts:
         words = {"tokenizer": target / "tokenizer"}
         if "drafts" in given.stages:
-            lesson = {"steps": given.draft_steps, "patience": 10, **words}
+            lesson = {"steps": given.draft_steps, **how, **words}
             train(data, given.out / name, name, lesson)
         if "distill" in given.stages:
             distill(data, given.out, name, given.distill_steps)
@@ -115,7 +117,7 @@ def alike(pair: parallel.Pair) -> bool:
 
 
 def train(data: Path, out: Path, name: str, lesson: dict[str, object]) -> None:
-    options = {**SHAPES[name], "vocab_size": 4096, "length": LENGTH, "save_every": 250, **lesson}
+    options = {**SHAPES[name], "vocab_size": 4096, "length": LENGTH, "save_every": 200, **lesson}
     foretoken("train", "seq2seq", "--data", data, "--out", out, *flags(options))
 
 
@@ -135,9 +137,7 @@ def score(out: Path, draft: str, tests: list[str], limit: int | None) -> None:
     for name in tests:
         test = parallel.read(str(test_file(out, name)), ("source", "target"))[:limit]
         begun = time.perf_counter()
-        found = models.scores(
-            out, draft, test, translation, LENGTH, partial(_looked_up, look_up)
-        )
+        found = models.scores(out, draft, test, translation, LENGTH, partial(_looked_up, look_up))
         found["seconds"] = time.perf_counter() - begun
         models.record(out, test_file(out, name).stem, found)
 

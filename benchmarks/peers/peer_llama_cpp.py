@@ -127,7 +127,11 @@ class Peer:
 def load(asked: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(asked)
     dtype = asked["dtype"]
-    kinds = {"weights": dtype, "cache": CACHES[dtype][0], "activations": "int8" if dtype == "int4" else dtype}
+    kinds = {
+        "weights": dtype,
+        "cache": CACHES[dtype][0],
+        "activations": "int8" if dtype == "int4" else dtype,
+    }
     return {
         "version": llama.__version__,
         "precision": kinds,

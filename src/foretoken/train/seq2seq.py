@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError
+from foretoken.loading import sources
 from foretoken.models.rows import padded
 from foretoken.train import corpus, examples
 from foretoken.train.examples import Example, Line
@@ -28,6 +29,7 @@ from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 GRAIN = 8  # lengths count as if rounded up to this many tokens, so that pairs in a batch change
 EXAM = 512  # held-out pairs that are measured while training; all are at the end
 IGNORED = -100  # in the place of a label: padding
+IN_FULL = torch.float32, torch.device("cpu")
 
 # step, training loss, held-out loss where measured
 Report = Callable[[int, float, float | None], None]
@@ -219,12 +221,11 @@ def _model(
     ids = max(tokenizer.get_vocab().values()) + 1
     if init is None:
         return T5ForConditionalGeneration(_config(shape, lesson, ids, tokenizer))
-    try:
-        options = {"dtype": torch.float32, "dropout_rate": lesson.dropout}
-        model = T5ForConditionalGeneration.from_pretrained(init, **options)
-    except Exception as error:  # the library raises many kinds
-        reason = one_line(error)
-        raise InputError(f"{init} holds no T5 model that can be read: {reason}") from None
+    given = sources.source(init, None, False)
+    if given.config.model_type != "t5":
+        raise InputError(f"{init} is a {given.config.model_type} model; give one of T5's kind")
+    options = given.options | {"dropout_rate": lesson.dropout}
+    model = cast(T5ForConditionalGeneration, replace(given, options=options).network(*IN_FULL))
     rows = model.config.vocab_size
     if rows < ids:
         raise InputError(f"{init} has {rows} rows for {ids} tokens; leave --tokenizer out")

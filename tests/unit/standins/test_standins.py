@@ -42,7 +42,7 @@ def test_pairs_are_read_from_every_kind_of_file(tmp_path):
 
 def test_texts_are_written_as_people_write_them():
     clean = standin("parallel").clean
-    told = "In 1934 , the dog &apos;s well @-@ known house ( red )  isn &apos;t here ."
+    told = "In 1934 , the dog &apos;s well @-@ known house ( red )  is n&apos;t here ."
     assert clean(told) == "In 1934, the dog's well-known house (red) isn't here."
     assert clean("It's (all) fine, here.") == "It's (all) fine, here."
 
@@ -131,5 +131,5 @@ def test_flags_of_a_command():
 
 def test_a_command_that_fails_ends_the_script(capfd):
     with pytest.raises(SystemExit) as end:
-        standin("commands").foretoken("theory", "--alpha", "2")
+        standin("commands").foretoken("theory", "--alpha", "2", "--c", "0.1")
     assert end.value.code == 2 and "alpha" in capfd.readouterr().err
