@@ -13,6 +13,7 @@ from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, ratio
 from foretoken.lab.experiments import paper
 from foretoken.lab.experiments.experiment import (
+    BLANK,
     Case,
     Found,
     Plot,
@@ -23,6 +24,7 @@ from foretoken.lab.experiments.experiment import (
     estimate,
     plus_minus,
     rounded,
+    without_blanks,
 )
 from foretoken.lab.measurement.footprint import of_drafter
 from foretoken.lab.recipes.pairs import Pairs, Written
@@ -83,7 +85,7 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     return Section(
         "Table 3: how far drafts agree with the target",
         [*_said(recipe, rows)],
-        [Table(caption, HEAD, lines)],
+        [without_blanks(Table(caption, HEAD, lines))],
         [Plot("alpha", "alpha by draft and temperature", partial(_draw, recipe, rows))],
     )
 
@@ -101,11 +103,11 @@ def _line(recipe: Recipe, row: Row) -> tuple[str, ...]:
     size = row.result["parameters"]
     return (
         row.case["draft"],
-        "–" if size is None else f"{size:,}",
+        BLANK if size is None else f"{size:,}",
         f"{row.case['temperature']:g}",
         plus_minus(own),
         rounded(printed),
-        "–" if printed is None else f"{own.value - printed:+.2f}",
+        BLANK if printed is None else f"{own.value - printed:+.2f}",
         f"{row.result['tokens']:,}",
     )
 
@@ -160,6 +162,8 @@ def _orders(compared: list[tuple[Row, float]]) -> str:
 
 def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     """Intervals of our alphas, with a mark for the paper's."""
+    from matplotlib import rcParams  # late, as all of matplotlib
+
     axes = figure.add_subplot()
     labels = [draft.label for draft in recipe.drafts]
     temperatures = recipe.temperatures
@@ -172,7 +176,8 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
         values = [estimate(row.result["alpha"]) for row in own]
         errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
         heights = [v.value for v in values]
-        axes.bar(at, heights, 0.22, yerr=errors, label=f"here, T={temperature:g}", color=f"C{t}")
+        style = {"color": f"C{t}", "ecolor": rcParams["text.color"]}
+        axes.bar(at, heights, 0.22, yerr=errors, label=f"here, T={temperature:g}", **style)
         marks = [(x, p) for x, row in zip(at, own, strict=True) if (p := _printed(recipe, row))]
         if marks:
             name = f"paper, T={temperature:g}"

@@ -8,7 +8,16 @@ from statistics import fmean, median
 from typing import Any
 
 from foretoken import costs, theory
-from foretoken.lab.experiments.experiment import Case, Found, Row, Section, Table, done, rounded
+from foretoken.lab.experiments.experiment import (
+    BLANK,
+    Case,
+    Found,
+    Row,
+    Section,
+    Table,
+    done,
+    rounded,
+)
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Draft, Recipe
 from foretoken.lab.uninterrupted import uninterrupted
@@ -198,7 +207,7 @@ def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
                 f"{shares[-1]:.3f}",
                 rounded(row.result["alpha"], 3),
                 rounded(row.result["c"], 3),
-                "–" if oracle is None else f"{oracle:.2f}x",
+                BLANK if oracle is None else f"{oracle:.2f}x",
             )
         )
     head = ("draft", "T", "automatic", "best fixed", "ratio", "alpha", "c", "oracle's bound")

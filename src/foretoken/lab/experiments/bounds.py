@@ -70,7 +70,7 @@ def _table_4() -> Table:
                 str(line.gamma),
                 f"{line.c:g}",
                 f"{value:.2f}",
-                f"{line.expected:g}",
+                f"{line.expected:.1f}",
                 "yes" if exact else "but for rounding" if within else "no",
             )
         )

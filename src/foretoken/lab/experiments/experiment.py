@@ -6,7 +6,7 @@ Sections hold text, tables and pictures, as data; how they are shown is the repo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foretoken.lab.estimate import Estimate
@@ -16,6 +16,7 @@ from foretoken.lab.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+BLANK = "–"  # where a table has no figure
 Case = dict[str, Any]  # what is asked, in JSON's values
 
 
@@ -105,7 +106,14 @@ def plus_minus(one: Estimate, digits: int = 3) -> str:
 
 def rounded(value: float | None, digits: int = 2) -> str:
     """A figure of a table; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
+    return BLANK if value is None else f"{value:.{digits}f}"
+
+
+def without_blanks(table: Table) -> Table:
+    """The table less the columns that no row fills."""
+    kept = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
+    rows = [tuple(row[i] for i in kept) for row in table.rows]
+    return replace(table, head=tuple(table.head[i] for i in kept), rows=rows)
 
 
 def named(case: Case) -> str:

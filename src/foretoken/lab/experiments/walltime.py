@@ -23,6 +23,7 @@ from foretoken.lab.experiments.experiment import (
     estimate,
     plus_minus,
     rounded,
+    without_blanks,
 )
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Recipe
@@ -105,7 +106,7 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     return Section(
         "Tables 2 and 4: how much faster, measured and expected",
         _said(recipe, found, best),
-        [Table(caption, HEAD, lines, emphasized)],
+        [without_blanks(Table(caption, HEAD, lines, emphasized))],
         [Plot("speed", "Speed over gamma, measured and as expected", partial(_draw, recipe, rows))],
     )
 
@@ -161,8 +162,8 @@ def _said(recipe: Recipe, found: Found, best: list[Row]) -> list[str]:
     """What agrees with the paper, and why the rest does not."""
     said = [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
-        f"up to {recipe.max_new_tokens} new tokens, each {recipe.repeats} times plainly and "
-        "speculatively in turn. Intervals are over prompts."
+        f"up to {recipe.max_new_tokens} new tokens, plain and speculative runs in turn, "
+        f"{recipe.repeats} of each. Intervals are over prompts."
     ]
     said += _theorem(found, best)
     said += _passes(best)
@@ -253,9 +254,11 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
             if known:
                 axes.plot(*zip(*known, strict=True), ls="--", lw=1, color=f"C{i}")
         axes.axhline(1, color="grey", lw=0.8)
+        axes.set_xticks(sorted({row.case["gamma"] for row in rows}))
         axes.set_title(f"T={temperature:g}")
         axes.set_xlabel("gamma (dashed: Theorem 3.8)")
         axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0].set_ylim(bottom=0)
     all_axes[0].set_ylabel("times plain decoding")
     all_axes[0].legend(frameon=False, fontsize="small")
 

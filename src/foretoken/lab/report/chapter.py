@@ -1,5 +1,5 @@
-"""What a report says: a chapter for the paper's arithmetic and one for each recipe, of sections
-made of rows. Knows no page and no files."""
+"""What a report says: a chapter for each recipe, of sections made of rows, and one for the
+paper's arithmetic. Knows no page and no files."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def report(
     asked: list[Job], results: Results, machine: Machine, *, date: str, command: str, quick: bool
 ) -> Report:
     """Made of the rows that there are; `asked`: all cases, recipe by recipe."""
-    chapters = [Chapter("paper", ARITHMETIC, [bounds.section()])]
     recipes = {job.of: job.recipe for job in asked}
-    chapters += [
+    chapters = [
         _chapter(recipe, [job for job in asked if job.of == of], results)
         for of, recipe in recipes.items()
     ]
+    chapters.append(Chapter("paper", ARITHMETIC, [bounds.section()]))
     seconds = sum(sum(results.seconds(of)) for of in recipes)
     return Report(chapters, machine, date, command, quick, seconds)
 

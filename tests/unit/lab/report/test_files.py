@@ -126,7 +126,7 @@ def test_markdown_has_all_tables_and_its_pictures(folder, made):
 
 def test_json_has_rows_and_sections(folder):
     document = json.loads((folder / "report.json").read_text())
-    paper, own = document["chapters"]
+    own, paper = document["chapters"]
     assert paper["recipe"] is None and own["recipe"]["name"] == "tables"
     assert document["machine"]["cpu"] == "a processor" and document["quick"] is True
     assert len(own["rows"]["acceptance"]) == 6 and own["missing"] == 1
