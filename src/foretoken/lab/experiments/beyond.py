@@ -33,7 +33,7 @@ Turns = dict[str, list[list[Completion]]]  # by way: the texts of each repeat
 
 def cases(recipe: Recipe) -> list[Case]:
     """Of every draft that is a model: rules where text is sampled, automatic gamma at every
-    temperature, and cascades over the draft listed before, or a look-up."""
+    temperature, and cascades over the draft listed before, or else a look-up."""
     drafts = [draft for draft in recipe.drafts if draft.is_model]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
     asked: list[Case] = []
@@ -45,7 +45,7 @@ def cases(recipe: Recipe) -> list[Case]:
             asked.append(_case("automatic", draft, temperature))
         smaller = [other.label for other in drafts[:i][-1:] if draft.draft and other.draft]
         for temperature in recipe.temperatures:
-            for inner in [*smaller, None]:
+            for inner in smaller or [None]:
                 asked.append(_case("cascade", draft, temperature, inner=inner))
     return asked
 

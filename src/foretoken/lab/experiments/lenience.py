@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STANDARD = SamplingParams(1.0)  # the law that lenience compares with, also at temperature 0
-GAMMAS = range(1, 65)
+GAMMAS = range(65)
 
 
 def cases(recipe: Recipe) -> list[Case]:

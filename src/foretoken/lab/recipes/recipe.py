@@ -30,7 +30,7 @@ Name = Literal[
 ]
 NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
 # What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
-QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 800, 4, 2, 24
+QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
 
 
 class Form(BaseModel):
