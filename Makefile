@@ -31,7 +31,7 @@ check: .venv/ready
 docs: .venv/ready
 	$(BIN)/typer foretoken.cli utils docs --name foretoken --title "Command line" --output docs/cli.md
 	$(BIN)/mkdocs build --strict
-	@echo "open build/site/index.html; to search: $(BIN)/python -m http.server -d build/site"
+	@echo build/site/index.html
 
 prove: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m prove -rA --show-capture=no | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
