@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -153,6 +154,6 @@ def _references(
         return []
     if encoder_decoder:
         return tokenizer(text_target=targets, verbose=False).input_ids
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end = [] if tokenizer.eos_token_id is None else [cast(int, tokenizer.eos_token_id)]
     found = tokenizer(targets, add_special_tokens=False, verbose=False).input_ids
     return [[*ids, *end] for ids in found]

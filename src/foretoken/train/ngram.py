@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +19,7 @@ from foretoken.errors import InputError
 from foretoken.train import corpus, examples
 from foretoken.train.examples import PAIRS
 
-Ids = np.ndarray | Iterable[Sequence[int]]
+Ids = np.ndarray | Iterable[Sequence[int] | np.ndarray]
 
 
 def fit(
@@ -110,7 +111,8 @@ def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list
 
 def _start(tokenizer: PreTrainedTokenizerBase, order: int) -> list[int]:
     """Where a decoder of T5's kind begins: a padding token, for a table that looks back at it."""
-    return [] if order == 1 or tokenizer.pad_token_id is None else [tokenizer.pad_token_id]
+    padding = cast(int | None, tokenizer.pad_token_id)
+    return [] if order == 1 or padding is None else [padding]
 
 
 def bits_per_token(

@@ -235,6 +235,7 @@ def _model(
 def _config(
     shape: Shape, lesson: Lesson, vocab_size: int, tokenizer: PreTrainedTokenizerFast
 ) -> T5Config:
+    start: dict[str, Any] = {"decoder_start_token_id": tokenizer.pad_token_id}
     return T5Config(
         vocab_size=vocab_size,
         d_model=shape.hidden,
@@ -246,8 +247,8 @@ def _config(
         feed_forward_proj="gated-gelu",
         dropout_rate=lesson.dropout,
         pad_token_id=cast(int, tokenizer.pad_token_id),
-        decoder_start_token_id=cast(int, tokenizer.pad_token_id),
         eos_token_id=cast(int, tokenizer.eos_token_id),
+        **start,
     )
 
 
