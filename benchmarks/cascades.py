@@ -24,11 +24,11 @@ import machine
 from default_pair import PROMPTS
 from foretoken import CascadeDrafter, LMDrafter, LookupDrafter, MixtureDrafter, NGram, NGramDrafter
 from foretoken.drafters.base import Drafter
+from foretoken.lab.experiments.beyond import seconds_per_token
 from foretoken.request import Completion
 from foretoken.speculator import Speculator
 from foretoken.train.ngram import fit
 from foretoken.train.samples import samples
-from rules import seconds_per_token
 
 TEMPERATURES, GAMMAS, INNER = (0.0, 1.0), (2, 4), 3
 ALONE = "draft"

@@ -17,6 +17,7 @@ from rich.table import Table
 import foretoken
 import machine
 from default_pair import PROMPTS
+from foretoken.lab.experiments.beyond import seconds_per_token
 from foretoken.request import Completion
 
 GAMMAS, REPEATS, TOKENS = (2, 4, 8), 7, 128
@@ -47,12 +48,6 @@ def main() -> None:
             table.add_row(str(gamma), rule, *figures)
     Console().print(table)
     print(machine.save("rules", {"repeats": REPEATS, "tokens": TOKENS, "rows": rows}))
-
-
-def seconds_per_token(texts: list[Completion]) -> float:
-    """Decoding time per token over all prompts."""
-    steady = [text.steady for text in texts]
-    return sum(each.seconds for each in steady) / sum(each.tokens for each in steady)
 
 
 if __name__ == "__main__":

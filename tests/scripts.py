@@ -1,4 +1,5 @@
-"""Scripts of `benchmarks/`, by their paths: some have the name of a module of the tests."""
+"""Scripts of `benchmarks/` and `standins/` and hooks of `docs/`, by their paths: some have the name
+of a module of the tests."""
 
 from __future__ import annotations
 
@@ -7,20 +8,35 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+BENCHMARKS, STANDINS, HOOKS = ROOT / "benchmarks", ROOT / "standins", ROOT / "docs" / "hooks"
 
 
 def benchmark(name: str) -> ModuleType:
     """benchmarks/NAME.py as a module, imported once; its siblings are importable meanwhile."""
-    module_name = f"benchmark_{name}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, BENCHMARKS / f"{name}.py")
+    return _module(BENCHMARKS / f"{name}.py")
+
+
+def standin(name: str) -> ModuleType:
+    """The same of standins/NAME.py."""
+    return _module(STANDINS / f"{name}.py")
+
+
+def hook(name: str) -> ModuleType:
+    """The same of docs/hooks/NAME.py."""
+    return _module(HOOKS / f"{name}.py")
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"{path.parent.name}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
-    sys.path.append(str(BENCHMARKS))
-    sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
+    sys.path.append(str(path.parent))
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(BENCHMARKS))
+        sys.path.remove(str(path.parent))
     return module

@@ -112,6 +112,7 @@ class Row:
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
+    draft_prefill_seconds: float = 0.0  # of these, the drafter's
     first_seconds: float = 0.0
     seconds: float = 0.0
     behind: int = 1
@@ -241,6 +242,7 @@ class Stats:
     draft_runtime: str
     cached_tokens: int = 0  # of the prompt, that had been read for other texts
     bias: float = 0.0  # total variation, a token's mean, of the law it was drawn from; 0: exact
+    draft_prefill_seconds: float = 0.0  # of `prefill_seconds`, the drafter's
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -329,4 +331,5 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         draft_runtime=draft_runtime,
         cached_tokens=row.cached,
         bias=sum(sum(r.biases) for r in records) / max(1, len(row.new_tokens)),
+        draft_prefill_seconds=row.draft_prefill_seconds,
     )

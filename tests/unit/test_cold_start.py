@@ -58,6 +58,8 @@ COMMANDS = (
     "bench serve",
     "certify",
     "theory",
+    "report",
+    "trace",
     "doctor",
     "train",
 )
@@ -115,6 +117,9 @@ MISTAKES = {
     ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
     ("certify", "--seed", "-1"): "seed is -1",
     ("certify", "--target", "no-such-folder"): "there is no folder",
+    ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
+    ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
+    ("report", "no-such-file", "--out", "O"): "there is no no-such-file",
     ("plan",): "give files of foretoken measure",
     ("plan", "no-such-file"): "there is no no-such-file",
 }

@@ -31,6 +31,9 @@ LAYERS = [
     ["server"],
     ["", "lab"],
     ["lab.bench", "lab.certificate", "lab.measurement", "train"],
+    ["lab.recipes"],
+    ["lab.experiments"],
+    ["lab.report"],
     ["cli"],
     ["__main__"],
 ]

@@ -7,31 +7,48 @@ from itertools import pairwise
 
 import pytest
 
+from foretoken.lab.experiments import paper
 from foretoken.theory import walltime_factor
 
+TASKS = ("EnDe", "CNNDM")
 TABLE_2 = {  # of T5-small, base, large: gamma, alpha, measured speed, and c from table 4
-    ("EnDe", 0): [(7, 0.75, 3.4, 0.02), (7, 0.80, 2.8, 0.04), (7, 0.82, 1.7, 0.11)],
-    ("EnDe", 1): [(7, 0.62, 2.6, 0.02), (5, 0.68, 2.4, 0.04), (3, 0.71, 1.4, 0.11)],
-    ("CNNDM", 0): [(5, 0.65, 3.1, 0.02), (5, 0.73, 3.0, 0.04), (3, 0.74, 2.2, 0.11)],
-    ("CNNDM", 1): [(5, 0.53, 2.3, 0.02), (3, 0.55, 2.2, 0.04), (3, 0.56, 1.7, 0.11)],
+    (task, temperature): [
+        (line.gamma, line.alpha, line.measured, line.c)
+        for line in paper.TABLE_2
+        if (line.task, line.temperature) == (task, temperature)
+    ]
+    for task in TASKS
+    for temperature in (0, 1)
 }
-
-TABLE_3 = {  # target, task: alphas of ever larger approximation models, at temperature 0 and 1
-    "GPT-like": ([0.03, 0.05, 0.88], [0.03, 0.05, 0.89]),
-    "T5-XXL EnDe": ([0.08, 0.20, 0.75, 0.80, 0.82], [0.07, 0.19, 0.62, 0.68, 0.71]),
-    "T5-XXL CNNDM": ([0.13, 0.23, 0.65, 0.73, 0.74], [0.08, 0.16, 0.53, 0.55, 0.56]),
-    "LaMDA": ([0.61, 0.71, 0.75], [0.57, 0.71, 0.74]),
+TABLE_3 = {  # alphas of ever larger approximation models, at temperature 0 and 1
+    task: (
+        [line.greedy for line in paper.TABLE_3 if line.task == task],
+        [line.sampled for line in paper.TABLE_3 if line.task == task],
+    )
+    for task in ("GPT-like", *TASKS, "LaMDA")
 }
-
-LENIENCES = [1.0, 0.5, 0.3, 0.1]
-TABLE_5 = {
-    "unigram": [0.07, 0.10, 0.11, 0.16],
-    "bigram": [0.19, 0.23, 0.25, 0.32],
-    "T5-small": [0.62, 0.71, 0.76, 0.84],
-    "T5-base": [0.68, 0.80, 0.83, 0.90],
-}
+LENIENCES = paper.LENIENCES
+TABLE_5 = {line.draft: list(line.alphas) for line in paper.TABLE_5}
 
 HALF = 0.005  # what rounding may have moved an alpha
+
+
+def test_there_are_all_lines() -> None:
+    assert [len(rows) for rows in TABLE_2.values()] == [3, 3, 3, 3]
+    assert [len(greedy) for greedy, _ in TABLE_3.values()] == [3, 5, 5, 3]
+    assert (len(paper.TABLE_1), len(TABLE_5), len(LENIENCES)) == (6, 4, 4)
+
+
+def test_lines_are_found_by_their_names() -> None:
+    assert paper.agreement("EnDe", "T5-base", 1) == 0.68
+    assert paper.agreement("EnDe", "T5-base", 0.5) is None
+    assert paper.agreement(None, "Bigram", 0) is None
+    line = paper.speed("CNNDM", "T5-large", 0)
+    assert line is not None and (line.expected, line.measured) == (2.0, 2.2)
+    assert paper.speed("GPT-like", "GPT-like 6M", 0) is None
+    assert paper.lenient("T5-base", 0.3, 1) == 0.83
+    assert paper.lenient("T5-small", 0.1, 0) == 0.87
+    assert paper.lenient("T5-base", 0.1, 0) is None and paper.lenient("Bigram", 0.2, 1) is None
 
 
 @pytest.mark.parametrize("case", TABLE_2)
@@ -72,11 +89,11 @@ def test_table_5_is_what_lenience_can_do(draft: str) -> None:
 
 
 def test_table_5_begins_with_table_3() -> None:
-    sampled = TABLE_3["T5-XXL EnDe"][1]
+    sampled = TABLE_3["EnDe"][1]
     assert [alphas[0] for alphas in TABLE_5.values()] == sampled[:4]
 
 
 def test_table_2_has_the_alphas_of_table_3() -> None:
     for (task, temperature), rows in TABLE_2.items():
-        assert [alpha for _, alpha, _, _ in rows] == TABLE_3[f"T5-XXL {task}"][temperature][2:]
+        assert [alpha for _, alpha, _, _ in rows] == TABLE_3[task][temperature][2:]
     assert all(a <= b for alphas in TABLE_5.values() for a, b in pairwise(alphas))

@@ -6,7 +6,8 @@ Tests under another name:
 `settings`: `tests/unit/cli/test_serve.py`.
 `load`, `loadsheet`: `tests/unit/cli/test_bench_serve.py`.
 `sheet`: `tests/unit/cli/test_measure.py`.
-`scoreboard`, `report`: `tests/unit/cli/test_bench.py`.
+`tracesheet`: `tests/unit/cli/test_trace.py`.
+`scoreboard`, `document`: `tests/unit/cli/test_bench.py`.
 `heads`: `tests/unit/train/test_heads.py`.
 """
 

@@ -38,11 +38,24 @@ class Answer:
         return f"prompt {self.task.number}{one}"
 
     @property
+    def asked(self) -> str:
+        """The prompt; of messages in its place the last."""
+        line = self.task.line
+        if line.messages and not line.prompt:
+            return str(line.messages[-1].get("content") or "")
+        return line.prompt if isinstance(line.prompt, str) else _ids(line.prompt)
+
+    @property
+    def before(self) -> list[int]:
+        """The ids that the text follows; of an encoder-decoder its source."""
+        return self.request.source or self.request.prompt
+
+    @property
     def heading(self) -> str:
         """Its name, the line's id if it has one, and the prompt's beginning."""
         line = self.task.line
         named = "" if line.id is None else f" ({line.id})"
-        text = " ".join(_asked(self.task).split())
+        text = " ".join(self.asked.split())
         begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
         return f"==> {self.name}{named}: {begins} <=="
 
@@ -75,14 +88,6 @@ def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = F
         elif not told:
             print(_ids(completion.tokens) if completion.text is None else completion.text)
         likelihoods.show(spec.tokenizer, answer.request.prompt, completion)
-
-
-def _asked(task: Task) -> str:
-    """The prompt; of messages in its place the last."""
-    line = task.line
-    if line.messages and not line.prompt:
-        return str(line.messages[-1].get("content") or "")
-    return line.prompt if isinstance(line.prompt, str) else _ids(line.prompt)
 
 
 def piece(text: str | None, tokens: list[int], before: int) -> str:
@@ -132,21 +137,25 @@ def _steps(spec: Speculator, answer: Answer) -> None:
     """Figure 1 of the paper, and its caption."""
     from foretoken.lab import view
 
-    completion, ids = answer.completion, answer.request.source or answer.request.prompt
+    completion, ids = answer.completion, answer.before
     console = Console(highlight=False)
-    console.print(Text(_asked(answer.task), style="bold"), soft_wrap=True)  # a str would be markup
+    console.print(Text(answer.asked, style="bold"), soft_wrap=True)  # a str would be markup
     console.print(view.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
     console.print()
     marks = console.color_system is None or console.no_color
     for line in view.trace(ids, completion.steps, spec.tokenizer, marks=marks):
         console.print(line, soft_wrap=True)
+    console.print(view.legend(marks=marks))
+    console.print(caption(completion), soft_wrap=True)
+
+
+def caption(completion: Completion) -> str:
+    """How many runs a text took, and how far its guesses agreed."""
     stats = completion.stats
     alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"
-    console.print(view.legend(marks=marks))
-    console.print(
+    return (
         f"{len(completion.tokens)} tokens in {stats.target_calls} target runs "
-        f"({stats.tokens_per_call or 0:.2f} a run){alpha}",
-        soft_wrap=True,
+        f"({stats.tokens_per_call or 0:.2f} a run){alpha}"
     )
 
 

@@ -15,12 +15,12 @@ from rich.progress import Progress
 from typer import Option
 
 from foretoken import others
-from foretoken.cli import option, report
+from foretoken.cli import document, option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
+from foretoken.cli.document import Options
 from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
-from foretoken.cli.report import Options
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ def bench(
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
         share = others.share([others.taken(began)])
-        setting = report.Setting(spec, peers, options, len(lines), unable, share)
+        setting = document.Setting(spec, peers, options, len(lines), unable, share)
         result = (
-            report.batches(setting, batches, found)
+            document.batches(setting, batches, found)
             if batches
-            else report.one_by_one(setting, found[1])
+            else document.one_by_one(setting, found[1])
         )
     if out:
         result.save(out)

@@ -59,7 +59,7 @@ Examples = Annotated[
     Path,
     Option(
         help="Text (a .txt or .txt.gz file, or a folder of them) for a decoder; one source a "
-        'line for an encoder-decoder; or a .jsonl of {"source": ..., "target": ...} for both.'
+        'line for an encoder-decoder; or .jsonl of {"source": ..., "target": ...} or .tsv for both.'
     ),
 ]
 
@@ -157,14 +157,14 @@ class PairLoading(Loading):
             hub.way(hub.path(target), self.revision)
 
 
-def require_folder(out: Path) -> None:
+def require_folder(out: Path, flag: str = "--out") -> None:
     """InputError for a file in a missing folder: before the work, which may take hours."""
     if not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}; make it or give another --out")
+        raise InputError(f"there is no folder {out.parent}; make it or give another {flag}")
 
 
-def require_file(out: Path) -> None:
+def require_file(out: Path, flag: str = "--out") -> None:
     """As above, and InputError for a folder in the file's place."""
-    require_folder(out)
+    require_folder(out, flag)
     if out.is_dir():
-        raise InputError(f"{out} is a folder; give another --out, for a file")
+        raise InputError(f"{out} is a folder; give another {flag}, for a file")

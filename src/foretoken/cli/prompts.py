@@ -62,9 +62,7 @@ def read(argument: str | None, file: Path | None, *, wishes: bool = False) -> li
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is no text: {error}") from None
     if not text:
-        raise InputError(
-            "no prompt; give one as an argument, with --prompt-file or on standard input"
-        )
+        raise InputError("no prompt; give one as an argument, in a file or on standard input")
     return [Line(prompt=text.removesuffix("\n"))]
 
 

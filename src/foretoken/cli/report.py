@@ -1,176 +1,162 @@
-"""A benchmark's document, with what shows and draws it."""
+"""`foretoken report`: the paper's experiments of recipes: measured, resumed and shown."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import shlex
+import sys
+from collections.abc import Iterator
 from datetime import date
-from functools import partial
-from itertools import chain
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typer import Argument, Option
 
-from foretoken.cli import option, scoreboard
+from foretoken.cli import option
+from foretoken.cli.command import command
+from foretoken.cli.quiet import quiet as quietly
+from foretoken.errors import InputError
+from foretoken.loading import hub
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.figures import Figures
-    from foretoken.lab.bench.peer import Peer
-    from foretoken.lab.bench.race import Round
-    from foretoken.lab.bench.throughput import Throughput
-    from foretoken.sampling.params import SamplingParams
-    from foretoken.speculator import Speculator
+    from foretoken.lab.machine import Machine
+    from foretoken.lab.recipes.recipe import Recipe
+    from foretoken.lab.report.chapter import Report
+    from foretoken.lab.report.run import Standing
+
+NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What every contestant is given, and how often."""
+@command
+def report(
+    recipes: Annotated[
+        list[Path], Argument(help="Recipe files, such as recipes/default.toml: a chapter each.")
+    ],
+    out: Annotated[
+        Path, Option(help="Folder for results.jsonl, which is resumed, and for the report.")
+    ],
+    quick: Annotated[
+        bool, Option("--quick", help="Minutes in place of hours: fewer tokens, texts and repeats.")
+    ] = False,
+    as_json: option.Json = False,
+) -> None:
+    """Measure the paper's experiments; write a page, Markdown and JSON with its figures beside.
 
-    max_new_tokens: int
-    repeats: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    rule: str
-    loading: option.PairLoading
+    Each measurement is kept as soon as it is done, so that a report that was interrupted goes on.
+    What fails is marked with its reason, and the others go on.
+    """
+    asked = _read(recipes)
+    _require(asked, out)
+    made = [recipe.quick() for recipe in asked] if quick else asked
+    from foretoken.lab.report import files  # late: torch takes seconds to import
+    from foretoken.lab.report.chapter import report as made_of
+    from foretoken.lab.report.document import document
+    from foretoken.lab.report.results import Results
+    from foretoken.lab.report.run import jobs, run
 
-    @property
-    def params(self) -> SamplingParams:
-        from foretoken.sampling.params import SamplingParams  # late: NumPy
-
-        return SamplingParams(self.temperature, self.top_k, self.top_p)
-
-    def document(self, prompts: int) -> dict[str, Any]:
-        """As the document's `asked`."""
-        options = asdict(self)
-        return options | options.pop("loading") | {"prompts": prompts}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Who ran, on what, and who could not."""
-
-    spec: Speculator
-    peers: list[Peer]
-    options: Options
-    prompts: int
-    unable: dict[str, str]
-    others: float | None = None  # share of the processors that no contestant had
-
-    @property
-    def greedy(self) -> bool:
-        return self.options.temperature == 0
-
-    def head(self, rounds: list[Round]) -> dict[str, Any]:
-        """What every document begins with; the peers are those in one of the rounds."""
-        from foretoken.lab.bench.race import OWN
-        from foretoken.lab.machine import describe
-        from foretoken.speculator import runtime
-
-        spec, names = self.spec, {name for done in rounds for name, _ in done}
-        peers = [peer for peer in self.peers if peer.name in names]
-        return {
-            "date": date.today().isoformat(),
-            "machine": asdict(describe(spec.target.device)),
-            "target": spec.target_name,
-            "draft": spec.draft_name,
-            "runtime": spec.target.runtime,
-            "draft_runtime": runtime(spec.drafter),
-            "asked": self.options.document(self.prompts),
-            "precision": {OWN: _precision(spec, self.options.loading)}
-            | {peer.name: peer.about["precision"] for peer in peers},
-            "versions": {peer.name: peer.about["version"] for peer in peers},
-            "notes": {p.name: p.about["note"] for p in peers if "note" in p.about},
-            "unable": self.unable,
-            "others": self.others,
-        }
+    quietly()
+    machine = _machine()
+    cases = jobs(made, machine)
+    out.mkdir(parents=True, exist_ok=True)
+    results = Results(out / files.RESULTS)
+    interrupted = _follow(run(cases, results))
+    told = {"date": date.today().isoformat(), "command": _command(recipes, out, quick)}
+    whole = made_of(cases, results, machine, quick=quick, **told)
+    paths = files.write(whole, out)
+    if as_json:
+        print(json.dumps(document(whole), allow_nan=False))
+    else:
+        print(*paths, sep="\n")
+    _tell_failed(whole)
+    if interrupted:
+        print(f"interrupted; the same command picks up {results.path}", file=sys.stderr)
+        raise typer.Exit(130)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The JSON document; its tables on a console; its pictures in a folder, under a title."""
+def _read(paths: list[Path]) -> list[Recipe]:
+    """The recipes, in order. InputError for what is wrong in one, and for two of one name."""
+    from foretoken.lab.recipes.recipe import read  # late: pydantic, which `--help` does without
 
-    document: dict[str, Any]
-    show: Callable[[Console], None]
-    draw: Callable[[Path, str], object]
-
-    def save(self, out: Path) -> None:
-        """Document and pictures."""
-        found = self.document
-        (out / "bench.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
-        self.draw(out, f"{found['target']}, {found['asked']['dtype']}, {found['date']}")
+    recipes = [read(path) for path in paths]
+    names = [recipe.name for recipe in recipes]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two recipes have the name {name}; give each its own")
+    return recipes
 
 
-def one_by_one(setting: Setting, rounds: list[Round]) -> Report:
-    """Of rounds in which texts came one after another."""
-    from foretoken.lab.bench import figures as bench
+def _require(recipes: list[Recipe], out: Path) -> None:
+    """InputError for what would fail at once: before torch is imported."""
+    from foretoken.lab.recipes import prompts  # late, as above
+    from foretoken.options import require_place  # late: NumPy
 
-    peers = dict.fromkeys(name for name, _ in rounds[0] if name != bench.OWN)
-    table = [bench.figures(rounds, key, greedy=setting.greedy) for key in rounds[0]]
-    rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in table]
-    for entry, row in zip(rows, table, strict=True):
-        entry["measured_over_predicted"] = row.measured_over_predicted
-    fixed = bench.best(rounds, bench.OWN)
-    automatic = bench.AUTOMATIC in rounds[0]
-    document = setting.head(rounds) | {
-        "rounds": len(rounds),
-        "interrupted": len(rounds) < setting.options.repeats,
-        "figures": rows,
-        "best_gamma": fixed[1],
-        "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,
-        "duels": [asdict(bench.duel(rounds, name)) for name in peers],
-    }
-    return Report(document, partial(scoreboard.show, document, table), partial(_draw, table))
+    for name in NEEDED:
+        if not find_spec(name):
+            raise InputError(f"a report needs {name}; pip install 'foretoken[report]'")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give another --out, a folder")
+    for recipe in recipes:
+        prompts.read(recipe.prompts)
+        require_place("auto", recipe.dtype)
+        if recipe.target is not None:
+            hub.way(hub.path(recipe.target), None)
 
 
-def batches(setting: Setting, asked: list[int], found: dict[int, list[Round]]) -> Report:
-    """Of rounds by how many texts came at once: those of `asked` that were begun."""
-    from foretoken.lab.bench.figures import label
-    from foretoken.lab.bench.throughput import throughput
+def _machine() -> Machine:
+    import torch  # late: it takes seconds
 
-    repeats = setting.options.repeats
-    table = {
-        texts: [throughput(rounds, key, greedy=setting.greedy) for key in rounds[0]]
-        for texts, rounds in found.items()
-    }
-    document = setting.head([*chain.from_iterable(found.values())])
-    document["asked"]["batch"] = asked
-    document |= {
-        "interrupted": any(len(found.get(texts, ())) < repeats for texts in asked),
-        "batches": [
-            {
-                "batch": texts,
-                "rounds": len(found[texts]),
-                "figures": [asdict(row) | {"variant": label(row.gamma)} for row in rows],
-            }
-            for texts, rows in table.items()
-        ],
-    }
-    shown = partial(scoreboard.show_batches, document, table)
-    return Report(document, shown, partial(_draw_batches, table))
+    from foretoken.lab.machine import describe
+
+    return describe(torch.device("cpu"))
 
 
-def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
-    """The target's dtypes, part by part: the cache has by itself that of the computation."""
-    from foretoken.options import ROUNDED  # late: numpy
-
-    computed = spec.target.computed
-    cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
-    made = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
-    drafted = getattr(getattr(spec.drafter, "model", None), "computed", None)
-    return made if drafted is None else made | {"draft": drafted}
+def _command(recipes: list[Path], out: Path, quick: bool) -> str:
+    """As one would type it."""
+    flags = ["--quick"] if quick else []
+    return shlex.join(["foretoken", "report", *map(str, recipes), "--out", str(out), *flags])
 
 
-def _draw(table: list[Figures], out: Path, title: str) -> None:
-    from foretoken.lab.bench.plot import draw  # late: matplotlib
+def _follow(standings: Iterator[Standing]) -> bool:
+    """Measure, with a bar on standard error; whether Ctrl-C ended it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, left="")
+        try:
+            for at in standings:
+                bar.update(
+                    task,
+                    description=at.next or "done",
+                    completed=at.done,
+                    total=at.all,
+                    left=left(at.seconds_left),
+                )
+        except KeyboardInterrupt:
+            return True
+    return False
 
-    draw(table, out, title)
+
+def left(seconds: float | None) -> str:
+    """The time left, as one would say it."""
+    if seconds is None:
+        return "time left unknown"
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min left"
+    return f"about {seconds / 3600:.1f} h left"
 
 
-def _draw_batches(table: dict[int, list[Throughput]], out: Path, title: str) -> None:
-    from foretoken.lab.bench.plot import draw_batches  # late: matplotlib
-
-    draw_batches(table, out, title)
+def _tell_failed(whole: Report) -> None:
+    """Every measurement that failed, on standard error."""
+    for chapter in whole.chapters:
+        for line in chapter.failed:
+            print(f"failed: {chapter.name}: {line}", file=sys.stderr)

@@ -25,8 +25,10 @@ from foretoken.cli import (
     generate,
     measure,
     plan,
+    report,
     serve,
     theory,
+    trace,
     train,
 )
 from foretoken.errors import ForetokenError
@@ -74,8 +76,10 @@ app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(bench.bench)
 app.command("bench serve")(bench_serve.bench_serve)
+app.command()(report.report)
 app.command()(certify.certify)
 app.command()(theory.theory)
+app.command()(trace.trace)
 app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")

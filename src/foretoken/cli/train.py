@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from foretoken.cli import distill, heads, option, trained
+from foretoken.cli import distill, heads, option, seq2seq, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
 app.command()(distill.distill)
 app.command()(heads.heads)
+app.command()(seq2seq.seq2seq)
 Data = Annotated[Path, typer.Option(help="Folder of .txt and .txt.gz files.")]
 
 
@@ -44,6 +45,7 @@ def lm(
     batch: Annotated[int, typer.Option(help="Windows a step.")] = 8,
     context: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
     learning_rate: Annotated[float, typer.Option()] = 3e-3,
+    patience: trained.Patience = 0,
     seed: option.Seed = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
@@ -57,12 +59,12 @@ def lm(
 
     quiet()
     shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
-    recipe = Recipe(steps, batch, learning_rate, seed=seed)
+    recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience)
     for folder, content in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is no folder; give a folder of {content}")
     with trained.bar("training", steps) as bar:
-        report = partial(_report, bar)
+        report = partial(trained.report_loss, bar)
         summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
     model = out / "model"
     lines = [
@@ -74,14 +76,6 @@ def lm(
     alone: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     use = alone if tokenizer is None else trained.use(tokenizer, model, option.Reading())
     trained.show(summary, lines, use, as_json=as_json)
-
-
-def _report(bar: trained.Report, step: int, loss: float, held_out: float | None) -> None:
-    """The loss; a line where the held-out loss was measured."""
-    line = None
-    if held_out is not None:
-        line = f"step {step}: loss {loss:.4f}, held out {held_out:.4f} nats a token"
-    bar(step, f"loss {loss:.3f}", line)
 
 
 @app.command()
@@ -116,7 +110,10 @@ def ngram(
     loading: option.Loading,
     out: Annotated[Path, typer.Option(help="File to write, a .safetensors.")],
     order: Annotated[int, typer.Option(help="1: unigram, 2: bigram, ...")] = 3,
-    from_text: Annotated[Path | None, typer.Option(help="Text file or folder to count.")] = None,
+    from_text: Annotated[
+        Path | None,
+        typer.Option(help="Text file or folder to count, or pairs (.jsonl, .tsv): their targets."),
+    ] = None,
     from_samples: Annotated[
         str | None,
         typer.Option(help="Target whose samples to count; --from-text then gives their prompts."),

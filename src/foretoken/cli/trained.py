@@ -8,12 +8,17 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer import Option
 
 Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
+Patience = Annotated[
+    int,
+    Option(help="End after so many measurements without a lower held-out loss; 0: at --steps."),
+]
 
 
 @contextmanager
@@ -33,6 +38,14 @@ def bar(text: str, steps: int) -> Iterator[Report]:
                 progress.print(line)
 
         yield report
+
+
+def report_loss(bar: Report, step: int, loss: float, held_out: float | None) -> None:
+    """The loss; a line where the held-out loss was measured."""
+    line = None
+    if held_out is not None:
+        line = f"step {step}: loss {loss:.4f}, held out {held_out:.4f} nats a token"
+    bar(step, f"loss {loss:.3f}", line)
 
 
 def show(

@@ -160,7 +160,10 @@ class Batch:
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
         first = len(self.rows)
+        began = perf_counter()
         drafter.start(list(range(first, first + len(rows))), texts, sources)
+        for row in rows:
+            row.draft_prefill_seconds += perf_counter() - began
 
     def _head(self, row: Row, read: bool, last: bool) -> list[int]:
         """What a row that joins has read when it is there: all but the last token, or but the

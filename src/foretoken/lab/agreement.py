@@ -6,6 +6,9 @@ every position and then commits the text's token, as after a rejection. Serves e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,7 +24,14 @@ from foretoken.sampling.verify import overlap
 CHUNK = 32  # positions in a pass of the target: laws of a whole text would take much memory
 
 
-@torch.inference_mode()
+class Place(NamedTuple):
+    """One position of a replayed text."""
+
+    p: Tensor  # [V]
+    q: Tensor | None  # [V]; None: all of it on the guess
+    guess: int | None  # None: the drafter makes none
+
+
 def overlaps(
     target: Model, drafter: Drafter, request: Request, new: list[int], params: SamplingParams
 ) -> list[float | None]:
@@ -30,8 +40,21 @@ def overlaps(
     None where the drafter makes no guess: nothing is kept there, so count it as 0. RefusedError
     where one of them is in use.
     """
+    return [_beta(place) for place in replayed(target, drafter, request, new, params, params)]
+
+
+@torch.inference_mode()
+def replayed(
+    target: Model,
+    drafter: Drafter,
+    request: Request,
+    new: list[int],
+    params: SamplingParams,
+    drafted: SamplingParams,
+) -> Iterator[Place]:
+    """Both laws at every token of `new`: the target's by `params`, the drafter's by `drafted`.
+    RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
-    betas: list[float | None] = []
     controls = chain(request, target.vocab_size)
     # What reads the target's states, or shares its rows, needs a pass for every token it commits
     reads = any(getattr(part, "reads_target", False) for part in held(drafter))
@@ -42,15 +65,14 @@ def overlaps(
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for i, token in enumerate(new):
-            draw = Draw([request.key], [len(request.prompt) + i], [params], [controls])
+            draw = Draw([request.key], [len(request.prompt) + i], [drafted], [controls])
             draft = drafter.propose([1], draw)
             if i % size == 0:  # as in a step the guess comes before the pass
                 p = _laws(target, request, controls, new[: i + size], i, params)
-            betas.append(_beta(p[i % size], draft, draw))
+            yield _place(p[i % size], draft, draw)
             drafter.commit([[token]])
             if controls is not None:
                 controls.commit([token])
-    return betas
 
 
 def _laws(
@@ -71,11 +93,20 @@ def _laws(
     return law(logits[0], params)
 
 
-def _beta(p: Tensor, draft: Draft, draw: Draw) -> float | None:
-    """At one position: p `[V]` against the law of one guess."""
+def _place(p: Tensor, draft: Draft, draw: Draw) -> Place:
+    """p `[V]` beside the law of one guess."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):
+        return Place(p, None, None)
+    q = None if draft.q is None else draft.q[0, 0].to(p.device)
+    return Place(p, q, int(draft.tokens[0, 0]))
+
+
+def _beta(place: Place) -> float | None:
+    if place.guess is None:
         return None
-    q = None if draft.q is None else draft.q[:, :1].to(p.device)
-    return float(overlap(p[None, None], q, draft.tokens[:, :1].to(p.device)))
+    q = None if place.q is None else place.q[None, None]
+    return float(
+        overlap(place.p[None, None], q, torch.tensor([[place.guess]], device=place.p.device))
+    )

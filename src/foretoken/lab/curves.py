@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from foretoken.theory import expected_tokens, operations_factor, optimal_gamma, walltime_factor
@@ -65,20 +66,25 @@ def figure_4() -> tuple[Curves, Curves]:
     )
 
 
+def lines(figure: Figure, curves: Curves) -> Axes:
+    """Draw the lines of a picture in a figure."""
+    axes = figure.add_subplot()
+    for label, line in curves.lines.items():
+        axes.plot(ALPHAS, line, label=label)
+    axes.set_xlabel("alpha")
+    axes.set_ylabel(curves.axis)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return axes
+
+
 def draw(folder: Path, alpha: float) -> list[Path]:
     """Write the four pictures, with a line at that alpha; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for curves in (figure_2(), figure_3(), *figure_4()):
         figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.add_subplot()
-        for label, line in curves.lines.items():
-            axes.plot(ALPHAS, line, label=label)
-        axes.axvline(alpha, color="grey", linestyle="--", linewidth=1)
-        axes.set_xlabel("alpha")
-        axes.set_ylabel(curves.axis)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        lines(figure, curves).axvline(alpha, color="grey", linestyle="--", linewidth=1)
         paths.append(folder / f"{curves.name}.svg")
         figure.savefig(paths[-1], format="svg", metadata={"Date": None})
     return paths

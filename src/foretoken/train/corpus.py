@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError, one_line
+from foretoken.storage import files
 
 T = TypeVar("T")
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT, PADDING = "<|endoftext|>", "<|padding|>"
 HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
 
 
@@ -75,23 +76,55 @@ def hold_out(items: Sequence[T], first: int = 0) -> tuple[list[T], list[T]]:
 
 def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE, so that any text has ids and every id sequence a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=_byte_level(texts, vocab_size, [END_OF_TEXT]),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
+
+
+def train_pair_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """The same for sources and targets of an encoder-decoder: a text's ids end with the end of
+    text, and there is a padding token."""
+    tokenizer = _byte_level(texts, vocab_size, [PADDING, END_OF_TEXT])
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, end)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PADDING,
+        eos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _byte_level(texts: list[str], vocab_size: int, special: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def tokenizer_of_run(
+    out: Path, given: Path | None, make: Callable[[], PreTrainedTokenizerFast]
+) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder `given`, or else the run's own, made where it has none yet."""
+    folder = given or out / "tokenizer"
+    if given is None and not folder.exists():
+        fresh = make()
+        with files.folder(folder) as part:
+            fresh.save_pretrained(part)
+    return read_tokenizer(folder)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -85,7 +85,8 @@ def distill(
     exam = authors.exam(examples.held_out, lesson.held_out, recipe.seed)
     if not loop.kept:
         before = alpha(pair, exam, lesson.temperature)
-        loop.kept = {"before": before, "best": _best(loop, before)}
+        loop.kept["before"] = before
+        loop.rank(before)
         report(0, 0.0, before, before)
 
     def loss_at(step: int) -> Tensor:
@@ -96,10 +97,9 @@ def distill(
         for loss in loop.losses(loss_at):
             measured = alpha(pair, exam, lesson.temperature) if loop.due else None
             if measured is not None:
-                if measured > loop.kept["best"]["alpha"]:
-                    loop.kept["best"] = _best(loop, measured)
+                loop.rank(measured)
                 loop.save(loss=loss, alpha=measured)
-            report(loop.step, loss, measured, loop.kept["best"]["alpha"])
+            report(loop.step, loss, measured, loop.best["score"])
     except NumericsError:  # from the draft: the target has written the exam
         loop.require_finite(logits=nan)
         raise
@@ -124,11 +124,6 @@ def _loss(pair: Pair, texts: list[Text], lesson: Lesson) -> Tensor:
     return LOSSES[lesson.loss](p, q).mean()
 
 
-def _best(loop: Loop, alpha: float) -> dict[str, Any]:
-    weights = {name: w.detach().clone() for name, w in loop.model.state_dict().items()}
-    return {"alpha": alpha, "step": loop.step, "weights": weights}
-
-
 def _require_room(pair: Pair, requests: list[Request]) -> None:
     """InputError, before the work, for a prompt that the draft cannot hold."""
     draft = pair.alone.target
@@ -144,14 +139,13 @@ def _require_room(pair: Pair, requests: list[Request]) -> None:
 
 def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
-    best = loop.kept["best"]
-    pair.draft.load_state_dict(best["weights"])
+    pair.draft.load_state_dict(loop.best["weights"])
     loop.export(pair.draft, pair.together.tokenizer)
     return loop.summarize(
         loss=lesson.loss,
         temperature=lesson.temperature,
         loss_temperature=lesson.softness,
         alpha_before=loop.kept["before"],
-        alpha=best["alpha"],
-        best_step=best["step"],
+        alpha=loop.best["score"],
+        best_step=loop.best["step"],
     )

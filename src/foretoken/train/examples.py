@@ -1,7 +1,7 @@
-"""What a draft is taught on: prompts and, where the data have them, what follows.
+"""What a model is taught on: prompts and, where the data have them, what follows.
 
 A decoder's text is cut into windows; a line of a file is a source, or a source and its target in
-JSON. Knows tokenizers, no models.
+JSON or on both sides of a tab. Knows tokenizers, no models.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,6 +21,7 @@ from foretoken.train import corpus
 from foretoken.train.samples import PROMPT
 
 Ids = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus
+PAIRS = (".jsonl", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +54,49 @@ def read(
 ) -> Examples:
     """Examples with up to `length` tokens behind the prompt, one in sixteen held out.
 
-    A .jsonl file has {"source": ..., "target": ...} on each line; the target may be left out.
-    Other files give an encoder-decoder one source a line, and a decoder windows of text (.txt and
-    .txt.gz, a file or a folder of them). Raises InputError for unreadable data and too little.
+    A .jsonl file has {"source": ..., "target": ...} on each line, whose target may be left out, a
+    .tsv file source, tab, target. Other files give an encoder-decoder one source a line, and a
+    decoder windows of text (.txt and .txt.gz, a file or a folder of them). Raises InputError for
+    unreadable data and too little.
     """
-    if not path.exists():
-        raise InputError(f"there is no {path}; give text, or lines of sources")
-    pairs = path.suffix == ".jsonl"
-    if not pairs and not encoder_decoder:
+    if path.suffix not in PAIRS and not encoder_decoder:
+        _require(path)
         texts = corpus.read_texts(path)
         train, held_out = (
             _windows(corpus.encode(part, tokenizer), length) for part in corpus.split(texts)
         )
+        digest = hashlib.sha256("\n".join(texts).encode())
     else:
-        texts = _lines(path)
-        examples: list[Example] = []
-        for number, text in enumerate(texts, 1):
-            if not text.strip():
-                continue
-            line = _parsed(path, number, text) if pairs else Line(source=text)
-            examples.append(_example(line, tokenizer, length, encoder_decoder))
-            if not (line.source and examples[-1].prompt):
-                raise InputError(f"{path}, line {number}: the source is empty; give text")
+        given = lines(path)
+        examples = _examples(path, given, tokenizer, length, encoder_decoder)
         train, held_out = corpus.hold_out(examples)
+        digest = hashlib.sha256(path.read_bytes())
     if not train or not held_out:
         raise InputError(
             f"{path} gives {len(train)} examples to learn from and {len(held_out)} held out; "
             "give more text, or a smaller length"
         )
-    return Examples(train, held_out, hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16])
+    return Examples(train, held_out, digest.hexdigest()[:16])
+
+
+def lines(path: Path) -> dict[int, Line]:
+    """The lines of a file of sources or pairs by their numbers, without empty ones. Raises
+    InputError for one that cannot be read, with its number."""
+    _require(path)
+    try:
+        texts = path.read_bytes().decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    found = {n: _parsed(path, n, text) for n, text in enumerate(texts, 1) if text.strip()}
+    for number, line in found.items():
+        if not line.source:
+            raise InputError(f"{path}, line {number}: the source is empty; give text")
+    return found
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise InputError(f"there is no {path}; give text, or lines of sources")
 
 
 def _windows(ids: np.ndarray, length: int) -> list[Example]:
@@ -90,14 +106,16 @@ def _windows(ids: np.ndarray, length: int) -> list[Example]:
     return [Example(ids[s : s + PROMPT], ids[s + PROMPT : s + size]) for s in starts]
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_bytes().decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-
-
 def _parsed(path: Path, number: int, text: str) -> Line:
+    if path.suffix == ".tsv":
+        columns = text.split("\t")
+        if len(columns) != 2:
+            raise InputError(
+                f"{path}, line {number}: {len(columns)} columns; give source, tab, target"
+            )
+        return Line(source=columns[0].strip(), target=columns[1].strip())
+    if path.suffix != ".jsonl":
+        return Line(source=text)
     try:
         return Line.model_validate_json(text)
     except ValidationError as error:
@@ -107,14 +125,35 @@ def _parsed(path: Path, number: int, text: str) -> Line:
         ) from None
 
 
-def _example(
-    line: Line, tokenizer: PreTrainedTokenizerBase, length: int, encoder_decoder: bool
-) -> Example:
-    prompt = tokenizer(line.source, verbose=False).input_ids
-    if line.target is None:
-        return Example(prompt, [])
+def _examples(
+    path: Path,
+    given: dict[int, Line],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    encoder_decoder: bool,
+) -> list[Example]:
+    if not given:
+        return []
+    prompts = tokenizer([line.source for line in given.values()], verbose=False).input_ids
+    for number, prompt in zip(given, prompts, strict=True):
+        if not prompt:
+            raise InputError(f"{path}, line {number}: the source is empty; give text")
+    targets = [line.target for line in given.values() if line.target is not None]
+    references = iter(_references(targets, tokenizer, encoder_decoder))
+    return [
+        Example(prompt, [] if line.target is None else next(references)[:length])
+        for line, prompt in zip(given.values(), prompts, strict=True)
+    ]
+
+
+def _references(
+    targets: list[str], tokenizer: PreTrainedTokenizerBase, encoder_decoder: bool
+) -> list[list[int]]:
+    """Ids of the targets, with the end that the tokenizer puts there or, for a decoder, its own."""
+    if not targets:
+        return []
     if encoder_decoder:
-        return Example(prompt, tokenizer(text_target=line.target, verbose=False).input_ids[:length])
-    ids = tokenizer(line.target, add_special_tokens=False, verbose=False).input_ids
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return Example(prompt, [*ids, *end][:length])
+        return tokenizer(text_target=targets, verbose=False).input_ids
+    end = [] if tokenizer.eos_token_id is None else [cast(int, tokenizer.eos_token_id)]
+    found = tokenizer(targets, add_special_tokens=False, verbose=False).input_ids
+    return [[*ids, *end] for ids in found]

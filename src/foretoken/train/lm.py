@@ -17,7 +17,6 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError, one_line
-from foretoken.storage import files
 from foretoken.train import corpus
 from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
 
@@ -56,15 +55,20 @@ def train_lm(
     init: Path | None,
     report: Report,
 ) -> dict[str, Any]:
-    """Train until `recipe.steps`, then write the model in transformers' layout to `out/model`;
-    returns the summary.
+    """Train until `recipe.steps`, or until the held-out loss stops falling (`recipe.patience`);
+    then write the model with the lowest one in transformers' layout to `out/model`, and return
+    the summary.
 
     `tokenizer_folder`: its tokenizer is used instead of a new one. `init`: a folder whose weights
     (and tokenizer, if no other is given) are the start. A checkpoint in `out` is resumed.
     """
     texts = corpus.read_texts(data)
     folder_of_run(out)
-    tokenizer = _tokenizer(out, texts, shape, tokenizer_folder or init)
+    tokenizer = corpus.tokenizer_of_run(
+        out,
+        tokenizer_folder or init,
+        lambda: corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, shape.context),
+    )
     books = corpus.build(texts, tokenizer)
     if len(books.train) <= shape.context or len(books.held_out) <= shape.context:
         raise InputError(
@@ -81,6 +85,7 @@ def train_lm(
         measured = None
         if loop.due:
             measured = held_out_loss(model, books.held_out, shape.context, windows=24)
+            loop.rank(-measured)
             loop.save(loss=loss, held_out=measured)
         report(loop.step, loss, measured)
     return _export(loop, model, tokenizer, books, shape.context)
@@ -105,12 +110,13 @@ def _export(
     books: corpus.Corpus,
     context: int,
 ) -> dict[str, Any]:
-    """The model in bfloat16 with its tokenizer, and what was measured, in the loop's folder."""
+    """The best model in bfloat16 with its tokenizer, and what was measured."""
     half = LlamaForCausalLM(model.config).bfloat16()
-    half.load_state_dict(model.state_dict())
+    half.load_state_dict(loop.best["weights"])
     loop.export(half, tokenizer)
     nats = held_out_loss(half.float(), books.held_out, context)  # of the weights as written
     return loop.summarize(
+        best_step=loop.best["step"],
         tokens_seen=loop.step * loop.recipe.batch * context,
         train_tokens=len(books.train),
         held_out_tokens=len(books.held_out),
@@ -179,14 +185,3 @@ def _config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         bos_token_id=cast(int, tokenizer.bos_token_id),
         eos_token_id=cast(int, tokenizer.eos_token_id),
     )
-
-
-def _tokenizer(
-    out: Path, texts: list[str], shape: Shape, given: Path | None
-) -> PreTrainedTokenizerFast:
-    folder = given or out / "tokenizer"
-    if given is None and not folder.exists():
-        fresh = corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, shape.context)
-        with files.folder(folder) as part:
-            fresh.save_pretrained(part)
-    return corpus.read_tokenizer(folder)

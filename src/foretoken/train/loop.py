@@ -7,6 +7,7 @@ decay over the last quarter. Knows neither data nor what is learnt.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -37,14 +38,16 @@ class Recipe:
     decay: float = 0.25
     seed: int = 0
     save_every: int = 100
+    patience: int = 0  # measurements without a better one after which a run ends; 0: none
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "save_every"):
             require_positive(name, getattr(self, name))
         if not 0 < self.learning_rate <= 1e30:  # a step of it must be a float32
             raise InputError(f"learning_rate is {self.learning_rate}; give a number in (0, 1e30]")
-        if self.warmup < 0:
-            raise InputError(f"warmup is {self.warmup}; give 0 or more")
+        for name in ("warmup", "patience"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; give an integer in [0, 2**63)")
 
@@ -82,7 +85,8 @@ class Loop:
         """Resumes the checkpoint in `folder`, if there is one.
 
         `settings`: plain values that the whole run shares. Raises InputError for a checkpoint of
-        another model, other settings or another recipe; only `steps` and `save_every` may change.
+        another model, other settings or another recipe; only `steps`, `save_every` and
+        `patience` may change.
         """
         self.folder, self.model, self.recipe = folder, model, recipe
         self.settings = {name: getattr(recipe, name) for name in FIXED} | (settings or {})
@@ -101,9 +105,26 @@ class Loop:
         """Whether to measure and save after this step."""
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best weights so far, with their `score` and `step`; empty before the first."""
+        return self.kept.get("best", {})
+
+    def rank(self, score: float) -> None:
+        """Keep the weights as they are now if their score, the higher the better, is the best."""
+        if not self.best or score > self.best["score"]:
+            weights = {name: w.detach().clone() for name, w in self.model.state_dict().items()}
+            self.kept["best"] = {"score": score, "step": self.step, "weights": weights}
+
+    @property
+    def stalled(self) -> bool:
+        """Whether as many measurements as `patience` says have brought nothing better."""
+        patience = self.recipe.patience * self.recipe.save_every
+        return bool(patience and self.best and self.step - self.best["step"] >= patience)
+
     def losses(self, loss_at: Callable[[int], Tensor]) -> Iterator[float]:
         """Every step that is left to make, by its loss."""
-        while self.step < self.recipe.steps:
+        while self.step < self.recipe.steps and not self.stalled:
             yield self.advance(loss_at)
 
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
@@ -137,15 +158,18 @@ class Loop:
                 )
 
     def save(self, **figures: float) -> None:
-        """Write the checkpoint, then a line of `log.jsonl`. A figure of NaN or infinity is an
-        InputError, and nothing is written."""
+        """Write the checkpoint, then a line of `log.csv`, under a line of names. A figure of NaN or
+        infinity is an InputError, and nothing is written."""
         self.require_finite(**figures)
         self._write_checkpoint()
         rounded = {name: round(value, 4) for name, value in figures.items()}
         line = {"step": self.step, **rounded, "seconds": round(self.seconds)}
-        log = self.folder / "log.jsonl"
-        with files.naming(log), log.open("a") as lines:
-            lines.write(json.dumps(line) + "\n")
+        log = self.folder / "log.csv"
+        with files.naming(log), log.open("a", newline="") as lines:
+            writer = csv.DictWriter(lines, line, lineterminator="\n")
+            if not lines.tell():
+                writer.writeheader()
+            writer.writerow(line)
 
     def _write_checkpoint(self) -> None:
         """Beside its final name first: a kill or a full disk leaves the old one whole."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.drafters.ngram import Level, NGram, fingerprint
 from foretoken.errors import InputError
-from foretoken.train import corpus
+from foretoken.train import corpus, examples
+from foretoken.train.examples import PAIRS
 
-Ids = np.ndarray | Iterable[Sequence[int]]
+Ids = np.ndarray | Iterable[Sequence[int] | np.ndarray]
 
 
 def fit(
@@ -54,21 +56,30 @@ def fit(
 def fit_from_text(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, order: int, vocab_size: int | None = None
 ) -> NGram:
-    """Fit to a .txt or .txt.gz file, or a folder of them; V is the tokenizer's unless given."""
-    if not Path(path).exists():
+    """Fit to a .txt or .txt.gz file, or a folder of them, or to the targets in a .jsonl or .tsv
+    file of pairs; V is the tokenizer's unless given."""
+    path = Path(path)
+    if not path.exists():
         raise InputError(f"there is no {path}; give a text file or a folder of them")
-    ids = corpus.encode(corpus.read_texts(Path(path)), tokenizer)
-    end = int(ids[0])  # encode begins with the end-of-text token
     vocabulary = tokenizer.get_vocab()
     V = vocab_size or max(vocabulary.values()) + 1  # ids may have gaps
+    if path.suffix in PAIRS:
+        targets = _targets(path, tokenizer, order)
+        return fit(targets, V, order, fingerprint=fingerprint(vocabulary))
+    ids = corpus.encode(corpus.read_texts(path), tokenizer)
+    end = int(ids[0])  # encode begins with the end-of-text token
     return fit(ids, V, order, separator=end, fingerprint=fingerprint(vocabulary))
 
 
 def held_out_bits_of_text(
     path: Path, tokenizer: PreTrainedTokenizerBase, order: int
 ) -> float | None:
-    """Bits a token on the texts that `corpus.split` holds out, of a table of the others; None
+    """Bits a token on the texts or targets that are held out, of a table of the others; None
     without held-out text."""
+    if path.suffix in PAIRS:
+        V = max(tokenizer.get_vocab().values()) + 1
+        given = len(_start(tokenizer, order))
+        return held_out_bits(_targets(path, tokenizer, order), V, order, given)
     train, held_out = corpus.split(corpus.read_texts(path))
     if not any(held_out):
         return None
@@ -78,15 +89,40 @@ def held_out_bits_of_text(
     return bits_per_token(table, unseen, separator=end)
 
 
-def held_out_bits(sequences: Sequence[Sequence[int]], V: int, order: int) -> float | None:
-    """The same of sequences, as `corpus.hold_out` divides them."""
+def held_out_bits(
+    sequences: Sequence[Sequence[int]], V: int, order: int, given: int = 0
+) -> float | None:
+    """The same of sequences, as `corpus.hold_out` divides them, without their first `given`
+    tokens."""
     train, unseen = corpus.hold_out(sequences)
-    return bits_per_token(fit(train, V, order), unseen) if any(train) and any(unseen) else None
+    if not (any(train) and any(unseen)):
+        return None
+    return bits_per_token(fit(train, V, order), unseen, given=given)
 
 
-def bits_per_token(table: NGram, ids: Ids, *, separator: int | None = None) -> float:
-    """Mean -log2 of the table's law at every id, given those before it; `ids` as for `fit`."""
-    tokens, room = _flatten(ids, separator, table.vocab_size)
+def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list[list[int]]:
+    """The targets of pairs, from a decoder's start to the end that the tokenizer puts there."""
+    targets = [line.target for line in examples.lines(path).values() if line.target]
+    if not targets:
+        raise InputError(f"{path} has no targets; give pairs, or text in a .txt file")
+    ids = tokenizer(text_target=targets, verbose=False).input_ids
+    return [[*_start(tokenizer, order), *row] for row in ids]
+
+
+def _start(tokenizer: PreTrainedTokenizerBase, order: int) -> list[int]:
+    """Where a decoder of T5's kind begins: a padding token, for a table that looks back at it."""
+    padding = cast(int | None, tokenizer.pad_token_id)
+    return [] if order == 1 or padding is None else [padding]
+
+
+def bits_per_token(
+    table: NGram, ids: Ids, *, separator: int | None = None, given: int = 0
+) -> float:
+    """Mean -log2 of the table's law at every id, given those before it; `ids` as for `fit`, the
+    first `given` of every sequence not counted."""
+    parts = _parts(ids)
+    tokens, room = _flatten(parts, separator, table.vocab_size)
+    counted = np.concatenate([np.arange(len(part)) >= given for part in parts])
     p, node = table.unigram[tokens].astype(np.float64), tokens
     for k, level in enumerate(table.levels, 2):
         at = np.flatnonzero((room >= k) & (node >= 0))
@@ -96,12 +132,12 @@ def bits_per_token(table: NGram, ids: Ids, *, separator: int | None = None) -> f
         weight = np.where(node[at] >= 0, level.weights[node[at]] if len(level.weights) else 0, 0)
         p[at + k - 1] = weight + level.backoff[context] * p[at + k - 1]
     with np.errstate(divide="ignore"):
-        return float(-np.log2(p).mean())
+        return float(-np.log2(p[counted]).mean())
 
 
 def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.ndarray]:
     """All ids in a row, and how many tokens an n-gram may have that begins at each, int64."""
-    parts = [np.asarray(s) for s in (np.atleast_2d(ids) if isinstance(ids, np.ndarray) else ids)]
+    parts = _parts(ids)
     if not any(len(part) for part in parts):
         raise InputError("there are no ids; give text or samples")
     tokens = np.concatenate([part.astype(np.int64) for part in parts])
@@ -115,6 +151,10 @@ def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.nd
     places = np.arange(len(tokens))
     beyond = np.where(last, places, places + 1)  # a separator may also begin an n-gram
     return tokens, ends[np.searchsorted(ends, beyond)] - places + 1
+
+
+def _parts(ids: Ids) -> list[np.ndarray]:
+    return [np.asarray(s) for s in (np.atleast_2d(ids) if isinstance(ids, np.ndarray) else ids)]
 
 
 def _extend(

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.view import ACCEPTED, CORRECTED, REJECTED, legend, paragraph, trace
+from foretoken.lab.view import (
+    ACCEPTED,
+    CORRECTED,
+    REJECTED,
+    STYLE,
+    html,
+    html_legend,
+    legend,
+    paragraph,
+    trace,
+)
 from foretoken.models.stock.causal import CausalModel
 from foretoken.request import StepRecord
 from foretoken.speculator import Speculator
@@ -91,3 +104,24 @@ def test_the_paragraph_has_characters_of_several_tokens():
     ids = byte_level()("It was 海!", add_special_tokens=False).input_ids
     shown = paragraph(ids[:2], [record([], 0, [token]) for token in ids[2:]], byte_level())
     assert shown.plain == byte_level().decode(ids).removeprefix(byte_level().decode(ids[:2]))
+
+
+def test_the_lines_as_html():
+    ids = byte_level()("a <b> & c", add_special_tokens=False).input_ids
+    steps = [record(ids[1:3], 1, [ids[1], ids[2]]), record([], 0, ids[3:])]
+    page = html(ids[:1], steps, byte_level())
+    assert page.startswith('<ol class="trace">\n<li>') and page.count("<li>") == 2
+    told = re.sub(r' ?<del class="rejected">.*?</del>', "", page)
+    text = unescape(re.sub(r"<[^>]*>|\n", "", told))
+    assert text == byte_level().decode(ids).removeprefix(byte_level().decode(ids[:1]))
+    assert "<b>" not in page and "&amp;" in page
+    assert html([0], [record([5, 6], 1, [5, 9])], None).splitlines()[1] == (
+        '<li><span class="accepted">5</span> <del class="rejected">6</del> '
+        '<strong class="corrected">9</strong> </li>'
+    )
+
+
+def test_every_class_of_the_html_has_a_colour_in_light_and_in_dark():
+    for name in re.findall(r'class="(\w+)"', html_legend().removeprefix('<p class="fates">')):
+        assert f"--{name}: light-dark(" in STYLE and f".{name} {{ color: var(--{name})" in STYLE
+    assert html_legend().count('class="') == 4

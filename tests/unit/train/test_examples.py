@@ -48,6 +48,20 @@ def test_pairs_end_where_their_target_ends_or_is_long(tmp_path):
     ]  # fmt: skip
 
 
+def test_pairs_on_both_sides_of_a_tab(tmp_path):
+    rows = [("the sea", "old"), ("day", "It was")]
+    (tmp_path / "a.tsv").write_text("".join(f"{s}\t {t}\n\n" for s, t in rows))
+    lines(tmp_path / "a.jsonl", [{"source": s, "target": t} for s, t in rows])
+    tsv, jsonl = (
+        read(tmp_path / name, byte_level(), LENGTH, encoder_decoder=True)
+        for name in ("a.tsv", "a.jsonl")
+    )
+    assert (tsv.train, tsv.held_out) == (jsonl.train, jsonl.held_out)
+    (tmp_path / "a.tsv").write_text("the sea\told\nday\tIt\twas\n")
+    with pytest.raises(InputError, match="a.tsv, line 2: 3 columns; give source, tab, target"):
+        read(tmp_path / "a.tsv", byte_level(), LENGTH, encoder_decoder=True)
+
+
 def test_plain_lines_are_sources_and_one_in_sixteen_is_held_out(tmp_path):
     path = tmp_path / "sources.txt"
     path.write_text("\n".join(["It was", "", *[f"the day {i}" for i in range(17)]]))

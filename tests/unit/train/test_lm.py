@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -65,11 +66,12 @@ def test_killed_and_resumed_is_uninterrupted(text, tmp_path):
 def test_what_is_left_behind(text, tmp_path):
     summary, _ = train(text, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
-    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log] == [2, 4, 6, 8, 9]
-    assert log[-1]["held_out"] < log[0]["held_out"]
+    with (tmp_path / "run" / "log.csv").open(newline="") as lines:
+        log = list(csv.DictReader(lines))
+    assert [int(line["step"]) for line in log] == [2, 4, 6, 8, 9]
+    assert float(log[-1]["held_out"]) < float(log[0]["held_out"])
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "checkpoint.pt", "log.jsonl", "model", "summary.json", "tokenizer"
+        "checkpoint.pt", "log.csv", "model", "summary.json", "tokenizer"
     }  # fmt: skip
     spec = foretoken.load(tmp_path / "run" / "model", "lookup")
     (done,) = spec.generate("It was", max_new_tokens=5)

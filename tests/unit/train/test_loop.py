@@ -54,7 +54,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, full_disk):
     with full_disk(len(before) // 2), pytest.raises(OSError, match=said):
         advanced(loop(tmp_path, V=4096), 4)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.csv"}
     assert advanced(loop(tmp_path, V=4096), 6).step == 6
 
 
@@ -141,6 +141,7 @@ def test_embeddings_and_head_are_not_for_muon(model):
         {"learning_rate": 0.0},
         {"learning_rate": float("inf")},
         {"warmup": -1},
+        {"patience": -1},
         {"seed": -1},
         {"save_every": 0},
     ],
@@ -157,3 +158,28 @@ def test_the_rate_rises_stays_and_falls():
     assert rates[0] == 0.1 and rates[9] == rates[75] == 1.0
     assert rates[:10] == sorted(rates[:10]) and rates[75:] == sorted(rates[75:], reverse=True)
     assert 0 < rates[-1] < 0.05
+
+
+def test_the_best_weights_are_kept_and_a_run_that_gets_no_better_stalls(tmp_path):
+    run = loop(tmp_path)
+    run.recipe = replace(RECIPE, patience=2, save_every=1)
+    assert not run.stalled and not run.best
+    scores = iter([1.0, 3.0, 2.0, 3.0])
+    for loss in run.losses(lambda step: run.model(torch.tensor([[3]])).logits.square().sum()):
+        run.rank(next(scores))
+        run.save(loss=loss)
+        if run.step == 2:
+            best = {name: w.clone() for name, w in run.model.state_dict().items()}
+    assert run.step == 4 and run.best["step"] == 2 and run.best["score"] == 3
+    again = Loop(tmp_path, run.model, replace(RECIPE, patience=2, save_every=1))
+    assert again.stalled and not list(again.losses(lambda step: torch.zeros(1)))
+    assert all(torch.equal(w, best[name]) for name, w in again.best["weights"].items())
+
+
+def test_the_log_has_one_line_of_names(tmp_path):
+    run = loop(tmp_path)
+    for loss in (1.25, 2.5):
+        run.step += 1
+        run.save(loss=loss, alpha=0.5)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert lines == ["step,loss,alpha,seconds", "1,1.25,0.5,0", "2,2.5,0.5,0"]

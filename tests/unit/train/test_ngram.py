@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.drafters.ngram import NGram, fingerprint
 from foretoken.errors import InputError
+from foretoken.train.corpus import hold_out, train_pair_tokenizer
 from foretoken.train.ngram import (
     bits_per_token,
     fit,
@@ -235,3 +236,30 @@ def test_missing_text_is_named(tmp_path):
         fit_from_text(tmp_path / "gone", words(), 2)
     with pytest.raises(InputError, match="no .txt or .txt.gz"):
         fit_from_text(tmp_path, words(), 2)
+
+
+def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
+    words = train_pair_tokenizer(["the old man and the sea"] * 3, 280)
+    targets = [f"the sea {i % 3}" for i in range(20)]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{i}\t{target}\n" for i, target in enumerate(targets)))
+    ids = [words(target).input_ids for target in targets]
+    assert all(row[-1] == words.eos_token_id for row in ids)
+    size = max(words.get_vocab().values()) + 1
+    for order, start in ((1, []), (2, [words.pad_token_id])):
+        sequences = [[*start, *row] for row in ids]
+        found, expected = fit_from_text(path, words, order), fit(sequences, size, order)
+        assert found.fingerprint == fingerprint(words.get_vocab())
+        contexts = [sequence[:i] for sequence in sequences[:3] for i in range(1, len(sequence))]
+        assert all(np.array_equal(found.law(c), expected.law(c)) for c in contexts)
+        train, held_out = hold_out(sequences)
+        table = fit(train, size, order)
+        costs = [
+            -np.log2(table.law(row[:i])[row[i]])
+            for row in held_out
+            for i in range(len(start), len(row))  # the start is given
+        ]
+        assert held_out_bits_of_text(path, words, order) == pytest.approx(np.mean(costs))
+    (tmp_path / "sources.jsonl").write_text('{"source": "a"}\n')
+    with pytest.raises(InputError, match="sources.jsonl has no targets; give pairs"):
+        fit_from_text(tmp_path / "sources.jsonl", words, 1)

@@ -1,0 +1,83 @@
+"""`foretoken train seq2seq`: an encoder-decoder of one's own."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from foretoken.cli import option, trained
+from foretoken.cli.command import command
+from foretoken.cli.quiet import quiet
+from foretoken.errors import InputError
+
+
+@command
+def seq2seq(
+    data: Annotated[
+        Path,
+        Option(help='Pairs: .tsv, source, tab, target; or .jsonl {"source": ..., "target": ...}.'),
+    ],
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and model; resumed if there.")],
+    encoder_layers: Annotated[int, Option()] = 3,
+    decoder_layers: Annotated[int, Option()] = 4,
+    hidden: Annotated[int, Option(help="Width of the residual stream.")] = 192,
+    feed_forward: Annotated[int, Option()] = 480,
+    heads: Annotated[int, Option()] = 4,
+    vocab_size: Annotated[int, Option(help="Of a new tokenizer.")] = 4096,
+    length: Annotated[int, Option(help="Tokens of a target at most; the rest is cut.")] = 128,
+    dropout: Annotated[float, Option()] = 0.0,
+    bfloat16: Annotated[
+        bool,
+        Option("--bfloat16", help="Multiply in bfloat16: faster on processors that can."),
+    ] = False,
+    steps: Annotated[int, Option()] = 2000,
+    batch: Annotated[int, Option(help="Tokens a step, of sources, targets and padding.")] = 4096,
+    learning_rate: Annotated[float, Option()] = 3e-3,
+    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 100,
+    patience: trained.Patience = 0,
+    save_every: Annotated[int, Option(help="Steps between checkpoints and their loss.")] = 100,
+    seed: option.Seed = 0,
+    tokenizer: Annotated[
+        Path | None, Option(help="Folder whose tokenizer to use; left out: train one.")
+    ] = None,
+    init: Annotated[Path | None, Option(help="Folder of weights to start from.")] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Train an encoder-decoder, T5 with the gated GELU of v1.1, on pairs of texts.
+
+    One pair in sixteen is held out; the weights with the lowest loss on these are kept. The same
+    command resumes a run that was killed. With --tokenizer TARGET the model is a draft for that
+    target.
+    """
+    from foretoken.train.loop import Recipe
+    from foretoken.train.seq2seq import Lesson, Shape, train_seq2seq
+
+    quiet()
+    shape = Shape(encoder_layers, decoder_layers, hidden, feed_forward, heads, vocab_size)
+    lesson = Lesson(length, dropout, bfloat16)
+    rate = {"learning_rate": learning_rate, "warmup": warmup}
+    recipe = Recipe(steps, batch, **rate, seed=seed, save_every=save_every, patience=patience)
+    for folder, content in ((tokenizer, "a tokenizer"), (init, "a model")):
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is no folder; give a folder of {content}")
+    try:
+        with trained.bar("training", steps) as bar:
+            report = partial(trained.report_loss, bar)
+            summary = train_seq2seq(data, out, shape, lesson, recipe, tokenizer, init, report)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    model = out / "model"
+    lines = [
+        f"{trained.size(model, summary)}, {summary['epochs']:.3g} times over the pairs",
+        f"held-out pairs: {summary['held_out_nats_per_token']:.4f} nats a token at step "
+        f"{summary['best_step']}",
+    ]
+    alone: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
+    use = alone if tokenizer is None else trained.use(tokenizer, model, option.Reading())
+    trained.show(summary, lines, use, as_json=as_json)

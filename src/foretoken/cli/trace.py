@@ -1,0 +1,153 @@
+"""`foretoken trace`: what became of every guess of one text, and when which model ran."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console
+from typer import Argument, Option
+
+from foretoken.cli import answer, option, prompts, task, tracesheet
+from foretoken.cli.answer import Answer
+from foretoken.cli.command import command
+from foretoken.cli.quiet import quiet
+from foretoken.cli.wishes import OneText
+from foretoken.errors import InputError
+from foretoken.storage import files
+
+if TYPE_CHECKING:
+    from foretoken.cli.task import Task
+    from foretoken.speculator import Speculator
+
+FEW = 4  # tokens of the text that warms up
+
+
+def _file(text: str) -> Any:
+    return Option(help=text, rich_help_panel="Files")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the trace is written to."""
+
+    html: Annotated[
+        Path | None, _file("One page with all of it, which loads nothing else; light and dark.")
+    ] = None
+    svg: Annotated[Path | None, _file("The timeline: a block for every call of a model.")] = None
+    chrome: Annotated[Path | None, _file("The timeline as Chrome's trace JSON, for Perfetto.")] = (
+        None
+    )
+
+    def require(self) -> None:
+        """InputError for files that cannot be written, or not drawn: before models load."""
+        given = {name: path for name, path in vars(self).items() if path is not None}
+        for name, path in given.items():
+            option.require_file(path, f"--{name}")
+        if len({path.resolve() for path in given.values()}) < len(given):
+            named = " and ".join(f"--{name}" for name in given)
+            raise InputError(f"two of {named} name one file; give each its own")
+        if (self.html or self.svg) and not find_spec("matplotlib"):
+            flag = "--html" if self.html else "--svg"
+            raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
+
+
+@command
+def trace(
+    wishes: OneText,
+    loading: option.PairLoading,
+    written: Files,
+    prompt: Annotated[
+        str | None, Argument(help="Text to continue; left out: standard input.")
+    ] = None,
+    target: option.Target = None,
+    draft: option.Draft = None,
+    gamma: option.Guesses = None,
+    seed: Annotated[int, Option(help="The same seed, pair and gamma give the same text.")] = 0,
+    rule: option.Rule = "block",
+    lenience: option.Lenience = 1.0,
+    table: Annotated[bool, Option("--table", help="Also a row for every step, timed.")] = False,
+    as_json: option.Json = False,
+) -> None:
+    """Show what became of every guess of one text, and when which model ran.
+
+    The pair warms up before, on the same prompt. Times of a step that shares the machine with
+    other work are that much longer.
+    """
+    from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
+
+    require(gamma, rule, lenience)
+    keys_of(seed, [1])
+    if table and as_json:
+        raise InputError("--table and --json are both given; --json has the steps, leave --table")
+    (one,) = task.tasks(prompts.read(prompt, None), wishes.given)
+    written.require()
+    loading.require(target)
+    quiet()
+    spec = loading.load(target, draft)
+    dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    told = _traced(spec, one, seed, dials)
+    if as_json:
+        print(json.dumps(_document(spec, told, dials), allow_nan=False))
+    else:
+        answer.show(spec, [told], steps=True)
+        if table:
+            Console(highlight=False).print(tracesheet.table(told.completion.steps))
+    for path in _write(written, spec, told, dials):
+        print(path, file=sys.stderr)
+    for remark in answer.remarks([told], lenience, as_json=as_json):
+        print(remark, file=sys.stderr)
+
+
+def _traced(spec: Speculator, one: Task, seed: int, dials: dict[str, Any]) -> Answer:
+    """The text, after a few tokens of it that do not count. KeyboardInterrupt where it was
+    interrupted: half a trace would pass for a whole one."""
+    from foretoken.lab.uninterrupted import uninterrupted
+
+    text = prompts.for_model(one.line, spec)
+    (request,) = spec.requests([text], [one.params], seed)
+    few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
+    for params in (few, one.params):
+        (done,) = uninterrupted(spec.generate([text], params, seed=seed, **dials))
+    return Answer(one, 0, request, done)
+
+
+def _write(written: Files, spec: Speculator, told: Answer, dials: dict[str, Any]) -> Iterator[Path]:
+    """The files that were asked for, each whole or not at all."""
+    from foretoken.lab import timeline
+
+    done = told.completion
+    if written.html:
+        command = shlex.join(["foretoken", *sys.argv[1:]])
+        page = tracesheet.page(spec, told, dials, command)
+        files.write(written.html, page.encode())
+        yield written.html
+    if written.svg:
+        timeline.draw({tracesheet.guesses(dials["gamma"]): done}, written.svg)
+        yield written.svg
+    if written.chrome:
+        files.write(written.chrome, json.dumps(timeline.chrome(done)).encode())
+        yield written.chrome
+
+
+def _document(spec: Speculator, told: Answer, dials: dict[str, Any]) -> dict[str, Any]:
+    """What `--json` prints; seconds."""
+    from foretoken.lab.timeline import timeline
+
+    done = told.completion
+    return {
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "prompt": told.asked,
+        **answer.result(done),
+        "params": told.task.given,
+        **dials,
+        "steps": [asdict(step) for step in done.steps],
+        "calls": [call._asdict() for call in timeline(done)],
+    }

@@ -1,0 +1,264 @@
+"""What the paper leaves open: block verification against Algorithm 1, automatic gamma against the
+best fixed one and the oracle's bound (section 3.5), and cascades (Discussion)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean, median
+from typing import Any
+
+from foretoken import costs, theory
+from foretoken.lab.experiments.experiment import (
+    BLANK,
+    Case,
+    Found,
+    Row,
+    Section,
+    Table,
+    done,
+    rounded,
+)
+from foretoken.lab.recipes.pairs import Pairs
+from foretoken.lab.recipes.recipe import Draft, Recipe
+from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.request import Completion
+from foretoken.speculator import Speculator
+
+RULES = ("speculative", "block")
+WARM = 8  # new tokens of the run that does not count
+
+Way = Callable[[Any, int, int], Completion]  # of writing a text: prompt, seed, number of tokens
+Turns = dict[str, list[list[Completion]]]  # by way: the texts of each repeat
+
+
+def cases(recipe: Recipe) -> list[Case]:
+    """Of every draft that is a model: rules where text is sampled, automatic gamma at every
+    temperature, and cascades over the draft listed before, or else a look-up."""
+    drafts = [draft for draft in recipe.drafts if draft.is_model]
+    sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
+    asked: list[Case] = []
+    for i, draft in enumerate(drafts):
+        for temperature in sampled:
+            for gamma in recipe.gammas:
+                asked.append(_case("rules", draft, temperature, gamma=gamma))
+        for temperature in recipe.temperatures:
+            asked.append(_case("automatic", draft, temperature))
+        smaller = [other.label for other in drafts[:i][-1:] if draft.draft and other.draft]
+        for temperature in recipe.temperatures:
+            for inner in smaller or [None]:
+                asked.append(_case("cascade", draft, temperature, inner=inner))
+    return asked
+
+
+def _case(what: str, draft: Draft, temperature: float, **more: Any) -> Case:
+    return {"what": what, "draft": draft.label, "temperature": temperature, **more}
+
+
+def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """Ways of writing the same prompts' texts, run in turn: figures of each, by its name."""
+    return {"rules": _rules, "automatic": _automatic, "cascade": _cascade}[case["what"]](
+        pairs, case
+    )
+
+
+def _rules(pairs: Pairs, case: Case) -> dict[str, Any]:
+    spec = pairs.spec(case["draft"])
+    ways = {rule: _way(spec, case, gamma=case["gamma"], rule=rule) for rule in RULES}
+    return {"ways": figures(raced(ways, pairs))}
+
+
+def _automatic(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """Against every fixed gamma and plain decoding; alpha and c of the runs for the oracle."""
+    spec = pairs.spec(case["draft"])
+    gammas = [0, *pairs.recipe.gammas, None]
+    ways = {_named(gamma): _way(spec, case, gamma=gamma) for gamma in gammas}
+    turns = raced(ways, pairs)
+    texts = [text for own in turns.values() for same in own for text in same]
+    steps = [step for text in texts for step in text.steady.steps]
+    overlaps = [overlap for step in steps for overlap in step.overlaps]
+    alpha = fmean(overlaps) if overlaps else None
+    c = costs.of(steps).c
+    oracle = None if alpha is None else theory.oracle_factor(alpha, c)
+    return {"ways": figures(turns), "alpha": alpha, "c": c, "oracle": oracle}
+
+
+def _cascade(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """Against the draft alone, both with automatic gamma."""
+    cascade = pairs.cascade(case["draft"], case["inner"])
+    ways = {
+        "alone": _way(pairs.spec(case["draft"]), case),
+        "cascade": _way(cascade, case),
+    }
+    return {"ways": figures(raced(ways, pairs))}
+
+
+def _way(spec: Speculator, case: Case, **how: Any) -> Way:
+    """With these options, one prompt at a time."""
+
+    def write(prompt: Any, seed: int, tokens: int) -> Completion:
+        options = {"temperature": case["temperature"], **how}
+        (one,) = uninterrupted(spec.generate([prompt], max_new_tokens=tokens, seed=seed, **options))
+        return one
+
+    return write
+
+
+def raced(ways: dict[str, Way], pairs: Pairs) -> Turns:
+    """Every way on the prompts that are timed, in turn, so that other load meets them all."""
+    recipe = pairs.recipe
+    turns: Turns = {name: [] for name in ways}
+    for repeat in range(-1, recipe.repeats):  # the first warms up
+        length = recipe.max_new_tokens if repeat >= 0 else min(WARM, recipe.max_new_tokens)
+        for name, way in ways.items():
+            seed = recipe.seed + max(repeat, 0)
+            texts = [way(prompt, seed, length) for prompt in pairs.timed]
+            if repeat >= 0:
+                turns[name].append(texts)
+    return turns
+
+
+def figures(turns: Turns) -> dict[str, dict[str, float]]:
+    """Of each way: seconds a token without the prefill, median over repeats; tokens a call of the
+    target."""
+    return {
+        name: {
+            "seconds_per_token": median(map(seconds_per_token, own)),
+            "tokens_per_call": sum(len(text.tokens) for texts in own for text in texts)
+            / sum(text.stats.target_calls for texts in own for text in texts),
+        }
+        for name, own in turns.items()
+    }
+
+
+def seconds_per_token(texts: list[Completion]) -> float:
+    """Decoding time per token over all texts."""
+    steady = [text.steady for text in texts]
+    return sum(each.seconds for each in steady) / sum(each.tokens for each in steady)
+
+
+def section(recipe: Recipe, found: Found) -> Section | None:
+    """A table and a paragraph for each of the three."""
+    rows = done(found, "beyond")
+    if not rows:
+        return None
+    said: list[str] = []
+    tables: list[Table] = []
+    parts = ("rules", _show_rules), ("automatic", _show_automatic), ("cascade", _show_cascade)
+    for what, show in parts:
+        own = [row for row in rows if row.case["what"] == what]
+        if own:
+            paragraph, table = show(own)
+            said.append(paragraph)
+            tables.append(table)
+    return Section("Beyond the paper: rules, automatic gamma, cascades", said, tables)
+
+
+def _show_rules(rows: list[Row]) -> tuple[str, Table]:
+    lines: list[tuple[str, ...]] = []
+    gains, faster = [], []
+    for row in rows:
+        one, other = (row.result["ways"][rule] for rule in RULES)
+        gains.append(other["tokens_per_call"] / one["tokens_per_call"])
+        faster.append(one["seconds_per_token"] / other["seconds_per_token"])
+        lines.append(
+            (
+                row.case["draft"],
+                f"{row.case['temperature']:g}",
+                str(row.case["gamma"]),
+                *(f"{each['tokens_per_call']:.2f}" for each in (one, other)),
+                f"{gains[-1]:.3f}",
+                f"{faster[-1]:.2f}",
+            )
+        )
+    head = (
+        "draft",
+        "T",
+        "gamma",
+        "tokens a call: Algorithm 1",
+        "block",
+        "ratio",
+        "times its speed",
+    )
+    said = (
+        f"Block verification (Sun et al., arXiv 2403.10444) has the same law as Algorithm 1 and "
+        f"keeps {_range(gains, 3)} times its tokens a call, which makes it {_range(faster)} times "
+        "as fast; in expectation it never keeps less, so that values below 1 are chance."
+    )
+    return said, Table("Block verification against Algorithm 1", head, lines)
+
+
+def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
+    lines: list[tuple[str, ...]] = []
+    shares, of_plain = [], []
+    for row in rows:
+        ways, oracle = row.result["ways"], row.result["oracle"]
+        seconds = {name: way["seconds_per_token"] for name, way in ways.items()}
+        own, plain = seconds[_named(None)], seconds[_named(0)]
+        fixed = {n: s for n, s in seconds.items() if n not in (_named(None), _named(0))}
+        best = min(fixed, key=lambda name: fixed[name])
+        shares.append(fixed[best] / own)
+        of_plain.append(plain / own)
+        lines.append(
+            (
+                row.case["draft"],
+                f"{row.case['temperature']:g}",
+                f"{of_plain[-1]:.2f}x",
+                f"{plain / fixed[best]:.2f}x ({best})",
+                f"{shares[-1]:.3f}",
+                rounded(row.result["alpha"], 3),
+                rounded(row.result["c"], 3),
+                BLANK if oracle is None else f"{oracle:.2f}x",
+            )
+        )
+    head = ("draft", "T", "automatic", "best fixed", "ratio", "alpha", "c", "oracle's bound")
+    said = (
+        f"Automatic gamma runs at {_range(shares)} times the speed of the best fixed gamma of each "
+        f"line, which is known only afterwards, and at {_range(of_plain)} times plain decoding. "
+        "The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - alpha + c "
+        "alpha), takes a longer pass to cost nothing more, so it is not reached."
+    )
+    return said, Table("Automatic gamma, the best fixed one and the oracle's bound", head, lines)
+
+
+def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
+    lines: list[tuple[str, ...]] = []
+    faster = []
+    for row in rows:
+        alone, cascade = (row.result["ways"][name] for name in ("alone", "cascade"))
+        faster.append(alone["seconds_per_token"] / cascade["seconds_per_token"])
+        lines.append(
+            (
+                f"{row.case['draft']} < {row.case['inner'] or 'lookup'}",
+                f"{row.case['temperature']:g}",
+                *(f"{each['tokens_per_call']:.2f}" for each in (alone, cascade)),
+                f"{faster[-1]:.2f}",
+            )
+        )
+    head = (
+        "draft < its own draft",
+        "T",
+        "tokens a call: alone",
+        "cascade",
+        "times the draft's speed",
+    )
+    gaining = sum(ratio > 1 for ratio in faster)
+    said = (
+        f"A draft that is itself drafted for runs at {_range(faster)} times its speed alone, and "
+        f"gains in {gaining} of {len(faster)} cases: its own passes must be dear beside what "
+        "guesses for it, which drafts of this size hardly are."
+        if gaining * 2 < len(faster)
+        else f"A draft that is itself drafted for runs at {_range(faster)} times its speed alone, "
+        f"and gains in {gaining} of {len(faster)} cases."
+    )
+    return said, Table("Cascades, both with automatic gamma", head, lines)
+
+
+def _named(gamma: int | None) -> str:
+    if gamma is None:
+        return "automatic"
+    return f"gamma {gamma}" if gamma else "plain"
+
+
+def _range(values: list[float], digits: int = 2) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"

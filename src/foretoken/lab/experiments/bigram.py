@@ -1,0 +1,95 @@
+"""The 1.25x of section 3.6: what a bigram table, whose guesses cost next to nothing, gains with
+gamma 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretoken import theory
+from foretoken.lab.experiments import paper, walltime
+from foretoken.lab.experiments.experiment import (
+    Case,
+    Found,
+    Row,
+    Section,
+    Table,
+    done,
+    estimate,
+    plus_minus,
+    rounded,
+)
+from foretoken.lab.recipes.pairs import Pairs
+from foretoken.lab.recipes.recipe import Recipe
+
+ORDER = 2
+HEAD = ("T", "alpha", "c", "expected, c = 0", "expected", "measured")
+
+
+def cases(recipe: Recipe) -> list[Case]:
+    """Every bigram table at every temperature."""
+    return [
+        {"draft": draft.label, "temperature": temperature, "gamma": paper.BIGRAM_GAMMA}
+        for draft in recipe.drafts
+        if draft.order == ORDER or draft.paper == "Bigram"
+        for temperature in recipe.temperatures
+    ]
+
+
+def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """As tables 2 and 4 are measured."""
+    return walltime.measure(pairs, case)
+
+
+def section(recipe: Recipe, found: Found) -> Section | None:
+    """Beside the paper's claim."""
+    rows = done(found, "bigram")
+    if not rows:
+        return None
+    caption = f"A bigram table with gamma {paper.BIGRAM_GAMMA}"
+    return Section(
+        "Section 3.6: 1.25x by a bigram table",
+        [_claim(), *(_said(found, row) for row in rows)],
+        [Table(caption, HEAD, [_line(found, row) for row in rows])],
+    )
+
+
+def _claim() -> str:
+    alpha, gamma, said = paper.BIGRAM_ALPHA, paper.BIGRAM_GAMMA, paper.BIGRAM_SPEED
+    return (
+        f"The paper: alpha about {alpha:g} with T5-XXL and gamma {gamma} give {said:g}x. Theorem "
+        f"3.8 with c = 0 gives {theory.walltime_factor(alpha, gamma, 0):.3f}x."
+    )
+
+
+def _said(found: Found, row: Row) -> str:
+    """Of one temperature, what stands between the claim and the clock."""
+    own, speed = _alpha(found, row), estimate(row.result["speedup"])
+    free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
+    v = row.result["v"]
+    verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
+    said = (
+        f"At T={row.case['temperature']:g} alpha is {own:.2f} here, for which the theorem expects "
+        f"{free:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
+    )
+    if speed.value < free and v is not None and v > 1:
+        said += (
+            f" Between the two stand c = {row.result['c']:.3f}, and a pass over four tokens, which "
+            f"takes {v:.2f} times one over a single token here and counts as 1 in the theorem."
+        )
+    return said
+
+
+def _alpha(found: Found, row: Row) -> float:
+    return walltime.alpha(found, row) or 0.0
+
+
+def _line(found: Found, row: Row) -> tuple[str, ...]:
+    own = _alpha(found, row)
+    return (
+        f"{row.case['temperature']:g}",
+        rounded(own, 3),
+        rounded(row.result["c"], 3),
+        rounded(theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)),
+        rounded(walltime.expected(found, row)),
+        plus_minus(estimate(row.result["speedup"]), 2),
+    )

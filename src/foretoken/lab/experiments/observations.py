@@ -1,0 +1,203 @@
+"""What section 4 observes, asked of what was measured here: each statement holds or does not hold,
+with the numbers. Measures nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from foretoken import theory
+from foretoken.lab.estimate import Estimate
+from foretoken.lab.experiments import acceptance, paper, walltime
+from foretoken.lab.experiments.experiment import (
+    Case,
+    Found,
+    Row,
+    Section,
+    Table,
+    done,
+    estimate,
+    plus_minus,
+)
+from foretoken.lab.recipes.pairs import Pairs
+from foretoken.lab.recipes.recipe import Recipe
+
+HEAD = ("", "the paper observes", "here", "numbers")
+HOLDS, FAILS, OPEN = "holds", "does not hold", "within noise"
+TRIVIAL = 0.01  # an alpha that is negligible
+
+
+class Answer(NamedTuple):
+    """A statement asked of one pair of numbers."""
+
+    verdict: str
+    numbers: str
+
+
+def cases(recipe: Recipe) -> list[Case]:
+    """None: rows of the other experiments are enough."""
+    return []
+
+
+def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
+    raise AssertionError(case)
+
+
+def section(recipe: Recipe, found: Found) -> Section | None:
+    """A line for each statement that something was measured for."""
+    asked = {
+        "the sharper the law, the higher alpha: T=0 above T=1": list(_sharper(recipe, found)),
+        "alpha grows with the draft's size": list(_larger(recipe, found)),
+        "drafts that are models have an alpha of 0.5 to 0.9": list(_between(recipe, found)),
+        "unigram and bigram tables have an alpha that is not negligible": list(
+            _trivial(recipe, found)
+        ),
+        "the smallest model is the fastest draft": list(_smallest(recipe, found)),
+        "argmax (T=0) is sped up more than sampling (T=1)": list(_greedy_faster(recipe, found)),
+        "some gamma gains where alpha > c, and none elsewhere (Corollary 3.9)": list(
+            _improves(recipe, found)
+        ),
+        "measured speeds meet Theorem 3.8 as nearly as the paper's own": list(
+            _theorem(recipe, found)
+        ),
+    }
+    lines = [
+        (str(i), statement, _verdict(answers), "; ".join(answer.numbers for answer in answers))
+        for i, (statement, answers) in enumerate(asked.items(), 1)
+        if answers
+    ]
+    if not lines:
+        return None
+    counts = ", ".join(f"{sum(line[2] == v for line in lines)} {v}" for v in (HOLDS, OPEN, FAILS))
+    said = (
+        f"Of the paper's observations {len(lines)} can be asked of these rows: {counts}, others in "
+        "part. A statement holds where every case of it does beyond its 95 % interval."
+    )
+    return Section("Observations of section 4", [said], [Table("What holds here", HEAD, lines)])
+
+
+def _verdict(answers: list[Answer]) -> str:
+    verdicts = [answer.verdict for answer in answers]
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return f"{HOLDS} in {verdicts.count(HOLDS)} of {len(verdicts)}"
+
+
+def _above(one: Estimate, other: Estimate) -> str:
+    """Whether the first is above the second, beyond both intervals."""
+    if one.low > other.high:
+        return HOLDS
+    return FAILS if one.high < other.low else OPEN
+
+
+def _sharper(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    for draft in recipe.drafts:
+        greedy = acceptance.known(found, draft.label, 0)
+        sampled = acceptance.known(found, draft.label, 1)
+        if greedy and sampled:
+            numbers = f"{draft.label} {plus_minus(greedy)} and {plus_minus(sampled)}"
+            yield Answer(_above(greedy, sampled), numbers)
+
+
+def _larger(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    for temperature in recipe.temperatures:
+        sized = [
+            (row.result["parameters"], estimate(row.result["alpha"]), row.case["draft"])
+            for row in done(found, "acceptance")
+            if row.case["temperature"] == temperature and row.result["parameters"] is not None
+        ]
+        sized.sort(key=lambda one: one[0])
+        for (small, low, name), (large, high, other) in zip(sized, sized[1:], strict=False):
+            if small < large:
+                numbers = (
+                    f"T={temperature:g}: {other} ({large:,}) {plus_minus(high)} and {name} "
+                    f"({small:,}) {plus_minus(low)}"
+                )
+                yield Answer(_above(high, low), numbers)
+
+
+def _between(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    for row in done(found, "acceptance"):
+        if recipe.draft(row.case["draft"]).is_model:
+            own = estimate(row.result["alpha"])
+            inside = own.high >= 0.5 and own.low <= 0.9
+            yield Answer(HOLDS if inside else FAILS, f"{_named(row)} {plus_minus(own)}")
+
+
+def _trivial(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    for row in done(found, "acceptance"):
+        if recipe.draft(row.case["draft"]).order in (1, 2):
+            own = estimate(row.result["alpha"])
+            yield Answer(HOLDS if own.low > TRIVIAL else FAILS, f"{_named(row)} {plus_minus(own)}")
+
+
+def _sizes(found: Found) -> dict[str, int]:
+    """Parameters of the drafts that are models, where alpha was measured."""
+    rows = done(found, "acceptance")
+    return {
+        row.case["draft"]: row.result["parameters"]
+        for row in rows
+        if row.result["parameters"] is not None
+    }
+
+
+def _smallest(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    sizes = _sizes(found)
+    best = walltime.fastest(done(found, "walltime"))
+    for temperature in recipe.temperatures:
+        own = {
+            row.case["draft"]: estimate(row.result["speedup"])
+            for row in best
+            if row.case["temperature"] == temperature and row.case["draft"] in sizes
+        }
+        if len(own) < 2:
+            continue
+        first, *others = sorted(own, key=lambda name: sizes[name])
+        rival = max(others, key=lambda name: own[name].value)
+        numbers = (
+            f"T={temperature:g}: {first} {plus_minus(own[first], 2)}, the best of the others "
+            f"{rival} {plus_minus(own[rival], 2)}"
+        )
+        yield Answer(_above(own[first], own[rival]), numbers)
+
+
+def _greedy_faster(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    best = {
+        (row.case["draft"], row.case["temperature"]): estimate(row.result["speedup"])
+        for row in walltime.fastest(done(found, "walltime"))
+    }
+    for draft in recipe.drafts:
+        greedy, sampled = best.get((draft.label, 0)), best.get((draft.label, 1))
+        if greedy and sampled:
+            numbers = f"{draft.label} {plus_minus(greedy, 2)} and {plus_minus(sampled, 2)}"
+            yield Answer(_above(greedy, sampled), numbers)
+
+
+def _improves(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    for row in walltime.fastest(done(found, "walltime")):
+        alpha, c = walltime.alpha(found, row), row.result["c"]
+        if alpha is None or c is None:
+            continue
+        speed = estimate(row.result["speedup"])
+        gains = HOLDS if speed.low > 1 else FAILS if speed.high < 1 else OPEN
+        turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}
+        verdict = gains if theory.improves(alpha, c) else turned[gains]
+        numbers = f"{_named(row)}: alpha {alpha:.2f}, c {c:.2f}, {plus_minus(speed, 2)}"
+        yield Answer(verdict, numbers)
+
+
+def _theorem(recipe: Recipe, found: Found) -> Iterator[Answer]:
+    """Within the paper's own spread of measured over expected."""
+    theirs = [line.measured / line.expected for line in paper.TABLE_2]
+    for row in walltime.fastest(done(found, "walltime")):
+        expected = walltime.expected(found, row)
+        if expected is None or not recipe.draft(row.case["draft"]).is_model:
+            continue
+        speed = estimate(row.result["speedup"])
+        inside = speed.high >= min(theirs) * expected and speed.low <= max(theirs) * expected
+        numbers = f"{_named(row)}: {plus_minus(speed, 2)} for {expected:.2f}"
+        yield Answer(HOLDS if inside else FAILS, numbers)
+
+
+def _named(row: Row) -> str:
+    return f"{row.case['draft']}, T={row.case['temperature']:g}"

@@ -1,0 +1,162 @@
+"""What speculation must leave alone: scores of greedy texts against references (BLEU, chrF, ROUGE),
+and the target's loss on texts that are sampled; with a draft, and plainly."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from foretoken.errors import InputError
+from foretoken.lab import quality
+from foretoken.lab.experiments.experiment import (
+    Case,
+    Found,
+    Row,
+    Section,
+    Table,
+    done,
+    estimate,
+    plus_minus,
+)
+from foretoken.lab.recipes import prompts
+from foretoken.lab.recipes.pairs import Pairs
+from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.sampling.params import SamplingParams
+
+SCORES = {"translation": quality.translation, "summarization": quality.rouge}  # by task
+
+
+def cases(recipe: Recipe) -> list[Case]:
+    """Every draft that is a model: the scores where the task has them and the file references,
+    and the loss."""
+    referenced = all(task.reference is not None for task in prompts.read(recipe.prompts))
+    kinds = ["scores"] if recipe.task in SCORES and referenced else []
+    return [
+        {"draft": draft.label, "what": kind, "gamma": recipe.gammas[-1]}
+        for draft in recipe.drafts
+        if draft.is_model
+        for kind in [*kinds, "loss"]
+    ]
+
+
+def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """Scores of both greedy texts and the share that is equal; or nats a token of both."""
+    if case["what"] == "scores":
+        return _scores(pairs, case)
+    return _losses(pairs, case)
+
+
+def _scores(pairs: Pairs, case: Case) -> dict[str, Any]:
+    recipe = pairs.recipe
+    given = [(task.prompt, task.reference) for task in pairs.tasks]
+    texts = [(a, b) for a, b in given if isinstance(a, str) and b is not None]
+    if len(texts) < len(given):
+        raise InputError("scores need prompts that are text, with references; give both")
+    compared = quality.with_and_without(
+        pairs.spec(case["draft"]),
+        [prompt for prompt, _ in texts],
+        [reference for _, reference in texts],
+        SCORES[recipe.task],
+        gamma=case["gamma"],
+        max_new_tokens=recipe.max_new_tokens,
+    )
+    return asdict(compared) | {"texts": len(texts)}
+
+
+def _losses(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """Sampled with seeds of their own, so that the two are independent."""
+    spec, recipe = pairs.spec(case["draft"]), pairs.recipe
+    params = SamplingParams(1.0, max_new_tokens=recipe.max_new_tokens, logprobs=0)
+    found = {}
+    for i, (name, gamma) in enumerate((("plain", 0), ("speculative", case["gamma"]))):
+        texts = spec.generate(pairs.prompts, params, gamma=gamma, seed=recipe.seed + i)
+        found[name] = asdict(quality.nats(uninterrupted(texts)))
+    return found | {"texts": len(pairs.prompts)}
+
+
+def section(recipe: Recipe, found: Found) -> Section | None:
+    """Both tables, and whether the two are equal within noise."""
+    rows = done(found, "quality")
+    scores = [row for row in rows if row.case["what"] == "scores"]
+    losses = [row for row in rows if row.case["what"] == "loss"]
+    if not rows:
+        return None
+    tables = [_score_table(scores)] if scores else []
+    tables += [_loss_table(losses)] if losses else []
+    return Section(
+        "Quality: the same with and without speculation",
+        [*_said_of_scores(scores), *_said_of_losses(losses)],
+        tables,
+    )
+
+
+def _score_table(rows: list[Row]) -> Table:
+    names = list(rows[0].result["plain"])
+    head = ("draft", *(f"{name}, {kind}" for name in names for kind in ("plain", "speculative")))
+    lines = [
+        (
+            row.case["draft"],
+            *(
+                f"{row.result[kind][name]:.2f}"
+                for name in names
+                for kind in ("plain", "speculative")
+            ),
+            f"{row.result['same']:.1%}",
+        )
+        for row in rows
+    ]
+    return Table("Greedy texts against references", (*head, "equal texts"), lines)
+
+
+def _loss_table(rows: list[Row]) -> Table:
+    lines = [
+        (
+            row.case["draft"],
+            *(plus_minus(estimate(row.result[kind])) for kind in ("plain", "speculative")),
+            f"{row.result['texts']}",
+        )
+        for row in rows
+    ]
+    head = ("draft", "nats a token, plain", "speculative", "texts")
+    return Table(
+        "The target's loss on texts sampled at T=1, 95 % intervals over texts", head, lines
+    )
+
+
+def _said_of_scores(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    gaps = {
+        name: max(abs(r.result["speculative"][name] - r.result["plain"][name]) for r in rows)
+        for name in rows[0].result["plain"]
+    }
+    told = ", ".join(f"{name} by {gap:.2f} at most" for name, gap in gaps.items())
+    same = min(row.result["same"] for row in rows)
+    said = f"Greedy texts with a draft are those without it: {same:.1%} or more are equal"
+    if max(gaps.values()) == 0:
+        return [said + ", and all scores are the same to the last digit."]
+    return [
+        f"{said}; scores differ ({told}), where rounding in float32 tips a near-tie between two "
+        "tokens (docs/exact.md has the mode without it)."
+    ]
+
+
+def _said_of_losses(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    apart = [row.case["draft"] for row in rows if not _overlap(row)]
+    if not apart:
+        return [
+            f"Sampled texts cost the target the same with and without a draft: in all {len(rows)} "
+            "cases the intervals overlap."
+        ]
+    return [
+        f"The intervals of the loss are apart with {', '.join(apart)}, in {len(apart)} of "
+        f"{len(rows)} cases; about one in two hundred would be by chance."
+    ]
+
+
+def _overlap(row: Row) -> bool:
+    plain, speculative = (estimate(row.result[kind]) for kind in ("plain", "speculative"))
+    return plain.low <= speculative.high and speculative.low <= plain.high

@@ -1,0 +1,220 @@
+"""A recipe: the models, texts and numbers that experiments run with. A TOML file, checked.
+
+Paths in it are relative to the file. Knows no models and imports no torch, so that mistakes are
+told at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from foretoken.errors import InputError, one_line, shown
+
+Name = Literal[
+    "acceptance",
+    "walltime",
+    "bigram",
+    "lenience",
+    "trace",
+    "timeline",
+    "quality",
+    "beyond",
+    "observations",
+]
+NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
+# What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
+QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
+
+
+class Form(BaseModel):
+    """A table of the file: other keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Draft(Form):
+    """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
+
+    label: Annotated[str, Field(min_length=1, max_length=60)]
+    draft: str | None = None  # as foretoken.load takes it
+    order: Annotated[int, Field(ge=1, le=8)] | None = None  # a table fitted to the target's texts
+    paper: str | None = None  # whose figures of the paper stand beside it, such as "T5-small"
+    c: Annotated[float, Field(ge=0, le=100)] | None = None  # the paper's own
+
+    @model_validator(mode="after")
+    def one_kind(self) -> Draft:
+        if self.draft is not None and self.order is not None:
+            raise ValueError(f"{self.label} has a draft and an order; give one of them")
+        return self
+
+    @property
+    def is_model(self) -> bool:
+        """A model of its own, as far as its name tells."""
+        named = self.draft or ""
+        drafters = ("lookup", "copy", "uniform", "none", "self")
+        return self.order is None and ":" not in named and named not in drafters
+
+
+class Prompts(Form):
+    """A file of prompts: lines; TSV of prompt and reference; or JSONL with these keys."""
+
+    file: Annotated[str, Field(min_length=1)]
+    prompt: str = "prompt"
+    reference: str = "reference"
+    prefix: str = ""  # put before every prompt
+    limit: Annotated[int, Field(ge=2)] | None = None  # the first so many
+
+
+class Recipe(Form):
+    """The experiments of one target. All numbers are those of the full report."""
+
+    name: Annotated[str, Field(pattern=r"^[\w-]{1,40}$")]
+    title: str
+    target: str | None = None  # folder or hub id; left out: the pair that ships
+    drafts: Annotated[list[Draft], Field(min_length=1)]  # the smallest model first
+    task: Literal["text", "translation", "summarization", "code"] = "text"
+    paper: Literal["GPT-like", "EnDe", "CNNDM"] | None = None  # the paper's task beside it
+    prompts: Prompts
+    temperatures: Annotated[list[Annotated[float, Field(ge=0, le=10)]], Field(min_length=1)] = [
+        0,
+        1,
+    ]
+    gammas: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1)] = [1, 2, 3, 5]
+    lenience: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [
+        1.0,
+        0.5,
+        0.3,
+        0.1,
+    ]
+    max_new_tokens: Annotated[int, Field(ge=4, le=100_000)] = 128
+    tokens: Annotated[int, Field(ge=100)] = 10_000  # of the target's own, that alpha is a mean over
+    timed: Annotated[int, Field(ge=2)] = 8  # prompts that are timed
+    repeats: Annotated[int, Field(ge=1, le=100)] = 3
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    dtype: str = "float32"
+    experiments: list[Name] = list(get_args(Name))  # those that do not apply are left out
+
+    @model_validator(mode="after")
+    def labels_differ(self) -> Recipe:
+        labels = [draft.label for draft in self.drafts]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two drafts have the label {label}; give each its own")
+        return self
+
+    def draft(self, label: str) -> Draft:
+        """The draft of that label."""
+        return next(draft for draft in self.drafts if draft.label == label)
+
+    def quick(self) -> Recipe:
+        """The same in minutes: shorter texts, and fewer."""
+        limit = min(self.prompts.limit or QUICK_PROMPTS, QUICK_PROMPTS)
+        return self.model_copy(
+            update={
+                "max_new_tokens": min(self.max_new_tokens, QUICK_LENGTH),
+                "tokens": min(self.tokens, QUICK_TOKENS),
+                "timed": min(self.timed, QUICK_TIMED),
+                "gammas": self.gammas[:QUICK_GAMMAS],
+                "repeats": 1,
+                "prompts": self.prompts.model_copy(update={"limit": limit}),
+            }
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of all that its measurements depend on but machine and package: prompts included, and
+        which files its models are. InputError where the prompts cannot be read."""
+        fields = self.model_dump(exclude={"title", "experiments"})
+        try:
+            text = Path(self.prompts.file).read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"the prompts of {self.name} cannot be read: {one_line(error)}; "
+                "give prompts.file, one a line, a .tsv or a .jsonl"
+            ) from None
+        names = [self.target, *(draft.draft for draft in self.drafts)]
+        head = json.dumps([fields, [_files(name) for name in names if name]], sort_keys=True)
+        return hashlib.sha256(head.encode() + b"\n" + text).hexdigest()[:16]
+
+
+def read(path: Path) -> Recipe:
+    """The recipe in a file, its paths made absolute. InputError names what is wrong in it."""
+    try:
+        document = tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}; give a recipe, such as recipes/own.toml") from None
+    except (OSError, ValueError) as error:  # no TOML, or no text
+        raise InputError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
+    try:
+        recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        raise InputError(f"{path}: {_said(error)}") from None
+    folder = path.resolve().parent
+    prompts = recipe.prompts.model_copy(update={"file": str(folder / recipe.prompts.file)})
+    drafts = [
+        draft.model_copy(update={"draft": draft.draft and placed(draft.draft, folder)})
+        for draft in recipe.drafts
+    ]
+    target = recipe.target and placed(recipe.target, folder)
+    return recipe.model_copy(update={"prompts": prompts, "drafts": drafts, "target": target})
+
+
+def placed(name: str, folder: Path) -> str:
+    """A model's or drafter's name, with its path relative to `folder` made absolute: hub ids and
+    names of drafters stay. Of `ngram:FILE` and `heads:FILE` it is the file."""
+    kind, colon, file = name.rpartition(":")
+    try:
+        place = (folder / file).resolve()
+        return f"{kind}{colon}{place}" if file and place.exists() else name
+    except OSError:  # a name that is too long
+        return name
+
+
+def _said(error: ValidationError) -> str:
+    """One mistake: key, value, remedy; a key that there is none of before what is missing."""
+    errors = error.errors()
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+    place, kind, given = first["loc"], first["type"], first["input"]
+    key = ".".join(str(part) for part in place)
+    if kind == "extra_forbidden":
+        return f"{key} is no key of a recipe; {_nearest(str(place[-1]), _keys(place))}"
+    if kind == "literal_error":
+        return f"{key} is {shown(given)}; {_nearest(str(given), _allowed(place))}"
+    if kind == "missing":
+        return f"{key} is missing; give it"
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{key} is {shown(given)}: {said}" if place and kind != "value_error" else said
+
+
+def _keys(place: tuple[Any, ...]) -> list[str]:
+    """Those that the table of a key may have."""
+    tables: dict[Any, type[Form]] = {"drafts": Draft, "prompts": Prompts}
+    return list((tables[place[0]] if len(place) > 1 else Recipe).model_fields)
+
+
+def _allowed(place: tuple[Any, ...]) -> list[str]:
+    """The values that there are for a key."""
+    if place[0] == "experiments":
+        return list(get_args(Name))
+    annotation = Recipe.model_fields[place[0]].annotation
+    literals = [annotation, *get_args(annotation)]
+    return [value for each in literals for value in get_args(each) if isinstance(value, str)]
+
+
+def _nearest(given: str, names: list[str]) -> str:
+    near = get_close_matches(given, names, 1, NEAR)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def _files(name: str) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of a model's files: weights that were trained anew differ in them."""
+    path = Path(name.rpartition(":")[2])
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

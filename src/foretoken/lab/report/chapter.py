@@ -1,0 +1,117 @@
+"""What a report says: a chapter for each recipe, of sections made of rows, and one for the
+paper's arithmetic. Knows no page and no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from foretoken.lab.experiments import acceptance, bounds, walltime
+from foretoken.lab.experiments.experiment import (
+    Found,
+    Row,
+    Section,
+    done,
+    estimate,
+    named,
+    plus_minus,
+)
+from foretoken.lab.machine import Machine
+from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.report.results import Results
+from foretoken.lab.report.run import EXPERIMENTS, Job
+
+ARITHMETIC = "The paper's arithmetic"
+
+
+class Headline(NamedTuple):
+    """A figure that a chapter begins with, and its words."""
+
+    figure: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """Of one recipe; None: of the paper's formulas, which need no models."""
+
+    name: str
+    title: str
+    sections: list[Section]
+    recipe: Recipe | None = None
+    headlines: list[Headline] = field(default_factory=list[Headline])
+    found: Found = field(default_factory=dict[str, list[Row]])
+    failed: list[str] = field(default_factory=list[str])
+    missing: int = 0  # cases that are not measured yet
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is shown. `quick`: whether its figures are the quick ones."""
+
+    chapters: list[Chapter]
+    machine: Machine
+    date: str
+    command: str
+    quick: bool
+    seconds: float  # that its measurements took
+
+
+def report(
+    asked: list[Job], results: Results, machine: Machine, *, date: str, command: str, quick: bool
+) -> Report:
+    """Made of the rows that there are; `asked`: all cases, recipe by recipe."""
+    recipes = {job.of: job.recipe for job in asked}
+    chapters = [
+        _chapter(recipe, [job for job in asked if job.of == of], results)
+        for of, recipe in recipes.items()
+    ]
+    chapters.append(Chapter("paper", ARITHMETIC, [bounds.section()]))
+    seconds = sum(sum(results.seconds(of)) for of in recipes)
+    return Report(chapters, machine, date, command, quick, seconds)
+
+
+def _chapter(recipe: Recipe, asked: list[Job], results: Results) -> Chapter:
+    found: dict[str, list[Row]] = {}
+    failed: list[str] = []
+    missing = 0
+    for job in asked:
+        row = results.row(job.of, job.experiment, job.case)
+        if row is None:
+            missing += 1
+            continue
+        found.setdefault(job.experiment, []).append(row)
+        if row.failed is not None:
+            failed.append(f"{job.experiment}, {named(job.case)}: {row.failed}")
+    made = [
+        experiment.section(recipe, found)
+        for name, experiment in EXPERIMENTS.items()
+        if name in recipe.experiments
+    ]
+    sections = [section for section in made if section is not None]
+    lines = _headlines(recipe, found)
+    return Chapter(recipe.name, recipe.title, sections, recipe, lines, found, failed, missing)
+
+
+def _headlines(recipe: Recipe, found: Found) -> list[Headline]:
+    """At each temperature the fastest draft and the one that agrees most."""
+    best = walltime.fastest(done(found, "walltime"))
+    lines: list[Headline] = []
+    for temperature in recipe.temperatures:
+        at = f"T={temperature:g}"
+        timed = [row for row in best if row.case["temperature"] == temperature]
+        if timed:
+            row = max(timed, key=lambda row: row.result["speedup"]["value"])
+            speed = plus_minus(estimate(row.result["speedup"]), 2)
+            lines.append(
+                Headline(f"{speed}x", f"{at}: {row.case['draft']}, gamma {row.case['gamma']}")
+            )
+        alphas = [
+            (own, draft.label)
+            for draft in recipe.drafts
+            if (own := acceptance.known(found, draft.label, temperature)) is not None
+        ]
+        if alphas:
+            own, label = max(alphas, key=lambda pair: pair[0].value)
+            lines.append(Headline(plus_minus(own), f"{at}: alpha of {label}"))
+    return lines

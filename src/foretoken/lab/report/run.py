@@ -1,0 +1,142 @@
+"""Measures what a report's recipes ask for, case by case, and what they ask for already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from foretoken.errors import ForetokenError, one_line
+from foretoken.lab.experiments import (
+    acceptance,
+    beyond,
+    bigram,
+    lenience,
+    observations,
+    quality,
+    timeline,
+    trace,
+    walltime,
+)
+from foretoken.lab.experiments.experiment import Case, Experiment, Row, named
+from foretoken.lab.machine import Machine
+from foretoken.lab.recipes.pairs import Pairs
+from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.report.results import Line, Results
+
+EXPERIMENTS: dict[str, Experiment] = {  # in the order of the page
+    "acceptance": acceptance,
+    "walltime": walltime,
+    "bigram": bigram,
+    "lenience": lenience,
+    "trace": trace,
+    "timeline": timeline,
+    "quality": quality,
+    "beyond": beyond,
+    "observations": observations,
+}
+
+
+class Job(NamedTuple):
+    """A case of a recipe's experiment. `of`: as in results."""
+
+    recipe: Recipe
+    of: str
+    experiment: str
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the work is: what comes next, and the seconds left; None where nothing tells."""
+
+    done: int
+    all: int
+    next: str
+    seconds_left: float | None
+
+
+def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
+    """All cases: recipe by recipe, and in each draft by draft, so that a pair is loaded once.
+    InputError for prompts that cannot be read."""
+    asked: list[Job] = []
+    for recipe in recipes:
+        of = digest(recipe, machine)
+        own = [
+            Job(recipe, of, name, case)
+            for name, experiment in EXPERIMENTS.items()
+            if name in recipe.experiments
+            for case in experiment.cases(recipe)
+        ]
+        labels = [draft.label for draft in recipe.drafts]
+        asked += sorted(own, key=lambda job: labels.index(job.case["draft"]))
+    return asked
+
+
+def digest(recipe: Recipe, machine: Machine) -> str:
+    """Of what measurements depend on: they are used again where it is equal."""
+    known = [recipe.digest, asdict(machine)]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run(asked: list[Job], results: Results) -> Iterator[Standing]:
+    """Measure the cases that have no result, those that failed before included; says before each
+    how far it is. A case that fails is a result, with its reason, and the others go on."""
+    missing = [job for job in asked if _missing(job, results)]
+    pairs: Pairs | None = None
+    for i, job in enumerate(missing):
+        what = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
+        left = _seconds_left(missing[i:], results)
+        yield Standing(len(asked) - len(missing) + i, len(asked), what, left)
+        if pairs is None or pairs.recipe is not job.recipe:
+            pairs = None  # one recipe's models at a time
+            pairs = Pairs(job.recipe)
+        results.add(_line(job, _measured(pairs, job)))
+    yield Standing(len(asked), len(asked), "", 0.0)
+
+
+def _missing(job: Job, results: Results) -> bool:
+    row = results.row(job.of, job.experiment, job.case)
+    return row is None or row.failed is not None
+
+
+def _measured(pairs: Pairs, job: Job) -> Row:
+    began = perf_counter()
+    result: dict[str, Any] = {}
+    failed = None
+    try:
+        result = EXPERIMENTS[job.experiment].measure(pairs, job.case)
+        json.dumps(result, allow_nan=False)
+    except ForetokenError as error:
+        failed = one_line(error)
+    except Exception as error:  # of whatever kind: the others go on
+        failed = f"{type(error).__name__}: {one_line(error)}"
+    seconds = round(perf_counter() - began, 3)
+    return Row(job.case, seconds, {} if failed else result, failed)
+
+
+def _line(job: Job, row: Row) -> Line:
+    return Line(
+        recipe=job.recipe.name,
+        of=job.of,
+        experiment=job.experiment,
+        case=row.case,
+        seconds=row.seconds,
+        result=row.result,
+        failed=row.failed,
+    )
+
+
+def _seconds_left(missing: list[Job], results: Results) -> float | None:
+    """By the mean of the same experiment's measurements, or else of all of the recipe's."""
+    left = 0.0
+    for job in missing:
+        known = results.seconds(job.of, job.experiment) or results.seconds(job.of)
+        if not known:
+            return None
+        left += fmean(known)
+    return left

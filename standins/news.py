@@ -1,0 +1,65 @@
+"""The GPT-like pair of the paper (section 4.2) at an eighth of its widths: a target of 12 layers
+and a draft of 2 on news text, a vocabulary of 8192, with the unigram and the bigram.
+
+    python standins/news.py --text news.en.gz --out runs/news
+
+The paper's are 768 and 256 wide (97M and 6M parameters): `--divisor 1`. Ours are of the Llama
+architecture, with tied embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import models
+import parallel
+from commands import Sizes, flags, foretoken, tables
+from foretoken.storage import files
+
+VOCABULARY, CONTEXT, HELD_OUT_TEXTS = 8192, 256, 16
+PAPER: dict[str, Sizes] = {  # its widths are divided
+    "target": {"hidden": 768, "feed_forward": 3072, "layers": 12, "heads": 12, "kv_heads": 12},
+    "draft": {"hidden": 256, "feed_forward": 1024, "layers": 2, "heads": 4, "kv_heads": 4},
+}
+WIDTHS = ("hidden", "feed_forward")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", nargs="+", type=Path, required=True, help="packed (.gz) or not")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--divisor", type=int, default=8, help="of the paper's widths")
+    parser.add_argument("--steps", type=int, default=20_000, help="of either model, at most")
+    parser.add_argument("--distill-steps", type=int, default=600)
+    given = parser.parse_args()
+    out = given.out
+    prepare(given.text, out / "text")
+    for name, sizes in PAPER.items():
+        shape = {k: n // given.divisor if k in WIDTHS else n for k, n in sizes.items()}
+        own = {} if name == "target" else {"tokenizer": out / "target" / "model"}
+        lesson = {"steps": given.steps, "patience": 10, "context": CONTEXT, "batch": 16}
+        where = ("--data", out / "text", "--out", out / name)
+        options = {**shape, "vocab_size": VOCABULARY, **lesson, **own}
+        foretoken("train", "lm", *where, *flags(options))
+    of = ("--target", out / "target" / "model", "--draft", out / "draft" / "model")
+    options = {"steps": given.distill_steps, "target_generated": 0.5, "on_policy": 0.25}
+    where = ("--data", out / "text", "--out", out / "draft-taught")
+    foretoken("train", "distill", *of, *where, *flags(options))
+    tables(out, out / "text", out / "target" / "model")
+    found = models.chosen(out, ["draft"], out / "text", CONTEXT // 2)
+    models.record(out, "alphas", found)
+
+
+def prepare(texts: list[Path], folder: Path) -> None:
+    """The texts in files that the trainer reads, in parts: one in sixteen is held out."""
+    lines = [line for path in texts for line in parallel.lines(path)]
+    folder.mkdir(parents=True, exist_ok=True)
+    size = -(-len(lines) // (HELD_OUT_TEXTS**2))
+    for number, start in enumerate(range(0, len(lines), size)):
+        part = "\n".join(lines[start : start + size])
+        files.write(folder / f"{number:03}.txt", part.encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The pair that ships learns on: its target on the novels until their held-out loss stops falling,
+then its draft on the target's own samples, then by distillation.
+
+    python standins/novels.py --novels novels/*.txt.gz --out runs/novels
+
+The same novels by the same names are held out as when it was first trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import foretoken as package
+import models
+import parallel
+from commands import flags, foretoken
+from foretoken.storage import files
+
+ASSETS = Path(package.__file__).parent / "assets"
+GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # where a dash, a bracket or nothing stood
+LENGTH = 240  # tokens of a text that alpha is measured over
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--novels", nargs="+", type=Path, required=True, help=".txt, packed or not")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=12_000, help="of the target, at most")
+    parser.add_argument("--draft-steps", type=int, default=2000, help="on samples, at most")
+    parser.add_argument("--samples", type=int, default=2_000_000, help="tokens by the target")
+    parser.add_argument("--distill-steps", type=int, default=600)
+    given = parser.parse_args()
+    out = given.out
+    prepare(given.novels, out / "text")
+    target = out / "target" / "model"
+    lesson = {"steps": given.steps, "patience": 10, "learning_rate": 2e-3}
+    of = ("--init", ASSETS / "target", "--data", out / "text", "--out", out / "target")
+    foretoken("train", "lm", *of, *flags(lesson))
+    written = out / "samples" / "samples.txt"
+    if not written.exists():
+        written.parent.mkdir(exist_ok=True)
+        of = ("--target", target, "--data", out / "text", "--tokens", given.samples)
+        foretoken("train", "samples", *of, "--out", written)
+    lesson = {"steps": given.draft_steps, "patience": 10, "learning_rate": 1e-3}
+    of = ("--init", ASSETS / "draft", "--tokenizer", target, "--data", written.parent)
+    foretoken("train", "lm", *of, "--out", out / "draft", *flags(lesson))
+    options = {"steps": given.distill_steps, "target_generated": 0.5, "length": LENGTH}
+    of = ("--target", target, "--draft", out / "draft" / "model", "--data", out / "text")
+    foretoken("train", "distill", *of, "--out", out / "draft-taught", *flags(options))
+    models.record(out, "alphas", models.chosen(out, ["draft"], out / "text", LENGTH))
+    print(f"against the pair that ships: python benchmarks/alpha.py {out / 'models' / 'draft'}")
+
+
+def prepare(novels: list[Path], folder: Path) -> None:
+    """The novels by their names, with one space between words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in novels:
+        text = "\n".join(GAP.sub(" ", line) for line in parallel.lines(path))
+        files.write(folder / path.name.removesuffix(".gz"), text.encode())
+
+
+if __name__ == "__main__":
+    main()

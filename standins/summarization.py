@@ -1,0 +1,147 @@
+"""The summarization stand-in: a T5 target and two drafts that learn to find the sentence that says
+most of a text (gap sentences, as in PEGASUS, arXiv 1912.08777), then to summarize articles.
+
+    python standins/summarization.py --articles cnndm.jsonl.gz --texts novels/*.txt.gz \\
+        --out runs/summarization
+
+With a few hundred articles it is a stand-in and no more: it copies, and it makes things up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import models
+import parallel
+from commands import Sizes, flags, foretoken, tables
+from foretoken.lab.quality import lead, rouge, sentences
+from foretoken.train import corpus
+
+WORDS, LENGTH = 250, 96  # words of a source, tokens of a target
+PIECE = 12  # sentences of a text that one is missing of
+LEAST = 6  # words of a sentence that is worth finding
+SHAPES: dict[str, Sizes] = {
+    "target": {
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "hidden": 192,
+        "feed_forward": 512,
+        "heads": 4,
+    },
+    "draft-4": {
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "hidden": 128,
+        "feed_forward": 288,
+        "heads": 4,
+    },
+    "draft-12": {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "hidden": 64,
+        "feed_forward": 128,
+        "heads": 4,
+    },
+}
+DRAFTS = [name for name in SHAPES if name != "target"]
+STAGES = ("prepare", "train", "distill", "tables", "choose", "score")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--articles", nargs="+", required=True, help=".jsonl, packed or not")
+    parser.add_argument("--keys", nargs=2, default=("article", "highlights"))
+    parser.add_argument("--texts", nargs="*", default=[], type=Path, help=".txt, packed or not")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--steps", type=int, default=8000, help="on gap sentences, at most")
+    parser.add_argument("--article-steps", type=int, default=2000, help="on articles, at most")
+    parser.add_argument("--distill-steps", type=int, default=400)
+    given = parser.parse_args()
+    out = given.out
+    out.mkdir(parents=True, exist_ok=True)
+    gaps, articles = out / "gaps.jsonl", out / "pairs.jsonl"
+    if "prepare" in given.stages:
+        prepare(given, gaps, articles)
+    for name in SHAPES:
+        if "train" in given.stages:
+            own = {} if name == "target" else {"tokenizer": out / "target-gaps" / "tokenizer"}
+            train(gaps, out / f"{name}-gaps", {**SHAPES[name], **own, "steps": given.steps})
+            learnt = {"init": out / f"{name}-gaps" / "model", "learning_rate": 1e-3}
+            train(articles, out / name, {**learnt, "dropout": 0.1, "steps": given.article_steps})
+        if "distill" in given.stages and name != "target":
+            distill(articles, out, name, given.distill_steps)
+    if "tables" in given.stages:
+        tables(out, articles, out / "target" / "model")
+    if "choose" in given.stages:
+        models.record(out, "alphas", models.chosen(out, DRAFTS, articles, LENGTH))
+    if "score" in given.stages:
+        known = parallel.read(str(articles), ("source", "target"))
+        _, held_out = corpus.hold_out(known)
+        found = models.scores(out, DRAFTS[0], held_out, rouge, LENGTH, leads)
+        models.record(out, "held-out articles", found)
+
+
+def leads(articles: list[str]) -> list[str]:
+    return [lead(article) for article in articles]
+
+
+def prepare(given: argparse.Namespace, gaps: Path, articles: Path) -> None:
+    """Pairs of texts and their missing sentences, and of articles and their summaries. The gaps are
+    not those of articles that are held out."""
+    known = [pair for name in given.articles for pair in parallel.read(name, given.keys)]
+    known = [(cut(article), summary) for article, summary in parallel.cleaned(known, ())]
+    parallel.write(articles, known)
+    learnt, _ = corpus.hold_out(known)
+    texts = [article for article, _ in learnt]
+    texts += ["\n".join(parallel.lines(path)) for path in given.texts]
+    found = (pair for text in texts for pair in gap_pairs(text))
+    parallel.write(gaps, parallel.cleaned(found, ()))
+
+
+def cut(text: str) -> str:
+    """Its first WORDS words."""
+    return " ".join(text.split()[:WORDS])
+
+
+def gap_pairs(text: str) -> Iterator[parallel.Pair]:
+    """Every piece of a text without its most telling sentence, and that sentence."""
+    told = sentences(" ".join(text.split()))
+    for start in range(0, len(told) - 2, PIECE):
+        piece = told[start : start + PIECE]
+        best = most_telling(piece)
+        if best is not None:
+            yield cut(" ".join(piece[:best] + piece[best + 1 :])), piece[best]
+
+
+def most_telling(piece: list[str]) -> int | None:
+    """The sentence that shares most words with the others (F1 of different words, as PEGASUS's
+    principal sentences); None where all are short."""
+    words = [set(re.findall(r"\w+", sentence.lower())) for sentence in piece]
+
+    def told(i: int) -> float:
+        rest = set[str]().union(*words[:i], *words[i + 1 :])
+        return 2 * len(words[i] & rest) / max(1, len(words[i]) + len(rest))
+
+    long = [i for i, sentence in enumerate(piece) if len(sentence.split()) >= LEAST]
+    return max(long, key=told, default=None)
+
+
+def train(data: Path, out: Path, options: dict[str, object]) -> None:
+    lesson = {"vocab_size": 4096, "length": LENGTH, "patience": 8, "save_every": 100, **options}
+    foretoken("train", "seq2seq", "--data", data, "--out", out, *flags(lesson))
+
+
+def distill(data: Path, out: Path, name: str, steps: int) -> None:
+    """On texts of the target: there are few summaries."""
+    options = {"length": LENGTH, "steps": steps, "batch": 16, "target_generated": 0.5}
+    of = ("--target", out / "target" / "model", "--draft", out / name / "model")
+    where = ("--data", data, "--out", out / f"{name}-taught")
+    foretoken("train", "distill", *of, *where, *flags(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The translation ladder: a T5 target of 4.4M parameters and drafts of about 1/4, 1/12 and 1/40 of
+it, from pairs of texts, with the unigram and the bigram of the target language.
+
+    python standins/translation.py --train PAIRS ... --test PAIRS ... --out runs/translation
+
+PAIRS is a .tsv or .jsonl file, or the common head of two files of lines: `corpus/train` for
+corpus/train.en and corpus/train.de, packed (.gz) or not. Each stage goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import models
+import parallel
+from commands import Sizes, flags, foretoken, tables
+
+LENGTH = 128  # tokens of a target
+WORDS, RATIO = 120, 3.0  # a longer text, or a pair of more different lengths, is left out
+SHAPES: dict[str, Sizes] = {
+    "target": {
+        "encoder_layers": 3,
+        "decoder_layers": 4,
+        "hidden": 192,
+        "feed_forward": 480,
+        "heads": 4,
+    },
+    "draft-4": {
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "hidden": 128,
+        "feed_forward": 288,
+        "heads": 4,
+    },
+    "draft-12": {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "hidden": 64,
+        "feed_forward": 128,
+        "heads": 4,
+    },
+    "draft-40": {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "hidden": 24,
+        "feed_forward": 48,
+        "heads": 2,
+    },
+}
+DRAFTS = [name for name in SHAPES if name != "target"]
+STAGES = ("prepare", "target", "drafts", "distill", "tables", "choose", "score")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", nargs="+", default=[], metavar="PAIRS")
+    parser.add_argument("--test", nargs="+", default=[], metavar="PAIRS", help="never trained on")
+    parser.add_argument("--keys", nargs=2, default=("en", "de"), metavar=("SOURCE", "TARGET"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=DRAFTS)
+    parser.add_argument("--steps", type=int, default=20_000, help="of the target, at most")
+    parser.add_argument("--draft-steps", type=int, default=6000, help="of a draft, at most")
+    parser.add_argument("--distill-steps", type=int, default=600)
+    parser.add_argument("--dropout", type=float, default=0.0, help="of the target")
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
+    parser.add_argument("--limit", type=int, help="sentences of a test set; left out: all")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    target = given.out / "target"
+    data = given.out / "pairs.jsonl"
+    how: dict[str, object] = {"patience": 10} | ({"bfloat16": True} if given.bfloat16 else {})
+    if "prepare" in given.stages:
+        prepare(given)
+    if "target" in given.stages:
+        lesson = {"steps": given.steps, "dropout": given.dropout, **how}
+        train(data, target, "target", lesson)
+    for name in given.drafts:
+        words = {"tokenizer": target / "tokenizer"}
+        if "drafts" in given.stages:
+            lesson = {"steps": given.draft_steps, **how, **words}
+            train(data, given.out / name, name, lesson)
+        if "distill" in given.stages:
+            distill(data, given.out, name, given.distill_steps)
+    if "tables" in given.stages:
+        tables(given.out, data, target / "tokenizer")
+    if "choose" in given.stages:
+        chosen = models.chosen(given.out, given.drafts, data, LENGTH)
+        models.record(given.out, "alphas", chosen)
+    if "score" in given.stages:
+        score(given.out, given.drafts[0], given.test, given.limit)
+
+
+def prepare(given: argparse.Namespace) -> None:
+    """OUT/pairs.jsonl, and a file of each test set."""
+    known = [pair for name in given.train for pair in parallel.read(name, given.keys)]
+    tests = {name: parallel.read(name, given.keys) for name in given.test}
+    banned = [source for test in tests.values() for source, _ in test]
+    parallel.write(given.out / "pairs.jsonl", filter(alike, parallel.cleaned(known, banned)))
+    for name, test in tests.items():
+        parallel.write(test_file(given.out, name), test)
+
+
+def test_file(out: Path, name: str) -> Path:
+    """Where a test set lies, by the last two parts of its name."""
+    return out / f"test-{'-'.join(Path(name).parts[-2:])}.jsonl"
+
+
+def alike(pair: parallel.Pair) -> bool:
+    """Whether a pair may be a translation: neither side long, nor much longer than the other."""
+    shorter, longer = sorted(len(text.split()) for text in pair)
+    return longer <= min(WORDS, RATIO * shorter + 2)
+
+
+def train(data: Path, out: Path, name: str, lesson: dict[str, object]) -> None:
+    options = {**SHAPES[name], "vocab_size": 4096, "length": LENGTH, "save_every": 200, **lesson}
+    foretoken("train", "seq2seq", "--data", data, "--out", out, *flags(options))
+
+
+def distill(data: Path, out: Path, name: str, steps: int) -> None:
+    options = {"length": LENGTH, "steps": steps, "batch": 64, "held_out": 64, "save_every": 100}
+    of = ("--target", out / "target" / "model", "--draft", out / name / "model")
+    where = ("--data", data, "--out", out / f"{name}-taught")
+    foretoken("train", "distill", *of, *where, *flags(options))
+
+
+def score(out: Path, draft: str, tests: list[str], limit: int | None) -> None:
+    """BLEU and chrF of the target without and with a draft, beside the look-up's."""
+    from foretoken.lab.quality import LookUp, translation
+
+    known = parallel.read(str(out / "pairs.jsonl"), ("source", "target"))
+    look_up = LookUp(known)
+    for name in tests:
+        test = parallel.read(str(test_file(out, name)), ("source", "target"))[:limit]
+        begun = time.perf_counter()
+        found = models.scores(out, draft, test, translation, LENGTH, partial(_looked_up, look_up))
+        found["seconds"] = time.perf_counter() - begun
+        models.record(out, test_file(out, name).stem, found)
+
+
+def _looked_up(look_up: Callable[[str], str], sources: list[str]) -> list[str]:
+    return [look_up(source) for source in sources]
+
+
+if __name__ == "__main__":
+    main()

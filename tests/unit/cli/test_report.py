@@ -1,0 +1,96 @@
+"""`foretoken report`: a tiny recipe from models to page, resumed; mistakes before models load."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from console import Run, mistake
+from foretoken.cli.report import left
+from tiny import byte_level, folder, llama
+
+RECIPE = """
+name = "tiny"
+title = "Tiny models"
+target = "target"
+gammas = [2]
+max_new_tokens = 8
+tokens = 100
+timed = 2
+repeats = 1
+temperatures = [1]
+experiments = ["acceptance", "walltime", "trace", "observations"]
+[prompts]
+file = "prompts.txt"
+[[drafts]]
+label = "small"
+draft = "draft"
+[[drafts]]
+label = "wrong"
+draft = "no-such/folder"
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    place = tmp_path_factory.mktemp("recipe")
+    for name, layers in (("target", 2), ("draft", 1)):
+        folder(place / name, llama(320, num_hidden_layers=layers), byte_level())
+    (place / "prompts.txt").write_text("the day\nthe old man\nit was\n")
+    (place / "tiny.toml").write_text(RECIPE)
+    return place / "tiny.toml"
+
+
+def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path):
+    out = tmp_path / "new" / "report"
+    done = console("report", recipe, "--out", out)
+    assert done.code == 0 and done.out.splitlines() == [
+        str(out / name) for name in ("report.html", "report.md", "report.json")
+    ]
+    failures = [line for line in done.err.splitlines() if line.startswith("failed: ")]
+    assert len(failures) == 2 and all("no-such/folder" in line for line in failures)
+    lines = (out / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 5
+    again = console("report", recipe, "--out", out, "--json")
+    document = json.loads(again.out)
+    own = document["chapters"][0]
+    assert set(own["rows"]) == {"acceptance", "walltime", "trace"} and not document["quick"]
+    kept = (out / "results.jsonl").read_text().splitlines()
+    assert kept[:5] == lines and len(kept) == 7  # what failed was tried again
+    assert all("wrong" in line for line in kept[5:])
+    assert f"foretoken report {recipe} --out {out}" in (out / "report.md").read_text()
+
+
+def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
+    out = tmp_path / "out"
+    mistake(console("report", tmp_path / "none.toml", "--out", out), "there is no")
+    mistake(console("report", recipe, recipe, "--out", out), "two recipes have the name tiny")
+    (tmp_path / "file").touch()
+    mistake(console("report", recipe, "--out", tmp_path / "file"), "is a file; give another --out")
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    (tmp_path / "short.txt").write_text("one\n")
+    for change, says in [
+        (("repeats", "repeat"), "did you mean repeats?"),
+        (('"target"', '"no/target"'), "there is no folder 'no/target', and HF_HUB_OFFLINE"),
+        (("[prompts]", 'dtype = "float31"\n[prompts]'), "dtype is 'float31'"),
+        (("prompts.txt", "none.txt"), "there is no"),
+        (("prompts.txt", "short.txt"), "holds 1 prompts"),
+    ]:
+        text = RECIPE.replace(*change)
+        if "no/target" not in text:
+            text = text.replace('target = "target"\n', "")
+        (tmp_path / "wrong.toml").write_text(text)
+        mistake(console("report", tmp_path / "wrong.toml", "--out", out), says)
+    assert not out.exists()
+
+
+def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretoken.cli.report.find_spec", lambda name: None)
+    said = console("report", recipe, "--out", tmp_path / "out")
+    mistake(said, "a report needs matplotlib; pip install 'foretoken[report]'")
+
+
+def test_time_left_in_words():
+    assert left(None) == "time left unknown" and left(12.3) == "about 12 s left"
+    assert left(150) == "about 2 min left" and left(2 * 3600) == "about 2.0 h left"

@@ -1,0 +1,31 @@
+"""Blocks of formulas become MathML within the page."""
+
+from __future__ import annotations
+
+from markdown import Markdown
+from mkdocs.config.defaults import MkDocsConfig
+
+from scripts import ROOT, hook
+
+
+def test_a_block_becomes_mathml():
+    config = MkDocsConfig()
+    config.mdx_configs = {}
+    hook("formulas").on_config(config)
+    extension = "pymdownx.superfences"
+    page = Markdown(extensions=[extension], extension_configs=config.mdx_configs)
+    made = page.convert("```math\n\\frac{1}{1 - \\alpha}\n```\n\n```python\nx\n```\n")
+    assert '<div class="formula"><math' in made and 'display="block"' in made
+    assert "<mfrac>" in made and "&#x003B1;" in made and "\\frac" not in made
+    assert made.count("<math") == 1
+
+
+def test_every_formula_of_the_pages_can_be_drawn():
+    formulas = [
+        block.split("```")[0]
+        for page in (ROOT / "docs").glob("*.md")
+        for block in page.read_text().split("```math\n")[1:]
+    ]
+    assert formulas
+    for formula in formulas:
+        assert "merror" not in hook("formulas").formula(formula, "math", "formula")

@@ -1,0 +1,59 @@
+"""Files outside of docs/ that pages link to go along with the site, and links lead there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from scripts import hook
+
+links = hook("links")
+PAGES = {
+    "a.md": "[x](../results/x.json#y), [b](b/c.md), ![p](p.svg), [w](https://example.com/../a)",
+    "b/c.md": "[x](../../results/x.json), [a](../a.md)",
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> tuple[MkDocsConfig, Files]:
+    """A repository with two pages and a result."""
+    for name, text in {
+        **{f"docs/{n}": t for n, t in PAGES.items()},
+        "results/x.json": "{}",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    config = MkDocsConfig()
+    config.load_dict(
+        {"site_name": "s", "docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site")}
+    )
+    config.validate()
+    config.plugins._current_plugin = "links"  # as in a build
+    return config, Files([File(n, config.docs_dir, config.site_dir, False) for n in PAGES])
+
+
+def test_what_is_linked_goes_along(site):
+    config, files = site
+    links.on_files(files, config)
+    assert {*files.src_uris} == {*PAGES, "repository/results/x.json"}
+    assert files.src_uris["repository/results/x.json"].content_string == "{}"
+
+
+def test_links_lead_there(site):
+    config, files = site
+    pages = {name: Page(None, files.src_uris[name], config) for name in PAGES}
+    found = {n: links.on_page_markdown(PAGES[n], p, config, files) for n, p in pages.items()}
+    assert found["a.md"] == PAGES["a.md"].replace("../results", "repository/results")
+    assert found["b/c.md"] == PAGES["b/c.md"].replace("../../results", "../repository/results")
+
+
+def test_a_link_that_leads_nowhere_breaks_the_build(site):
+    config, files = site
+    Path(config.docs_dir, "a.md").write_text("[x](../results/none.json)")
+    with pytest.raises(PluginError, match="a.md links to ../results/none.json, which is no file"):
+        links.on_files(files, config)

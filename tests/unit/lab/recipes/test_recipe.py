@@ -1,0 +1,127 @@
+"""Recipes: those that ship are valid, and mistakes are named with the nearest valid key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from foretoken.errors import InputError
+from foretoken.lab.recipes.recipe import Name, Recipe, placed, read
+from foretoken.lab.report.run import EXPERIMENTS
+
+RECIPES = Path(__file__).parents[4] / "recipes"
+LEAST = """
+name = "mine"
+title = "Mine"
+target = "models/target"
+[prompts]
+file = "prompts.txt"
+[[drafts]]
+label = "small"
+draft = "models/draft"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_those_that_ship():
+    recipes = [read(path) for path in sorted(RECIPES.glob("*.toml"))]
+    assert len({recipe.name for recipe in recipes}) == len(recipes) >= 10
+    for recipe in recipes:
+        assert recipe.quick().tokens < recipe.tokens
+        assert len({draft.label for draft in recipe.drafts}) == len(recipe.drafts)
+
+
+def test_what_needs_no_data_has_its_prompts():
+    for name in ("default", "translation", "own"):
+        assert Path(read(RECIPES / f"{name}.toml").prompts.file).is_file()
+
+
+def test_the_experiments_are_those_that_there_are():
+    assert list(EXPERIMENTS) == list(get_args(Name))
+    assert set(EXPERIMENTS) == set(Recipe.model_fields["experiments"].default)
+
+
+def test_paths_are_relative_to_the_recipe(tmp_path):
+    (tmp_path / "models" / "target").mkdir(parents=True)
+    (tmp_path / "table.ngram").touch()
+    recipe = read(written(tmp_path, LEAST))
+    assert recipe.target == str(tmp_path / "models/target")
+    assert recipe.drafts[0].draft == "models/draft"  # not there: the loader says so
+    assert recipe.prompts.file == str(tmp_path / "prompts.txt")
+    assert placed("ngram:table.ngram", tmp_path) == f"ngram:{tmp_path / 'table.ngram'}"
+    for name in ("google/t5-v1_1-xl", "lookup", "self:int8", "ngram:other.ngram"):
+        assert placed(name, tmp_path) == name
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (('target = "', 'targt = "'), "targt is no key of a recipe; did you mean target?"),
+        (('draft = "', 'drafft = "'), "drafts.0.drafft is no key of a recipe; did you mean draft?"),
+        (('file = "', 'files = "'), "did you mean file?"),
+        (('title = "Mine"', 'title = "Mine"\ngammas = [2, -1]'), "gammas.1 is -1: "),
+        (('title = "Mine"', 'title = "Mine"\ntask = "translate"'), "did you mean translation?"),
+        (('title = "Mine"', 'title = "Mine"\nlenience = [0]'), "lenience.0 is 0: "),
+        (('title = "Mine"', 'title = "Mine"\ntokens = "many"'), "tokens is 'many': "),
+        (('title = "Mine"', 'title = "Mine"\npaper = "EnDee"'), "did you mean EnDe?"),
+        (
+            ('title = "Mine"', 'title = "Mine"\nexperiments = ["walltme"]'),
+            "experiments.0 is 'walltme'; did you mean walltime?",
+        ),
+        (('name = "mine"\n', ""), "name is missing; give it"),
+        (('label = "small"', 'label = "small"\norder = 2'), "small has a draft and an order"),
+        (
+            ("[[drafts]]", '[[drafts]]\nlabel = "small"\n[[drafts]]'),
+            "two drafts have the label small",
+        ),
+        (("[prompts]", "[prompts"), "cannot be read as a recipe"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, change, says):
+    path = written(tmp_path, LEAST.replace(*change))
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_no_file_and_no_prompts(tmp_path):
+    with pytest.raises(InputError, match=r"there is no .*none.toml; give a recipe"):
+        read(tmp_path / "none.toml")
+    recipe = read(written(tmp_path, LEAST))
+    with pytest.raises(InputError, match=r"prompts of mine cannot be read"):
+        _ = recipe.digest
+
+
+def test_the_digest_follows_what_is_measured(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    recipe = read(written(tmp_path, LEAST))
+    first = recipe.digest
+    assert recipe.model_copy(update={"title": "Another"}).digest == first
+    assert recipe.quick().digest != first
+    (tmp_path / "prompts.txt").write_text("a\nc\n")
+    assert recipe.digest != first
+
+
+def test_drafts_that_are_models(tmp_path):
+    recipe = read(RECIPES / "summarization.toml")
+    models = [draft.label for draft in recipe.drafts if draft.is_model]
+    assert models == ["draft-12", "draft-4"]
+
+
+def test_the_digest_follows_the_models(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    weights = tmp_path / "models" / "target" / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("old")
+    recipe = read(written(tmp_path, LEAST))
+    first = recipe.digest
+    weights.write_text("newer")
+    assert recipe.digest != first
