@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 import foretoken
+from foretoken.cli.quiet import quiet
 from foretoken.lab.quality import Scores, with_and_without
 from foretoken.loading import sources
 from foretoken.storage import files
@@ -28,6 +29,7 @@ Score = Callable[[Sequence[str], Sequence[str]], Scores]
 def chosen(out: Path, drafts: list[str], data: Path, length: int) -> dict[str, Any]:
     """Write OUT/models: the target and, of each draft and its distilled self, the one with the
     higher alpha, greedy and at temperature 1 together; returns all alphas."""
+    quiet()
     target = out / "models" / "target"
     written(out / "target" / "model", target, words=True)
     alphas: dict[str, Any] = {}
@@ -78,6 +80,7 @@ def scores(
     baseline: Callable[[list[str]], list[str]],
 ) -> dict[str, Any]:
     """Of the target's greedy texts without guesses and with a draft's, and of a baseline's."""
+    quiet()
     prompts, references = (list(side) for side in zip(*test, strict=True))
     spec = foretoken.load(out / "models" / "target", out / "models" / draft)
     found = with_and_without(spec, prompts, references, score, gamma=GAMMA, max_new_tokens=length)

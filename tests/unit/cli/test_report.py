@@ -8,6 +8,8 @@ import pytest
 
 from console import Run, mistake
 from foretoken.cli.report import left
+from foretoken.lab import curves
+from foretoken.lab.report import plots
 from tiny import byte_level, folder, llama
 
 RECIPE = """
@@ -42,7 +44,9 @@ def recipe(tmp_path_factory):
     return place / "tiny.toml"
 
 
-def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path):
+def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "DPI", 20)  # the same, sooner
+    monkeypatch.setattr(curves, "MAX_GAMMA", 8)
     out = tmp_path / "new" / "report"
     done = console("report", recipe, "--out", out)
     assert done.code == 0 and done.out.splitlines() == [

@@ -61,17 +61,20 @@ def section(recipe: Recipe, found: Found) -> Section | None:
             _theorem(recipe, found)
         ),
     }
+    told = [(statement, answers) for statement, answers in asked.items() if answers]
+    if not told:
+        return None
     lines = [
         (str(i), statement, _verdict(answers), "; ".join(answer.numbers for answer in answers))
-        for i, (statement, answers) in enumerate(asked.items(), 1)
-        if answers
+        for i, (statement, answers) in enumerate(told, 1)
     ]
-    if not lines:
-        return None
-    counts = ", ".join(f"{sum(line[2] == v for line in lines)} {v}" for v in (HOLDS, OPEN, FAILS))
+    verdicts = [verdict for _, _, verdict, _ in lines]
+    hold, noisy, fail = (verdicts.count(each) for each in (HOLDS, OPEN, FAILS))
     said = (
-        f"Of the paper's observations {len(lines)} can be asked of these rows: {counts}, others in "
-        "part. A statement holds where every case of it does beyond its 95 % interval."
+        f"Of the paper's observations {len(lines)} can be asked of these rows: {hold} hold in "
+        f"every case, {fail} in none, {noisy} are within noise, "
+        f"{len(lines) - hold - fail - noisy} hold in some cases. A case counts where it is beyond "
+        "its 95 % interval."
     )
     return Section("Observations of section 4", [said], [Table("What holds here", HEAD, lines)])
 

@@ -11,6 +11,7 @@ import pytest
 
 from foretoken.lab.experiments.experiment import Row, Trace
 from foretoken.lab.recipes.recipe import Prompts
+from foretoken.lab.report import plots
 from foretoken.lab.report.chapter import Report, report
 from foretoken.lab.report.files import write
 from foretoken.lab.report.results import Line, Results
@@ -47,7 +48,9 @@ def made(tmp_path_factory) -> Report:
 @pytest.fixture(scope="module")
 def folder(made, tmp_path_factory):
     out = tmp_path_factory.mktemp("written")
-    write(made, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 20)  # the same, sooner
+        write(made, out)
     return out
 
 
