@@ -57,7 +57,9 @@ def main() -> None:
 
 def theirs(folder: Path) -> PreTrainedModel:
     """The model with the weights that llama.cpp would read."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "weights.npz"
         subprocess.run([PYTHON, HERE / "peers" / "q4_0.py", folder, file], check=True)
