@@ -84,14 +84,14 @@ class Costs:
         """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
         of them, with so many `guesses` of all in each."""
         positions = [rows + count for count in guesses]
-        score = dict(self.score) | dict(_passes(steps, positions))
+        score = dict(self.score) | dict(_medians("score_seconds", steps, positions))
         verify = dict(self.verify) | dict(_medians("verify_seconds", steps, positions))
         longest, seconds = _medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
         alone = at(self.draft, longest)
         ratio = max(1.0, seconds / alone) if longest and alone > 0 else 1.0
         return replace(
             self,
-            score=tuple(sorted(score.items())),
+            score=_rising(score),
             verify=tuple(sorted(verify.items())),
             rows=((1, 1.0), (rows, float(ratio))),
         )
@@ -103,18 +103,16 @@ def of(steps: list[StepRecord]) -> Costs:
     positions = [1 + count for count in guesses]
     return Costs(
         draft=_medians("draft_seconds", steps, guesses),
-        score=_passes(steps, positions),
+        score=_rising(dict(_medians("score_seconds", steps, positions))),
         verify=_medians("verify_seconds", steps, positions),
     )
 
 
-def _passes(steps: list[StepRecord], positions: list[int]) -> Table:
+def _rising(table: dict[int, float]) -> Table:
     """A pass takes no longer than a larger one: one that seems to was disturbed."""
-    table = _medians("score_seconds", steps, positions)
-    least = accumulate((seconds for _, seconds in reversed(table)), min)
-    return tuple(
-        (n, max(seconds, TICK)) for (n, _), seconds in zip(table, [*least][::-1], strict=True)
-    )
+    sizes = sorted(table)
+    least = accumulate((table[n] for n in reversed(sizes)), min)
+    return tuple((n, max(seconds, TICK)) for n, seconds in zip(sizes, [*least][::-1], strict=True))
 
 
 def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:

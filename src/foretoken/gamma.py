@@ -259,7 +259,11 @@ class Prices(NamedTuple):
         if not last or not self.change:
             return self.passing
         changed = np.arange(len(self.passing)) != last - self.positions
-        return self.passing + self.change / (BACK + (STAY - BACK) * answers) * changed
+        return self.passing + self.changing(answers) * changed
+
+    def changing(self, answers: float) -> float:
+        """What another size costs each of the steps that are expected to share it."""
+        return self.change / (BACK + (STAY - BACK) * answers)
 
 
 @lru_cache(256)
@@ -320,7 +324,7 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
 def single(past: Past, most: int, prices: Prices, last: int = 0) -> int:
     """As `allot`, of a row alone in its pass: without arrays, in a tenth of the time."""
     answers, kept = past.answers, past.survival[:most]
-    change = prices.change / (BACK + (STAY - BACK) * answers) if last else 0.0
+    change = prices.changing(answers) if last else 0.0
     plain = prices.lone[0] + change * (prices.positions != last)
     best, fastest, tokens = 0, 1 / plain, 1.0
     for g, chance in enumerate(kept, 1):

@@ -55,8 +55,10 @@ def _bias(product: Any) -> Any:
     if others or adder.get_type_name() != "Add":
         return None
     constant = adder.input_value(1 - reader.get_index()).get_node()
-    one_for_each = _is_constant(constant) and constant.get_output_size() == 1
-    return adder if one_for_each and constant.data.size == out else None
+    if not _is_constant(constant):
+        return None
+    (*_, last) = constant.get_output_shape(0) or (1,)
+    return adder if last == constant.data.size == out else None
 
 
 def _join(products: list[Any], adders: list[Any]) -> None:
