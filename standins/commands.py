@@ -21,9 +21,11 @@ def foretoken(*words: object) -> None:
 
 
 def flags(values: Mapping[str, object]) -> list[object]:
-    """{"kv_heads": 2} as --kv-heads 2; True alone."""
+    """{"kv_heads": 2} as --kv-heads 2; True as the flag alone, False as nothing."""
     found: list[object] = []
     for name, value in values.items():
+        if value is False:
+            continue
         flag = f"--{name.replace('_', '-')}"
         found += [flag] if value is True else [flag, value]
     return found

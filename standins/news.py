@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--divisor", type=int, default=8, help="of the paper's widths")
     parser.add_argument("--steps", type=int, default=20_000, help="of either model, at most")
     parser.add_argument("--distill-steps", type=int, default=600)
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
     given = parser.parse_args()
     out = given.out
     prepare(given.text, out / "text")
@@ -40,7 +41,7 @@ def main() -> None:
         own = {} if name == "target" else {"tokenizer": out / "target" / "model"}
         lesson = {"steps": given.steps, "patience": 10, "context": CONTEXT, "batch": 16}
         where = ("--data", out / "text", "--out", out / name)
-        options = {**shape, "vocab_size": VOCABULARY, **lesson, **own}
+        options = {**shape, "vocab_size": VOCABULARY, **lesson, **own, "bfloat16": given.bfloat16}
         foretoken("train", "lm", *where, *flags(options))
     of = ("--target", out / "target" / "model", "--draft", out / "draft" / "model")
     options = {"steps": given.distill_steps, "target_generated": 0.5, "on_policy": 0.25}

@@ -31,11 +31,13 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=int, default=2000, help="on samples, at most")
     parser.add_argument("--samples", type=int, default=2_000_000, help="tokens by the target")
     parser.add_argument("--distill-steps", type=int, default=600)
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
     given = parser.parse_args()
     out = given.out
+    how = {"patience": 10, "bfloat16": given.bfloat16}
     prepare(given.novels, out / "text")
     target = out / "target" / "model"
-    lesson = {"steps": given.steps, "patience": 10, "learning_rate": 2e-3}
+    lesson = {"steps": given.steps, "learning_rate": 2e-3, **how}
     of = ("--init", ASSETS / "target", "--data", out / "text", "--out", out / "target")
     foretoken("train", "lm", *of, *flags(lesson))
     written = out / "samples" / "samples.txt"
@@ -43,7 +45,7 @@ def main() -> None:
         written.parent.mkdir(exist_ok=True)
         of = ("--target", target, "--data", out / "text", "--tokens", given.samples)
         foretoken("train", "samples", *of, "--out", written)
-    lesson = {"steps": given.draft_steps, "patience": 10, "learning_rate": 1e-3}
+    lesson = {"steps": given.draft_steps, "learning_rate": 1e-3, **how}
     of = ("--init", ASSETS / "draft", "--tokenizer", target, "--data", written.parent)
     foretoken("train", "lm", *of, "--out", out / "draft", *flags(lesson))
     options = {"steps": given.distill_steps, "target_generated": 0.5, "length": LENGTH}

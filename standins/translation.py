@@ -73,7 +73,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     target = given.out / "target"
     data = given.out / "pairs.jsonl"
-    how: dict[str, object] = {"patience": 10} | ({"bfloat16": True} if given.bfloat16 else {})
+    how: dict[str, object] = {"patience": 10, "bfloat16": given.bfloat16}
     if "prepare" in given.stages:
         prepare(given)
     if "target" in given.stages:

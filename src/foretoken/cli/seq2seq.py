@@ -31,10 +31,7 @@ def seq2seq(
     vocab_size: Annotated[int, Option(help="Of a new tokenizer.")] = 4096,
     length: Annotated[int, Option(help="Tokens of a target at most; the rest is cut.")] = 128,
     dropout: Annotated[float, Option()] = 0.0,
-    bfloat16: Annotated[
-        bool,
-        Option("--bfloat16", help="Multiply in bfloat16: faster on processors that can."),
-    ] = False,
+    bfloat16: trained.Bfloat16 = False,
     steps: Annotated[int, Option()] = 2000,
     batch: Annotated[int, Option(help="Tokens a step, of sources, targets and padding.")] = 4096,
     learning_rate: Annotated[float, Option()] = 3e-3,
@@ -59,9 +56,10 @@ def seq2seq(
 
     quiet()
     shape = Shape(encoder_layers, decoder_layers, hidden, feed_forward, heads, vocab_size)
-    lesson = Lesson(length, dropout, bfloat16)
+    lesson = Lesson(length, dropout)
     rate = {"learning_rate": learning_rate, "warmup": warmup}
-    recipe = Recipe(steps, batch, **rate, seed=seed, save_every=save_every, patience=patience)
+    ends = {"save_every": save_every, "patience": patience}
+    recipe = Recipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
     for folder, content in ((tokenizer, "a tokenizer"), (init, "a model")):
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is no folder; give a folder of {content}")

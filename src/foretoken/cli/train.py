@@ -46,6 +46,7 @@ def lm(
     context: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
     learning_rate: Annotated[float, typer.Option()] = 3e-3,
     patience: trained.Patience = 0,
+    bfloat16: trained.Bfloat16 = False,
     seed: option.Seed = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
@@ -59,7 +60,7 @@ def lm(
 
     quiet()
     shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
-    recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience)
+    recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16)
     for folder, content in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is no folder; give a folder of {content}")

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foretoken.errors import InputError
 from foretoken.storage import files
 
-FIXED = ("batch", "learning_rate", "warmup", "seed")  # fields that a resumed run may not change
+# fields that a resumed run may not change
+FIXED = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Recipe:
     seed: int = 0
     save_every: int = 100
     patience: int = 0  # measurements without a better one after which a run ends; 0: none
+    bfloat16: bool = False  # multiply in it (autocast), keep weights and sums in float32
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "save_every"):
@@ -134,7 +136,8 @@ class Loop:
         """
         start = time.perf_counter()
         rate = learning_rate(self.step, self.recipe)
-        loss = loss_at(self.step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.bfloat16):
+            loss = loss_at(self.step)
         loss.backward()
         slope = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.require_finite(loss=loss.item(), slope=float(slope))
@@ -204,7 +207,7 @@ class Loop:
     def _load(self) -> None:
         try:
             state = torch.load(self.checkpoint, weights_only=True)
-            begun = state["settings"]
+            begun = {"bfloat16": False} | state["settings"]  # older runs do not say
             if begun == self.settings:
                 self.model.load_state_dict(state["model"])
                 for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

@@ -59,7 +59,6 @@ class Lesson:
 
     length: int = 128  # tokens of a target at most: the rest is cut
     dropout: float = 0.0
-    bfloat16: bool = False  # multiply in it (autocast), keep weights and sums in float32
 
     def __post_init__(self) -> None:
         require_positive("length", self.length)
@@ -100,8 +99,7 @@ def train_seq2seq(
     def loss_at(step: int) -> Tensor:
         model.train()
         torch.manual_seed(hash((recipe.seed, step)))  # what drops out depends on these alone
-        with torch.autocast("cpu", torch.bfloat16, enabled=lesson.bfloat16):
-            return cross_entropy(model, batches.at(step), "mean")
+        return cross_entropy(model, batches.at(step), "mean")
 
     for loss in loop.losses(loss_at):
         measured = None

@@ -87,6 +87,15 @@ def test_a_checkpoint_of_other_settings_or_another_model_is_refused(tmp_path):
         loop(tmp_path, loss="lk")
 
 
+def test_a_checkpoint_that_does_not_say_its_precision_is_of_float32(tmp_path):
+    run = loop(tmp_path)
+    del run.settings["bfloat16"]
+    run.save()
+    loop(tmp_path)
+    with pytest.raises(InputError, match="was begun with bfloat16 False, not True"):
+        Loop(tmp_path, run.model, replace(RECIPE, bfloat16=True))
+
+
 def test_another_recipe_is_refused_and_more_steps_are_not(tmp_path):
     loop(tmp_path).save()
     model = loop(tmp_path).model

@@ -64,19 +64,20 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("lesson", [replace(LESSON, dropout=0.2), replace(LESSON, bfloat16=True)])
-def test_killed_and_resumed_is_uninterrupted(pairs, tmp_path, lesson):
-    whole, _ = train(pairs, tmp_path / "whole", lesson)
+@pytest.mark.parametrize(("dropout", "bfloat16"), [(0.2, False), (0.0, True)])
+def test_killed_and_resumed_is_uninterrupted(pairs, tmp_path, dropout, bfloat16):
+    lesson, recipe = replace(LESSON, dropout=dropout), replace(RECIPE, bfloat16=bfloat16)
+    whole, _ = train(pairs, tmp_path / "whole", lesson, recipe)
     for kill_at in (1, 3):  # before the first checkpoint, and between two
         with pytest.raises(Killed):
-            train(pairs, tmp_path / "cut", lesson, kill_at=kill_at)
-    rest, losses = train(pairs, tmp_path / "cut", lesson)
+            train(pairs, tmp_path / "cut", lesson, recipe, kill_at=kill_at)
+    rest, losses = train(pairs, tmp_path / "cut", lesson, recipe)
     assert len(losses) == 4 and {**rest, "seconds": 0} == {**whole, "seconds": 0}
     a, b = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert a.keys() == b.keys() and all(torch.equal(w, b[name]) for name, w in a.items())
     assert all(w.dtype == torch.bfloat16 for w in a.values())
     with pytest.raises(InputError, match="was begun with length 12, not 9"):
-        train(pairs, tmp_path / "cut", replace(lesson, length=9))
+        train(pairs, tmp_path / "cut", replace(lesson, length=9), recipe)
 
 
 def test_what_is_left_behind_runs_with_a_draft(pairs, tmp_path):
