@@ -36,6 +36,7 @@ from figures import TEXTS
 from foretoken import theory
 from foretoken.costs import Costs
 from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
+from foretoken.lab.bench.turns import by_prompt, in_turn, way
 from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100
@@ -94,14 +95,14 @@ def main() -> None:
 
 def replayed() -> list[dict[str, Any]]:
     rows = []
-    for way, (c, slope, hump, change) in COSTS.items():
+    for name, (c, slope, hump, change) in COSTS.items():
         known = costs(c, slope, hump, change)
         for text, betas in processes().items():
             for greedy in (False, True):
                 label = f"{text}, T {0 if greedy else 1}"
                 decay = 0.94 if text == "decaying" else 1.0
                 texts = [_text(betas, row, greedy, decay) for row in range(ROWS)]
-                rows.append({"way": way, "text": label, **_replayed(texts, known)})
+                rows.append({"way": name, "text": label, **_replayed(texts, known)})
     return rows
 
 
@@ -181,19 +182,15 @@ def _measured(
     spec: Any, prompts: Any, arguments: argparse.Namespace, temperature: float
 ) -> dict[str, Any]:
     """Seconds a token without the prefill, by text and repeat, all gammas in turn."""
-    options = {"temperature": temperature, "max_new_tokens": arguments.tokens, "ignore_eos": True}
-    alpha = _alpha(spec.generate(prompts, gamma=4, seed=99, **options))
+    options = {"temperature": temperature, "ignore_eos": True}
+    first = spec.generate(prompts, gamma=4, seed=99, max_new_tokens=arguments.tokens, **options)
+    alpha = _alpha(first)
     costs = spec.step_costs(replace(foretoken.SamplingParams(), temperature=temperature))
     gammas = arguments.gammas or _preferred(alpha, costs)
-    times = {gamma: [[] for _ in prompts] for gamma in [*gammas, None]}
-    done = []
-    for repeat in range(1 + arguments.repeats):
-        for text, prompt in enumerate(prompts if repeat else prompts[:1]):  # a warm-up first
-            for gamma in list(times) if (repeat + text) % 2 else list(times)[::-1]:
-                done += spec.generate([prompt], gamma=gamma, seed=repeat, **options)
-                if repeat:
-                    steady = done[-1].steady
-                    times[gamma][text].append(steady.seconds / steady.tokens)
+    ways = {gamma: way(spec, gamma=gamma, **options) for gamma in [*gammas, None]}
+    runs = in_turn(ways, prompts, repeats=arguments.repeats, tokens=arguments.tokens)
+    times = {gamma: by_prompt(own) for gamma, own in runs.items()}
+    done = [text for own in runs.values() for repeat in own for text in repeat]
     alpha = _alpha(done)
     name = f"{spec.target_name} / {spec.draft_name}, {arguments.dtype}"
     label = f"T {temperature:g}, alpha {alpha:.2f}, c {costs.c:.2f}"

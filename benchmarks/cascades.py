@@ -13,7 +13,7 @@ alone. A mixture saves runs of the draft at the later guesses: near 1.0x.
 from __future__ import annotations
 
 import argparse
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -24,8 +24,7 @@ import machine
 from default_pair import PROMPTS
 from foretoken import CascadeDrafter, LMDrafter, LookupDrafter, MixtureDrafter, NGram, NGramDrafter
 from foretoken.drafters.base import Drafter
-from foretoken.lab.experiments.beyond import seconds_per_token
-from foretoken.request import Completion
+from foretoken.lab.bench.turns import Runs, in_turn, seconds_per_token, tokens_per_call, way
 from foretoken.speculator import Speculator
 from foretoken.train.ngram import fit
 from foretoken.train.samples import samples
@@ -84,29 +83,20 @@ def measure(
     pairs: dict[str, Speculator], arguments: argparse.Namespace, **options: Any
 ) -> dict[str, dict[str, float]]:
     """Figures of every draft, runs alternating; `times` is its speed over the draft's alone."""
-    done: dict[str, list[list[Completion]]] = {name: [] for name in pairs}
-    for seed in range(-1, arguments.repeats):  # the first is not counted
-        for name, spec in pairs.items():
-            limit = arguments.tokens if seed >= 0 else 8
-            texts = [
-                spec.generate(prompt, max_new_tokens=limit, seed=max(seed, 0), **options)[0]
-                for prompt in PROMPTS
-            ]
-            if seed >= 0:
-                done[name].append(texts)
-    base = median(map(seconds_per_token, done[ALONE]))
+    ways = {name: way(spec, **options) for name, spec in pairs.items()}
+    done = in_turn(ways, PROMPTS, repeats=arguments.repeats, tokens=arguments.tokens)
+    base = seconds_per_token(done[ALONE])
     return {name: _figures(runs, base) for name, runs in done.items()}
 
 
-def _figures(runs: list[list[Completion]], base: float) -> dict[str, float]:
-    stats = [text.stats for run in runs for text in run]
-    seconds = median(map(seconds_per_token, runs))
+def _figures(runs: Runs, base: float) -> dict[str, float]:
+    stats = [text.stats for texts in runs for text in texts]
+    seconds = seconds_per_token(runs)
     drafted = sum(s.drafted for s in stats)
     return {
         "alpha": fmean([s.alpha for s in stats if s.alpha is not None] or [0.0]),
         "runs": sum(s.draft_calls for s in stats) / drafted if drafted else 0.0,
-        "tokens": sum(len(text.tokens) for run in runs for text in run)
-        / sum(s.target_calls for s in stats),
+        "tokens": tokens_per_call(runs),
         "ms": seconds * 1e3,
         "times": base / seconds,
     }

@@ -8,7 +8,6 @@ rule's own work, one more pass over p and q, costs less than it gains.
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -17,8 +16,7 @@ from rich.table import Table
 import foretoken
 import machine
 from default_pair import PROMPTS
-from foretoken.lab.experiments.beyond import seconds_per_token
-from foretoken.request import Completion
+from foretoken.lab.bench.turns import in_turn, seconds_per_token, tokens_per_call, way
 
 GAMMAS, REPEATS, TOKENS = (2, 4, 8), 7, 128
 RULES = ("speculative", "block")
@@ -29,20 +27,12 @@ def main() -> None:
     table = Table("gamma", "rule", "tokens a call", "ms a token", "times Algorithm 1's speed")
     rows: list[dict[str, Any]] = []
     for gamma in GAMMAS:
-        runs: dict[str, list[list[Completion]]] = {rule: [] for rule in RULES}
-        for seed in range(REPEATS):
-            for rule in RULES:  # alternating
-                options = {"gamma": gamma, "rule": rule, "seed": seed, "temperature": 1.0}
-                texts = [
-                    spec.generate(prompt, max_new_tokens=TOKENS, **options)[0] for prompt in PROMPTS
-                ]
-                runs[rule].append(texts)
-        base = median(map(seconds_per_token, runs["speculative"]))
-        for rule in RULES:
-            seconds = median(map(seconds_per_token, runs[rule]))
-            texts = [text for run in runs[rule] for text in run]
-            calls = sum(text.stats.target_calls for text in texts)
-            per_call = sum(len(text.tokens) for text in texts) / calls
+        options = {"gamma": gamma, "temperature": 1.0}
+        ways = {rule: way(spec, rule=rule, **options) for rule in RULES}
+        runs = in_turn(ways, PROMPTS, repeats=REPEATS, tokens=TOKENS)
+        base = seconds_per_token(runs["speculative"])
+        for rule, own in runs.items():
+            seconds, per_call = seconds_per_token(own), tokens_per_call(own)
             rows.append({"gamma": gamma, "rule": rule, "seconds": seconds, "tokens": per_call})
             figures = f"{per_call:.3f}", f"{seconds * 1e3:.2f}", f"{base / seconds:.3f}"
             table.add_row(str(gamma), rule, *figures)

@@ -27,6 +27,7 @@ from foretoken import theory
 from foretoken.cli.prompts import for_model, read
 from foretoken.costs import of
 from foretoken.drafters.lookup import Repeats
+from foretoken.lab.bench.turns import by_prompt, in_turn, way
 from foretoken.loading.load import asset
 from foretoken.loading.sources import source
 from foretoken.options import ROUNDED
@@ -69,37 +70,30 @@ def measured(
     """A row for each gamma, the automatic one, and that with a look-up in front; all in turn."""
     prompts = _prompts(spec, arguments)
     looking = replace(spec, foresight=Repeats)
-    ways: dict[str, tuple[Any, int | None]] = {"0": (spec, 0)}
-    ways |= {str(gamma): (spec, gamma) for gamma in arguments.gammas}
-    ways |= {"automatic": (spec, None), "with look-up": (looking, None)}
-    options = {"temperature": T, "max_new_tokens": arguments.tokens, "ignore_eos": True}
-    seconds: dict[str, list[list[float]]] = {way: [[] for _ in prompts] for way in ways}
-    done: dict[str, list[Any]] = {way: [] for way in ways}
-    for repeat in range(1 + arguments.repeats):
-        for i, prompt in enumerate(prompts if repeat else prompts[:1]):  # a warm-up first
-            for way, (who, gamma) in ways.items():
-                (text,) = who.generate([prompt], gamma=gamma, seed=repeat, **options)
-                if repeat:
-                    seconds[way][i].append(text.steady.seconds / text.steady.tokens)
-                    done[way].append(text)
-    times = {way: fmean(map(median, each)) for way, each in seconds.items()}
+    gammas = {"0": 0, **{str(gamma): gamma for gamma in arguments.gammas}, "automatic": None}
+    options = {"temperature": T, "ignore_eos": True}
+    ways = {name: way(spec, gamma=gamma, **options) for name, gamma in gammas.items()}
+    ways["with look-up"] = way(looking, **options)
+    done = in_turn(ways, prompts, repeats=arguments.repeats, tokens=arguments.tokens)
+    times = {name: fmean(map(median, by_prompt(runs))) for name, runs in done.items()}
     head = {"dtype": dtype, "copy": kind, "T": T, "bound": _bound(arguments.target, dtype, kind)}
-    plain = [step for one in done["0"] for step in one.steady.steps]
+    texts = {name: [text for repeat in runs for text in repeat] for name, runs in done.items()}
+    plain = [step for one in texts["0"] for step in one.steady.steps]
     return [
-        head | _row(way, gamma, done[way], plain, times) | {"seconds": times[way]}
-        for way, (_, gamma) in ways.items()
-        if way != "0"
+        head | _row(name, gammas.get(name), own, plain, times) | {"seconds": times[name]}
+        for name, own in texts.items()
+        if name != "0"
     ]
 
 
 def _row(
-    way: str, gamma: int | None, done: list[Any], plain: list[Any], times: dict[str, float]
+    name: str, gamma: int | None, done: list[Any], plain: list[Any], times: dict[str, float]
 ) -> dict[str, Any]:
     steps = [step for one in done for step in one.steady.steps]
     overlaps = [overlap for one in done for step in one.steps for overlap in step.overlaps]
     costs, alpha = of([*plain, *steps]), fmean(overlaps) if overlaps else None
-    row = {"gamma": way, "alpha": alpha, "c": costs.c or None}
-    row |= {"measured": times["0"] / times[way]}
+    row = {"gamma": name, "alpha": alpha, "c": costs.c or None}
+    row |= {"measured": times["0"] / times[name]}
     if gamma is None or alpha is None:
         return row | {"v": None, "formula": None, "of the formula": None}
     tokens = len(done[0].tokens)

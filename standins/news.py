@@ -14,7 +14,7 @@ from pathlib import Path
 
 import models
 import parallel
-from commands import Sizes, flags, foretoken, tables
+from commands import Sizes, distill, flags, foretoken, tables
 from foretoken.storage import files
 
 VOCABULARY, CONTEXT, HELD_OUT_TEXTS = 8192, 256, 16
@@ -43,10 +43,8 @@ def main() -> None:
         where = ("--data", out / "text", "--out", out / name)
         options = {**shape, "vocab_size": VOCABULARY, **lesson, **own, "bfloat16": given.bfloat16}
         foretoken("train", "lm", *where, *flags(options))
-    of = ("--target", out / "target" / "model", "--draft", out / "draft" / "model")
     options = {"steps": given.distill_steps, "target_generated": 0.5, "on_policy": 0.25}
-    where = ("--data", out / "text", "--out", out / "draft-taught")
-    foretoken("train", "distill", *of, *where, *flags(options))
+    distill(out / "text", out, "draft", options)
     tables(out, out / "text", out / "target" / "model")
     found = models.chosen(out, ["draft"], out / "text", CONTEXT // 2)
     models.record(out, "alphas", found)

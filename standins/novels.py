@@ -15,7 +15,7 @@ from pathlib import Path
 import foretoken as package
 import models
 import parallel
-from commands import flags, foretoken
+from commands import distill, flags, foretoken
 from foretoken.storage import files
 
 ASSETS = Path(package.__file__).parent / "assets"
@@ -49,8 +49,7 @@ def main() -> None:
     of = ("--init", ASSETS / "draft", "--tokenizer", target, "--data", written.parent)
     foretoken("train", "lm", *of, "--out", out / "draft", *flags(lesson))
     options = {"steps": given.distill_steps, "target_generated": 0.5, "length": LENGTH}
-    of = ("--target", target, "--draft", out / "draft" / "model", "--data", out / "text")
-    foretoken("train", "distill", *of, "--out", out / "draft-taught", *flags(options))
+    distill(out / "text", out, "draft", options)
     models.record(out, "alphas", models.chosen(out, ["draft"], out / "text", LENGTH))
     print(f"against the pair that ships: python benchmarks/alpha.py {out / 'models' / 'draft'}")
 

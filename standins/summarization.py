@@ -16,7 +16,7 @@ from pathlib import Path
 
 import models
 import parallel
-from commands import Sizes, flags, foretoken, tables
+from commands import T5_DRAFTS, Sizes, distill, seq2seq, tables
 from foretoken.lab.quality import lead, rouge, sentences
 from foretoken.train import corpus
 
@@ -31,22 +31,9 @@ SHAPES: dict[str, Sizes] = {
         "feed_forward": 512,
         "heads": 4,
     },
-    "draft-4": {
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "hidden": 128,
-        "feed_forward": 288,
-        "heads": 4,
-    },
-    "draft-12": {
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "hidden": 64,
-        "feed_forward": 128,
-        "heads": 4,
-    },
+    **T5_DRAFTS,
 }
-DRAFTS = [name for name in SHAPES if name != "target"]
+DRAFTS = list(T5_DRAFTS)
 STAGES = ("prepare", "train", "distill", "tables", "choose", "score")
 
 
@@ -73,7 +60,9 @@ def main() -> None:
             learnt = {"init": out / f"{name}-gaps" / "model", "learning_rate": 1e-3}
             train(articles, out / name, {**learnt, "dropout": 0.1, "steps": given.article_steps})
         if "distill" in given.stages and name != "target":
-            distill(articles, out, name, given.distill_steps)
+            # On texts of the target: there are few summaries
+            options = {"length": LENGTH, "steps": given.distill_steps, "batch": 16}
+            distill(articles, out, name, {**options, "target_generated": 0.5})
     if "tables" in given.stages:
         tables(out, articles, out / "target" / "model")
     if "choose" in given.stages:
@@ -132,15 +121,7 @@ def most_telling(piece: list[str]) -> int | None:
 
 def train(data: Path, out: Path, options: dict[str, object]) -> None:
     lesson = {"vocab_size": 4096, "length": LENGTH, "patience": 8, "save_every": 100, **options}
-    foretoken("train", "seq2seq", "--data", data, "--out", out, *flags(lesson))
-
-
-def distill(data: Path, out: Path, name: str, steps: int) -> None:
-    """On texts of the target: there are few summaries."""
-    options = {"length": LENGTH, "steps": steps, "batch": 16, "target_generated": 0.5}
-    of = ("--target", out / "target" / "model", "--draft", out / name / "model")
-    where = ("--data", data, "--out", out / f"{name}-taught")
-    foretoken("train", "distill", *of, *where, *flags(options))
+    seq2seq(data, out, lesson)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import models
 import parallel
-from commands import Sizes, flags, foretoken, tables
+from commands import T5_DRAFTS, Sizes, distill, seq2seq, tables
 
 LENGTH = 128  # tokens of a target
 WORDS, RATIO = 120, 3.0  # a longer text, or a pair of more different lengths, is left out
@@ -29,20 +29,7 @@ SHAPES: dict[str, Sizes] = {
         "feed_forward": 480,
         "heads": 4,
     },
-    "draft-4": {
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "hidden": 128,
-        "feed_forward": 288,
-        "heads": 4,
-    },
-    "draft-12": {
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "hidden": 64,
-        "feed_forward": 128,
-        "heads": 4,
-    },
+    **T5_DRAFTS,
     "draft-40": {
         "encoder_layers": 1,
         "decoder_layers": 1,
@@ -85,7 +72,8 @@ def main() -> None:
             lesson = {"steps": given.draft_steps, **how, **words}
             train(data, given.out / name, name, lesson)
         if "distill" in given.stages:
-            distill(data, given.out, name, given.distill_steps)
+            lesson = {"length": LENGTH, "steps": given.distill_steps, "batch": 64}
+            distill(data, given.out, name, {**lesson, "held_out": 64, "save_every": 100})
     if "tables" in given.stages:
         tables(given.out, data, target / "tokenizer")
     if "choose" in given.stages:
@@ -117,15 +105,8 @@ def alike(pair: parallel.Pair) -> bool:
 
 
 def train(data: Path, out: Path, name: str, lesson: dict[str, object]) -> None:
-    options = {**SHAPES[name], "vocab_size": 4096, "length": LENGTH, "save_every": 200, **lesson}
-    foretoken("train", "seq2seq", "--data", data, "--out", out, *flags(options))
-
-
-def distill(data: Path, out: Path, name: str, steps: int) -> None:
-    options = {"length": LENGTH, "steps": steps, "batch": 64, "held_out": 64, "save_every": 100}
-    of = ("--target", out / "target" / "model", "--draft", out / name / "model")
-    where = ("--data", data, "--out", out / f"{name}-taught")
-    foretoken("train", "distill", *of, *where, *flags(options))
+    common = {"vocab_size": 4096, "length": LENGTH, "save_every": 200}
+    seq2seq(data, out, {**SHAPES[name], **common, **lesson})
 
 
 def score(out: Path, draft: str, tests: list[str], limit: int | None) -> None:

@@ -113,6 +113,8 @@ class Row:
     seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
     draft_prefill_seconds: float = 0.0  # of these, the drafter's
+    encoder_seconds: float = 0.0  # of the rest, the target's encoder's
+    draft_encoder_seconds: float = 0.0  # of the drafter's, its encoders'
     first_seconds: float = 0.0
     seconds: float = 0.0
     behind: int = 1
@@ -243,6 +245,8 @@ class Stats:
     cached_tokens: int = 0  # of the prompt, that had been read for other texts
     bias: float = 0.0  # total variation, a token's mean, of the law it was drawn from; 0: exact
     draft_prefill_seconds: float = 0.0  # of `prefill_seconds`, the drafter's
+    encoder_seconds: float = 0.0  # of the rest of these, the target's encoder's
+    draft_encoder_seconds: float = 0.0  # of the drafter's, its encoders'
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -332,4 +336,6 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         cached_tokens=row.cached,
         bias=sum(sum(r.biases) for r in records) / max(1, len(row.new_tokens)),
         draft_prefill_seconds=row.draft_prefill_seconds,
+        encoder_seconds=row.encoder_seconds,
+        draft_encoder_seconds=row.draft_encoder_seconds,
     )

@@ -13,7 +13,6 @@ from typer import Option
 from foretoken.cli import option, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
-from foretoken.errors import InputError
 
 
 @command
@@ -60,9 +59,7 @@ def seq2seq(
     rate = {"learning_rate": learning_rate, "warmup": warmup}
     ends = {"save_every": save_every, "patience": patience}
     recipe = Recipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
-    for folder, content in ((tokenizer, "a tokenizer"), (init, "a model")):
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is no folder; give a folder of {content}")
+    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
     try:
         with trained.bar("training", steps) as bar:
             report = partial(trained.report_loss, bar)
@@ -76,6 +73,4 @@ def seq2seq(
         f"held-out pairs: {summary['held_out_nats_per_token']:.4f} nats a token at step "
         f"{summary['best_step']}",
     ]
-    alone: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
-    use = alone if tokenizer is None else trained.use(tokenizer, model, option.Reading())
-    trained.show(summary, lines, use, as_json=as_json)
+    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)

@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
 app.command()(distill.distill)
 app.command()(heads.heads)
 app.command()(seq2seq.seq2seq)
-Data = Annotated[Path, typer.Option(help="Folder of .txt and .txt.gz files.")]
+Data = Annotated[Path, typer.Option(help="Text file, .txt or .txt.gz, or a folder of such.")]
 
 
 @app.command()
@@ -61,9 +61,7 @@ def lm(
     quiet()
     shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
     recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16)
-    for folder, content in ((data, "text"), (tokenizer, "a tokenizer"), (init, "a model")):
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is no folder; give a folder of {content}")
+    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
     with trained.bar("training", steps) as bar:
         report = partial(trained.report_loss, bar)
         summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
@@ -73,10 +71,7 @@ def lm(
         f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
         f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
     ]
-    # With a tokenizer of its own it is a target, with another model's a draft for that
-    alone: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
-    use = alone if tokenizer is None else trained.use(tokenizer, model, option.Reading())
-    trained.show(summary, lines, use, as_json=as_json)
+    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)
 
 
 @app.command()

@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
+from foretoken.cli.option import Reading
+from foretoken.errors import InputError
+
 Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
 Patience = Annotated[
     int,
@@ -44,6 +47,13 @@ def bar(text: str, steps: int) -> Iterator[Report]:
         yield report
 
 
+def require_folders(*given: tuple[Path | None, str]) -> None:
+    """InputError for what is given and no folder; with each, what it should hold."""
+    for folder, content in given:
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is no folder; give a folder of {content}")
+
+
 def report_loss(bar: Report, step: int, loss: float, held_out: float | None) -> None:
     """The loss; a line where the held-out loss was measured."""
     line = None
@@ -62,6 +72,18 @@ def show(
     for line in lines:
         print(line)
     print(f"use it: {shlex.join(map(str, command))}")
+
+
+def show_model(
+    summary: dict[str, Any], lines: list[str], model: Path, tokenizer: Path | None, *, as_json: bool
+) -> None:
+    """The same of a model: a target where its tokenizer is its own, else a draft for the model that
+    the tokenizer came with."""
+    command: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
+    if tokenizer is not None:
+        whose = tokenizer if (tokenizer / "config.json").is_file() else "TARGET"
+        command = use(whose, model, Reading())
+    show(summary, lines, command, as_json=as_json)
 
 
 def use(target: object, draft: object, options: Any) -> list[object]:

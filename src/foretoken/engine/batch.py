@@ -19,7 +19,7 @@ from foretoken.drafters.base import Drafter, held, require_apart
 from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
-from foretoken.models.base import Keeps, Model, Remembers
+from foretoken.models.base import Encodes, Keeps, Model, Remembers
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
@@ -152,7 +152,9 @@ class Batch:
         )
         last = read and not self.rows and len(rows) == 1 and not self.target.takes_tensors
         heads = [self._head(row, read, last) for row in rows]
+        encoded = _encoded(self.target)
         self.target.start(heads, sources)
+        encoded = _encoded(self.target) - encoded
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
         for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
             row.behind = len(text) - len(head)
@@ -160,10 +162,13 @@ class Batch:
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
         first = len(self.rows)
-        began = perf_counter()
+        began, before = perf_counter(), _encoded(drafter)
         drafter.start(list(range(first, first + len(rows))), texts, sources)
+        drafted, draft_encoded = perf_counter() - began, _encoded(drafter) - before
         for row in rows:
-            row.draft_prefill_seconds += perf_counter() - began
+            row.encoder_seconds += encoded
+            row.draft_encoder_seconds += draft_encoded
+            row.draft_prefill_seconds += drafted
 
     def _head(self, row: Row, read: bool, last: bool) -> list[int]:
         """What a row that joins has read when it is there: all but the last token, or but the
@@ -210,6 +215,11 @@ class Batch:
                     row.prompt_logprobs + told,
                     row.behind - len(block),
                 )
+
+
+def _encoded(part: object) -> float:
+    """Seconds that encoders in a model or drafter have run so far."""
+    return sum(each.encoder_seconds for each in held(part) if isinstance(each, Encodes))
 
 
 @cache

@@ -16,26 +16,25 @@ from foretoken.storage import files
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from foretoken.request import Completion
+    from foretoken.request import Completion, Stats
 
-Part = Literal["target prefill", "draft prefill", "draft", "target"]
-COLOURS: dict[Part, str] = {
-    "target prefill": "#d9a514",
-    "draft prefill": "#d9661f",
+Part = Literal[
+    "target encoder", "target prefill", "draft encoder", "draft prefill", "draft", "target"
+]
+COLOURS: dict[Part, str] = {  # the paper's; a prefill is its model's, paler
+    "target encoder": "#d9a514",
+    "target prefill": "#a98fc7",
+    "draft encoder": "#d9661f",
+    "draft prefill": "#93bbe3",
     "draft": "#3d7fc4",
     "target": "#6b4596",
 }
-HEIGHTS: dict[Part, float] = {  # so that colours are not all that tells the models apart
-    "target prefill": 0.7,
-    "draft prefill": 0.45,
-    "draft": 0.45,
-    "target": 0.7,
-}
+HEIGHTS = {"target": 0.7, "draft": 0.45}  # so that colours are not all that tells the models apart
 THREADS = {"target": 1, "draft": 2}  # a Chrome trace's
 
 
 class Call(NamedTuple):
-    """A block. A prefill is the reading of the prompt before the first step, encoders included."""
+    """A block. A prefill is the reading of the prompt before the first step, by a decoder."""
 
     part: Part
     at: float  # seconds from the beginning
@@ -46,18 +45,29 @@ class Call(NamedTuple):
 def timeline(done: Completion) -> list[Call]:
     """The calls in order. A step's calls of the drafter share its time equally; the gaps are the
     verdict and the rest of a step."""
-    stats = done.stats
-    drafts = stats.draft_prefill_seconds if stats.draft_calls else 0.0
-    own = stats.prefill_seconds - drafts
-    calls = [Call("target prefill", 0.0, own, 0)]
-    if stats.draft_calls:
-        calls.append(Call("draft prefill", own, drafts, 0))
-    now = stats.prefill_seconds
+    calls, now = _prefill(done.stats), done.stats.prefill_seconds
     for number, step in enumerate(done.steps, 1):
         each = step.draft_seconds / max(1, step.draft_calls)
         calls += [Call("draft", now + i * each, each, number) for i in range(step.draft_calls)]
         calls.append(Call("target", now + step.draft_seconds, step.score_seconds, number))
         now += step.draft_seconds + step.score_seconds + step.verify_seconds
+    return calls
+
+
+def _prefill(stats: Stats) -> list[Call]:
+    """Each model's encoder, where one ran, then the rest of its reading. A drafter that made no
+    call is left out."""
+    drafts, target, draft = (
+        stats.draft_prefill_seconds,
+        stats.encoder_seconds,
+        stats.draft_encoder_seconds,
+    )
+    own = stats.prefill_seconds - drafts
+    calls = [Call("target encoder", 0.0, target, 0)] if target else []
+    calls.append(Call("target prefill", target, own - target, 0))
+    if stats.draft_calls:
+        calls += [Call("draft encoder", own, draft, 0)] if draft else []
+        calls.append(Call("draft prefill", own + draft, drafts - draft, 0))
     return calls
 
 
@@ -113,7 +123,7 @@ def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
     for place, calls in enumerate(rows.values()):
         for part, colour in COLOURS.items():
             spans = [(call.at * 1e3, call.seconds * 1e3) for call in calls if call.part == part]
-            high = HEIGHTS[part]
+            high = HEIGHTS[part.split()[0]]
             edge: dict[str, Any] = {"facecolors": colour, "edgecolor": "white", "linewidth": 0.4}
             axes.broken_barh(spans, (place + 0.35 - high, high), **edge)
     axes.set_yticks(range(len(rows)), list(rows))

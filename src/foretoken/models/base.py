@@ -132,6 +132,13 @@ class Remembers(Model, Keeps, Protocol):
 
 
 @runtime_checkable
+class Encodes(Model, Protocol):
+    """A model with an encoder, which says how long it has run."""
+
+    encoder_seconds: float  # since the model was made; on a device, until its work was handed over
+
+
+@runtime_checkable
 class Sized(Model, Protocol):
     """A model that says what its rows take."""
 

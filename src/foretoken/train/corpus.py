@@ -38,6 +38,8 @@ class Corpus:
 def read_texts(folder: Path) -> list[str]:
     """Every .txt and .txt.gz below `folder` (or that one file), sorted by path, with line ends and
     blank lines made uniform."""
+    if not folder.exists():
+        raise InputError(f"there is no {folder}; give a text file, or a folder of text")
     candidates = [folder] if folder.is_file() else folder.rglob("*")
     paths = sorted(p for p in candidates if p.name.endswith((".txt", ".txt.gz")))
     if not paths:

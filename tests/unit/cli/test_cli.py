@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -424,6 +425,11 @@ def test_samples(run, base, tmp_path):
     assert first and run("train", "samples", "--out", out, *args).code == 0
     assert out.read_text(encoding="utf-8") == first  # the seed is the same
     assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
+    (use,) = [line for line in result.out.splitlines() if line.startswith("use it: ")]
+    learn = shlex.split(use.removeprefix("use it: foretoken "))
+    learn[-1] = str(tmp_path / "draft")  # for FOLDER
+    small = ("--context", 4, "--steps", 1, "--layers", 1)
+    assert run(*learn, *small).code == 0
     mistake(run("train", "samples", "--out", tmp_path, *args), "is a folder; give another --out")
 
 
@@ -466,7 +472,7 @@ def test_bad_training_input(run, base, tmp_path):
     samples = ("train", "samples", "--out", out, "--data", text, "--tokens", 5)
     mistake(run(*samples, "--target", base / "bare"), "the target has no tokenizer")
     lm = ("train", "lm", "--out", out)
-    mistake(run(*lm, "--data", tmp_path / "no"), "is no folder; give a folder of text")
+    mistake(run(*lm, "--data", tmp_path / "no"), "no; give a text file, or a folder of text")
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("Too short.")
     mistake(run(*lm, "--data", target), "no .txt or .txt.gz file in")

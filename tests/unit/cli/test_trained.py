@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from foretoken.cli.option import Reading
-from foretoken.cli.trained import bar, show, size, use
+from foretoken.cli.trained import bar, require_folders, show, show_model, size, use
+from foretoken.errors import InputError
 
 
 def test_the_bar_waits_for_the_first_report(capsys):
@@ -28,6 +31,23 @@ def test_figures_and_use_or_the_summary(capsys):
     assert capsys.readouterr().out == printed
     show({"steps": 3}, ["a line"], command, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"steps": 3}
+
+
+@pytest.mark.parametrize("files", [None, ["tokenizer.json"], ["tokenizer.json", "config.json"]])
+def test_a_model_is_a_target_or_the_draft_of_one(files, tmp_path, capsys):
+    """A bare tokenizer's folder is nobody's model."""
+    for name in files or []:
+        (tmp_path / name).touch()
+    show_model({}, [], Path("m"), None if files is None else tmp_path, as_json=False)
+    pair = f"{tmp_path if files and len(files) == 2 else 'TARGET'} --draft m"
+    expected = f"generate --target {'m' if files is None else pair} PROMPT\n"
+    assert capsys.readouterr().out == f"use it: foretoken {expected}"
+
+
+def test_what_must_be_a_folder(tmp_path):
+    require_folders((None, "text"), (tmp_path, "a model"))
+    with pytest.raises(InputError, match="no is no folder; give a folder of a model"):
+        require_folders((tmp_path, "text"), (Path("no"), "a model"))
 
 
 def test_sizes():

@@ -9,9 +9,10 @@ import pytest
 from foretoken.drafters.lm import LMDrafter
 from foretoken.ends import Ends
 from foretoken.lab.timeline import chrome, draw, svg, timeline
+from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.speculator import Speculator
-from tiny import t5
+from tiny import llama, t5
 
 GAMMAS = (7, 3, 0)
 
@@ -30,7 +31,8 @@ def done():
 def test_a_block_for_every_call(done, gamma):
     one, calls = done[gamma], timeline(done[gamma])
     assert one.stats.target_calls == len(one.steps)
-    expected = [("target prefill", 0), ("draft prefill", 0)] if gamma else [("target prefill", 0)]
+    models = ("target", "draft") if gamma else ("target",)
+    expected = [(f"{model} {part}", 0) for model in models for part in ("encoder", "prefill")]
     for number, step in enumerate(one.steps, 1):
         expected += [("draft", number)] * step.draft_calls + [("target", number)]
     assert [(call.part, call.step) for call in calls] == expected
@@ -48,9 +50,18 @@ def test_blocks_follow_one_another_and_fit_into_the_whole(done, gamma):
 def test_both_encoders_run_in_the_prefill(done):
     stats = done[3].stats
     prefills = {call.part: call.seconds for call in timeline(done[3]) if not call.step}
-    assert prefills["draft prefill"] == stats.draft_prefill_seconds > 0
-    assert prefills["target prefill"] > 0
+    assert prefills["target encoder"] == stats.encoder_seconds
+    assert prefills["draft encoder"] == stats.draft_encoder_seconds
+    draft = prefills["draft encoder"] + prefills["draft prefill"]
+    assert draft == pytest.approx(stats.draft_prefill_seconds)
+    assert all(seconds > 0 for seconds in prefills.values())
     assert sum(prefills.values()) == pytest.approx(stats.prefill_seconds)
+
+
+def test_a_decoder_has_no_encoder():
+    spec = Speculator(CausalModel(llama(64)), LMDrafter(CausalModel(llama(64, seed=1)), 64))
+    (one,) = spec.generate([[5, 6, 7]], gamma=2, max_new_tokens=6)
+    assert [c.part for c in timeline(one) if not c.step] == ["target prefill", "draft prefill"]
 
 
 def test_the_picture(done, tmp_path):
@@ -58,9 +69,9 @@ def test_the_picture(done, tmp_path):
     draw(rows, tmp_path / "timeline.svg")
     picture = (tmp_path / "timeline.svg").read_text()
     assert picture.startswith("<?xml") and picture == svg(rows)
-    for named in ("gamma 7", "target prefill", "draft prefill"):
+    for named in ("gamma 7", "target encoder", "draft encoder"):
         assert named in picture
-    assert "draft prefill" not in svg({"plain": done[0]})
+    assert "draft encoder" not in svg({"plain": done[0]})
 
 
 def test_the_chrome_trace(done):

@@ -3,11 +3,11 @@ best fixed one and the oracle's bound (section 3.5), and cascades (Discussion)."
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from foretoken import costs, theory
+from foretoken.lab.bench import turns
 from foretoken.lab.experiments.experiment import (
     BLANK,
     Case,
@@ -20,15 +20,12 @@ from foretoken.lab.experiments.experiment import (
 )
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Draft, Recipe
-from foretoken.lab.uninterrupted import uninterrupted
-from foretoken.request import Completion
 from foretoken.speculator import Speculator
 
 RULES = ("speculative", "block")
-WARM = 8  # new tokens of the run that does not count
 
-Way = Callable[[Any, int, int], Completion]  # of writing a text: prompt, seed, number of tokens
-Turns = dict[str, list[list[Completion]]]  # by way: the texts of each repeat
+Options = dict[str, Any]  # of `generate`
+Turns = dict[str, turns.Runs]  # by way
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -62,78 +59,51 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 
 def _rules(pairs: Pairs, case: Case) -> dict[str, Any]:
-    spec = pairs.spec(case["draft"])
-    ways = {rule: _way(spec, case, gamma=case["gamma"], rule=rule) for rule in RULES}
-    return {"ways": figures(raced(ways, pairs))}
+    spec, gamma = pairs.spec(case["draft"]), case["gamma"]
+    ways = {rule: (spec, {"gamma": gamma, "rule": rule}) for rule in RULES}
+    return {"ways": _figures(_in_turn(pairs, case, ways))}
 
 
 def _automatic(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Against every fixed gamma and plain decoding; alpha and c of the runs for the oracle."""
     spec = pairs.spec(case["draft"])
     gammas = [0, *pairs.recipe.gammas, None]
-    ways = {_named(gamma): _way(spec, case, gamma=gamma) for gamma in gammas}
-    turns = raced(ways, pairs)
-    texts = [text for own in turns.values() for same in own for text in same]
+    runs = _in_turn(pairs, case, {_named(gamma): (spec, {"gamma": gamma}) for gamma in gammas})
+    texts = [text for own in runs.values() for repeat in own for text in repeat]
     steps = [step for text in texts for step in text.steady.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
     alpha = fmean(overlaps) if overlaps else None
     c = costs.of(steps).c
     oracle = None if alpha is None else theory.oracle_factor(alpha, c)
-    return {"ways": figures(turns), "alpha": alpha, "c": c, "oracle": oracle}
+    return {"ways": _figures(runs), "alpha": alpha, "c": c, "oracle": oracle}
 
 
 def _cascade(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Against the draft alone, both with automatic gamma."""
     cascade = pairs.cascade(case["draft"], case["inner"])
+    ways = {"alone": (pairs.spec(case["draft"]), {}), "cascade": (cascade, {})}
+    return {"ways": _figures(_in_turn(pairs, case, ways))}
+
+
+def _in_turn(pairs: Pairs, case: Case, specs: dict[str, tuple[Speculator, Options]]) -> Turns:
+    """Each way, with options of its own, on the prompts that are timed."""
+    recipe, temperature = pairs.recipe, case["temperature"]
     ways = {
-        "alone": _way(pairs.spec(case["draft"]), case),
-        "cascade": _way(cascade, case),
+        name: turns.way(spec, temperature=temperature, **options)
+        for name, (spec, options) in specs.items()
     }
-    return {"ways": figures(raced(ways, pairs))}
+    settings = {"tokens": recipe.max_new_tokens, "seed": recipe.seed}
+    return turns.in_turn(ways, pairs.timed, repeats=recipe.repeats, **settings)
 
 
-def _way(spec: Speculator, case: Case, **how: Any) -> Way:
-    """With these options, one prompt at a time."""
-
-    def write(prompt: Any, seed: int, tokens: int) -> Completion:
-        options = {"temperature": case["temperature"], **how}
-        (one,) = uninterrupted(spec.generate([prompt], max_new_tokens=tokens, seed=seed, **options))
-        return one
-
-    return write
-
-
-def raced(ways: dict[str, Way], pairs: Pairs) -> Turns:
-    """Every way on the prompts that are timed, in turn, so that other load meets them all."""
-    recipe = pairs.recipe
-    turns: Turns = {name: [] for name in ways}
-    for repeat in range(-1, recipe.repeats):  # the first warms up
-        length = recipe.max_new_tokens if repeat >= 0 else min(WARM, recipe.max_new_tokens)
-        for name, way in ways.items():
-            seed = recipe.seed + max(repeat, 0)
-            texts = [way(prompt, seed, length) for prompt in pairs.timed]
-            if repeat >= 0:
-                turns[name].append(texts)
-    return turns
-
-
-def figures(turns: Turns) -> dict[str, dict[str, float]]:
-    """Of each way: seconds a token without the prefill, median over repeats; tokens a call of the
-    target."""
+def _figures(done: Turns) -> dict[str, dict[str, float]]:
     return {
         name: {
-            "seconds_per_token": median(map(seconds_per_token, own)),
-            "tokens_per_call": sum(len(text.tokens) for texts in own for text in texts)
-            / sum(text.stats.target_calls for texts in own for text in texts),
+            "seconds_per_token": turns.seconds_per_token(runs),
+            "tokens_per_call": turns.tokens_per_call(runs),
         }
-        for name, own in turns.items()
+        for name, runs in done.items()
     }
-
-
-def seconds_per_token(texts: list[Completion]) -> float:
-    """Decoding time per token over all texts."""
-    steady = [text.steady for text in texts]
-    return sum(each.seconds for each in steady) / sum(each.tokens for each in steady)
 
 
 def section(recipe: Recipe, found: Found) -> Section | None:

@@ -9,6 +9,7 @@ It does not know transformers' code, how tokens are chosen, nor how graphs are m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class ExplicitModel:
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
         self.device = torch.device("cpu")
+        self.encoder_seconds = 0.0
         self.encoder = None if encoder is None else Feed(encoder, [])
         self.decoder = Feed(decoder, list(range(facts["layers"])))
         self.shapes = shapes(decoder, facts["layers"])
@@ -164,7 +166,9 @@ class ExplicitModel:
         lengths = [len(source) for source in sources]
         self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
+        began = perf_counter()
         self.encoder.run()
+        self.encoder_seconds += perf_counter() - began
         B, S = len(sources), max(lengths)
         read = (self.encoder.read(name) for name in ("cross_keys", "cross_values"))
         keys, values = (resized(x, roomy(B), S, B) for x in read)

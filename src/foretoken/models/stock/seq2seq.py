@@ -7,6 +7,7 @@ beside the decoder's. It does not know which token starts a decoder.
 from __future__ import annotations
 
 import inspect
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class Seq2SeqModel(StockModel):
         self.source_vocab_size: int | None = encoder_rows(model)
         accepted = inspect.signature(model.forward).parameters
         self.takes_positions = "decoder_position_ids" in accepted
+        self.encoder_seconds = 0.0
         # [n, H] by the source's ids: what this very encoder made of them, in somebody else's run
         self.heard: dict[tuple[int, ...], Tensor] = {}
 
@@ -67,10 +69,12 @@ class Seq2SeqModel(StockModel):
         known = [states for states in heard if states is not None]
         if len(known) == len(sources):
             return pad_sequence(known, batch_first=True)
+        began = perf_counter()
         with self.running(None) as model:
             read = model.get_encoder()(
                 input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
             )
+        self.encoder_seconds += perf_counter() - began
         return read.last_hidden_state
 
     def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:

@@ -131,7 +131,38 @@ def test_figure_5_counts_the_calls(pairs):
     section = timeline.section(pairs.recipe, {"timeline": [Row(case, 1.0, result)]})
     assert section is not None
     assert section.tables[0].rows[2][:4] == ("plain", "12", "12", "0")
-    assert "calls the target 12 times for 12 tokens" in section.paragraphs[0]
+    assert "calls the target 12 times for 12 tokens" in section.paragraphs[1]
+    assert "its encoder" not in section.tables[0].head
+
+
+def test_figure_5_tells_encoders_from_decoders(pairs):
+    calls = {
+        7: [("target encoder", 0, 4), ("target prefill", 4, 1), ("draft encoder", 5, 1)],
+        3: [("target encoder", 0, 4), ("target prefill", 4, 0)],
+        0: [("target encoder", 0, 4), ("target prefill", 4, 0)],
+    }
+    calls[7] += [("draft", 6 + i, 1) for i in range(7)] + [("target", 13, 5)]
+    calls[3] += [("draft", 4 + i, 1) for i in range(3)] + [("target", 7, 6)]
+    calls[0] += [("target", 4 + 4 * i, 4) for i in range(8)]
+    rows = [
+        {
+            "gamma": gamma,
+            "tokens": 8,
+            "target_calls": sum(part == "target" for part, *_ in own),
+            "draft_calls": sum(part == "draft" for part, *_ in own),
+            "calls": [[part, at / 1e3, ms / 1e3, 1] for part, at, ms in own],
+        }
+        for gamma, own in calls.items()
+    ]
+    row = Row({"draft": "small"}, 1.0, {"rows": rows, "encoder_decoder": True})
+    section = timeline.section(pairs.recipe, {"timeline": [row]})
+    assert section is not None
+    first = ("gamma 7", "8", "1", "7", "18.0", "10.0", "4.0", "8.0", "1.0")
+    assert section.tables[0].rows[0] == first
+    encoders, counts, times = section.paragraphs
+    assert "4.0 ms of the target's and 1.0 ms of the draft's, of 18.0 ms with gamma 7" in encoders
+    assert "1 with gamma 7, 1 with gamma 3" in counts and "7.0 and 3.0 times" in counts
+    assert "takes 0.18 of the target's" in times and "0.50 and 0.36 of the time" in times
 
 
 def test_figure_1_has_a_line_a_run(pairs):

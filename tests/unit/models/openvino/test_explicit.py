@@ -167,6 +167,16 @@ def test_sources_longer_and_shorter_than_those_present() -> None:
     assert runner.rows.cross.capacity == 7  # the slots of a long source go with it
 
 
+def test_its_encoder_runs_when_rows_join_and_never_again(t5: ExplicitModel) -> None:
+    assert t5.encoder_seconds == 0
+    t5.start([[0]], [[5, 6, 7]])
+    spent = t5.encoder_seconds
+    t5.score([[3]], [1])
+    assert t5.encoder_seconds == spent > 0
+    t5.start([[0]], [[8]])
+    assert t5.encoder_seconds > spent
+
+
 def test_a_row_grows_past_many_buckets() -> None:
     """T5's distances end in one bucket for all that is far; a long row needs them right."""
     rows = conversation("mT5", 6)
