@@ -27,6 +27,7 @@ from foretoken.cli import (
     plan,
     report,
     serve,
+    simulate,
     theory,
     trace,
     train,
@@ -81,6 +82,7 @@ app.command()(certify.certify)
 app.command()(theory.theory)
 app.command()(trace.trace)
 app.command()(serve.serve)
+app.command()(simulate.simulate)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")
 

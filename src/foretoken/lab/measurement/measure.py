@@ -25,6 +25,7 @@ from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
+from foretoken.lab.measurement.serving import serving
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import ROUNDED, Prompt
 from foretoken.request import Completion, Request, StepRecord
@@ -47,14 +48,16 @@ def measure(
     prompts: Sequence[Prompt],
     options: Options,
     *,
+    rows: int | None = None,
     done: Sequence[Observed] = (),
     keep: Callable[[Observed], Any] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on `prompts`.
 
-    done: the first prompts, measured before; keep: called with each of the others; track: an
-    iterable around their numbers, for a progress bar. Raises InputError for prompts that the models
+    rows: measure what a batch of so many costs too; done: the first prompts, measured before; keep:
+    called with each of the others; track: an iterable around their numbers, for a progress bar.
+    Raises InputError for prompts that the models
     cannot continue, KeyboardInterrupt where a run was interrupted.
     """
     require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
@@ -69,7 +72,13 @@ def measure(
     for i in track(range(len(observed), len(prompts))):
         observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))
         keep(observed[-1])
-    return _summary(spec, options, observed, machine)
+    measured = _summary(spec, options, observed, machine)
+    if rows is None:
+        return measured
+    began = others.read()
+    costs = serving(spec, prompts, options.wishes, rows)
+    taken = [*(one.taken for one in observed), others.taken(began)]
+    return replace(measured, serving=costs, others=others.share(taken))
 
 
 def _observe(
