@@ -9,6 +9,7 @@ probability of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
