@@ -131,6 +131,11 @@ def capacity(measured: Measurement, serving: Serving, fleet: Fleet) -> float:
     return fleet.replicas * (count - 2 * rows) / (ends[-rows - 1] - ends[rows - 1])
 
 
+def like(measured: Measurement, count: int, seed: int) -> list[int]:
+    """The numbers of the measured prompts that so many requests are like, at random."""
+    return Random(f"texts {seed}").choices(range(len(measured.prompts)), k=count)
+
+
 @dataclass(frozen=True, slots=True)
 class _Tasks:
     """Requests by number."""
@@ -148,13 +153,13 @@ class _Tasks:
 
 def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
     """So many, each like one of the measured prompts, at random."""
-    dice, greedy = Random(f"texts {fleet.seed}"), measured.options.temperature == 0
-    like = dice.choices(measured.prompts, k=count)
+    dice, greedy = Random(f"betas {fleet.seed}"), measured.options.temperature == 0
+    chosen = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
     texts = [
         Text(i, fleet.prompt_tokens or one.prompt_tokens, _betas(one.overlaps, dice, greedy=greedy))
-        for i, one in enumerate(like)
+        for i, one in enumerate(chosen)
     ]
-    limits = [fleet.output_tokens or len(one.overlaps) for one in like]
+    limits = [fleet.output_tokens or len(one.overlaps) for one in chosen]
     return _Tasks(texts, limits, greedy, fleet.seed)
 
 
