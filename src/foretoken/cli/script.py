@@ -22,6 +22,7 @@ from foretoken.cli import (
     chat,
     complete,
     doctor,
+    export,
     generate,
     measure,
     plan,
@@ -75,6 +76,7 @@ app.command()(chat.chat)
 app.command()(complete.complete)
 app.command()(measure.measure)
 app.command()(plan.plan)
+app.command()(export.export)
 app.command()(bench.bench)
 app.command("bench serve")(bench_serve.bench_serve)
 app.command()(report.report)
