@@ -35,9 +35,9 @@ def serving(
             f"{spec.target_name} is an encoder-decoder, whose reading is not measured; leave "
             "--rows out"
         )
-    (request,) = spec.requests([prompts[0]], wishes, 0)
-    costs = spec.step_costs(request.params, rows)
-    ids = list(chain.from_iterable(spec.ids(prompt) for prompt in prompts))
+    requests = spec.requests(list(prompts), wishes, 0)
+    costs = spec.step_costs(requests[0].params, rows)
+    ids = list(chain.from_iterable(request.prompt for request in requests))
     reading, draft_reading = _reading(spec, ids)
     alone = _beside(spec, prompts, wishes, 1, rows)
     full = _beside(spec, prompts, wishes, rows, rows)
@@ -86,7 +86,7 @@ def _beside(
     told = 0.0  # seconds of drafts, passes and verdicts
     besides: list[tuple[int, float]] = []  # rows of each step, and its seconds beside these
     done: list[Completion] = []
-    with Engine(spec, rows) as engine:
+    with Engine(spec, rows, prefix_cache=False) as engine:
         began = perf_counter()
         for number in range(count):
             engine.add(prompts[number % len(prompts)], wishes, seed=(number, 0))
