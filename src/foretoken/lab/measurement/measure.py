@@ -22,10 +22,10 @@ from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
 from foretoken.lab.limits import require
 from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
+from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
-from foretoken.lab.measurement.serving import serving
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import ROUNDED, Prompt
 from foretoken.request import Completion, Request, StepRecord
@@ -63,6 +63,8 @@ def measure(
     require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
+    if rows is not None:
+        serving.require(spec)
     machine = describe(spec.target.device)
     requests = spec.requests(list(prompts), options.wishes, options.seed)
     for gamma in (0, options.gamma):
@@ -76,7 +78,7 @@ def measure(
     if rows is None:
         return measured
     began = others.read()
-    costs = serving(spec, prompts, options.wishes, rows)
+    costs = serving.serving(spec, prompts, options.wishes, rows)
     taken = [*(one.taken for one in observed), others.taken(began)]
     return replace(measured, serving=costs, others=others.share(taken))
 

@@ -25,16 +25,19 @@ SIZES = (1, 16, 64, 128, 256, 512)  # tokens of a prompt that is read in one pas
 REPEATS = 5  # of each; the first two are not timed: a pass of another size is slower
 
 
-def serving(
-    spec: Speculator, prompts: Sequence[Prompt], wishes: SamplingParams, rows: int
-) -> Serving:
-    """Measure it, in some seconds, on requests like `prompts`. The models must be idle;
-    RefusedError for an encoder-decoder."""
+def require(spec: Speculator) -> None:
+    """RefusedError for an encoder-decoder."""
     if spec.target.encoder_decoder:
         raise RefusedError(
             f"{spec.target_name} is an encoder-decoder, whose reading is not measured; leave "
             "--rows out"
         )
+
+
+def serving(
+    spec: Speculator, prompts: Sequence[Prompt], wishes: SamplingParams, rows: int
+) -> Serving:
+    """Measure it, in some seconds, on requests like `prompts`. The models must be idle."""
     requests = spec.requests(list(prompts), wishes, 0)
     costs = spec.step_costs(requests[0].params, rows)
     ids = list(chain.from_iterable(request.prompt for request in requests))

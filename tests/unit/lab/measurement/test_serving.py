@@ -8,7 +8,7 @@ from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
 from foretoken.lab.measurement import serving as module
-from foretoken.lab.measurement.serving import serving
+from foretoken.lab.measurement.serving import require, serving
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
@@ -50,4 +50,4 @@ def test_one_row_is_a_batch_too(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_encoder_decoder_is_refused():
     with pytest.raises(RefusedError, match="target is an encoder-decoder, .* leave --rows out"):
-        serving(speculator(encoder_decoder=True), [[1]], WISHES, 2)
+        require(speculator(encoder_decoder=True))
