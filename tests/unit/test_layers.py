@@ -31,7 +31,7 @@ LAYERS = [
     ["server"],
     ["", "lab"],
     ["lab.bench", "lab.certificate", "lab.measurement", "train"],
-    ["lab.recipes"],
+    ["lab.fleet", "lab.recipes"],
     ["lab.experiments"],
     ["lab.report"],
     ["cli"],

@@ -40,6 +40,10 @@ def measure(
     max_new_tokens: option.MaxNewTokens = 64,
     limit: option.Limit = None,
     seed: option.Seed = 0,
+    rows: Annotated[
+        int | None,
+        Option(help="Measure a batch of so many requests too, for foretoken simulate."),
+    ] = None,
     out: Annotated[
         Path | None, Option(help="JSON file to write, for foretoken plan; resumed after a kill.")
     ] = None,
@@ -84,6 +88,8 @@ def run(
         parameters["gamma"], parameters["max_new_tokens"], len(lines), parameters["draft"]
     )
     keys_of(parameters["seed"], [1])
+    if (rows := parameters.get("rows")) is not None and rows < 1:
+        raise InputError(f"rows is {rows}; give the requests that run at a time, 1 or more")
     loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure
@@ -98,12 +104,14 @@ def run(
     texts = [prompt_files.for_model(line, spec) for line in lines]
     track = partial(bar, text="measuring")
     if out is None:
-        return measure(spec, texts, options, track=track)
+        return measure(spec, texts, options, rows=rows, track=track)
     part = Part(out, options, describe(spec.target.device))
     if part.done:
         print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:
-        measurement = measure(spec, texts, options, done=part.done, keep=part.add, track=track)
+        measurement = measure(
+            spec, texts, options, rows=rows, done=part.done, keep=part.add, track=track
+        )
     except KeyboardInterrupt:
         print("interrupted; the same command picks up", part.path, file=sys.stderr)
         raise typer.Exit(130) from None

@@ -74,7 +74,7 @@ def plan(
     if not files and prompts is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     if files:
-        named = _saved(files)
+        named = saved(files)
     else:
         drafts = [*(draft or []), *(_own(target, loading) if own else [])]
         named = _measured(prompts, limit, drafts or [None], context.params, loading)
@@ -87,7 +87,8 @@ def plan(
         _show(made, page())
 
 
-def _saved(files: list[Path]) -> list[tuple[str, Measurement]]:
+def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
+    """Measurements under their names; InputError for a file that is not there or none."""
     for file in files:
         if not file.is_file():
             raise InputError(f"there is no {file}; make it with foretoken measure --out")

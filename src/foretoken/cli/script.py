@@ -22,11 +22,13 @@ from foretoken.cli import (
     chat,
     complete,
     doctor,
+    export,
     generate,
     measure,
     plan,
     report,
     serve,
+    simulate,
     theory,
     trace,
     train,
@@ -74,6 +76,7 @@ app.command()(chat.chat)
 app.command()(complete.complete)
 app.command()(measure.measure)
 app.command()(plan.plan)
+app.command()(export.export)
 app.command()(bench.bench)
 app.command("bench serve")(bench_serve.bench_serve)
 app.command()(report.report)
@@ -81,6 +84,7 @@ app.command()(certify.certify)
 app.command()(theory.theory)
 app.command()(trace.trace)
 app.command()(serve.serve)
+app.command()(simulate.simulate)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")
 

@@ -8,7 +8,7 @@ broken off go back to the queue and are read anew, which changes no text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, takewhile
@@ -55,10 +55,18 @@ class _Turn:
 
 
 class Scheduler:
-    """The queue before a batch of at most `most` rows."""
+    """The queue before a batch of at most `most` rows. clock: the seconds that steps are timed by,
+    where these are not the process's own."""
 
-    def __init__(self, target: Model, drafter: Drafter, most: int) -> None:
-        self.batch, self.most = Batch(target, drafter), most
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter,
+        most: int,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.batch, self.most, self._clock = Batch(target, drafter), most, clock
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # as the batch's rows
         self.suspects: list[Row] = []  # that joined or ran last: one of them, if that failed
@@ -227,7 +235,7 @@ class Scheduler:
         moved = self.suspects = list(self.batch.rows)
         reads = self.pace.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
-        began = perf_counter()
+        began = self._now()
         try:
             self.batch.step(self.running[0].judge, self._gamma(moved, reads), reads)
         except NumericsError as error:
@@ -236,7 +244,7 @@ class Scheduler:
             moved[error.row].fail(error)  # alone: its mates take the step again
             self._requeue()
         if not telling:
-            self.pace.see(reads, perf_counter() - began)
+            self.pace.see(reads, self._now() - began)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
@@ -323,6 +331,9 @@ class Scheduler:
         # at once, for a Ctrl-C in between
         self.waiting, self.running = _sorted([*again, *self.waiting]), []
         self.batch.clear()
+
+    def _now(self) -> float:
+        return perf_counter() if self._clock is None else self._clock()
 
     def _stepping(self) -> bool:
         """Whether this very thread is within a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from threading import Thread
 from typing import Any
 
@@ -229,7 +230,8 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
             widths.append(max(map(len, blocks)))
             return super().score(blocks, need)
 
-    made = Scheduler(Watched(P, V), LookupDrafter(), 4)
+    even = map(float, count())  # every step takes as long
+    made = Scheduler(Watched(P, V), LookupDrafter(), 4, clock=even.__next__)
     first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
     made.submit([Task(first, BLOCK, Fixed(0))])
     made.step()

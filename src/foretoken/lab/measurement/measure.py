@@ -22,6 +22,7 @@ from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
 from foretoken.lab.limits import require
 from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
+from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
@@ -47,19 +48,23 @@ def measure(
     prompts: Sequence[Prompt],
     options: Options,
     *,
+    rows: int | None = None,
     done: Sequence[Observed] = (),
     keep: Callable[[Observed], Any] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on `prompts`.
 
-    done: the first prompts, measured before; keep: called with each of the others; track: an
-    iterable around their numbers, for a progress bar. Raises InputError for prompts that the models
+    rows: measure what a batch of so many costs too; done: the first prompts, measured before; keep:
+    called with each of the others; track: an iterable around their numbers, for a progress bar.
+    Raises InputError for prompts that the models
     cannot continue, KeyboardInterrupt where a run was interrupted.
     """
     require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
+    if rows is not None:
+        serving.require(spec)
     machine = describe(spec.target.device)
     requests = spec.requests(list(prompts), options.wishes, options.seed)
     for gamma in (0, options.gamma):
@@ -69,7 +74,13 @@ def measure(
     for i in track(range(len(observed), len(prompts))):
         observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))
         keep(observed[-1])
-    return _summary(spec, options, observed, machine)
+    measured = _summary(spec, options, observed, machine)
+    if rows is None:
+        return measured
+    began = others.read()
+    costs = serving.serving(spec, prompts, options.wishes, rows)
+    taken = [*(one.taken for one in observed), others.taken(began)]
+    return replace(measured, serving=costs, others=others.share(taken))
 
 
 def _observe(

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from foretoken.errors import InputError
-from foretoken.lab.measurement.footprint import PYTHON
+from foretoken.errors import InputError, RefusedError
+from foretoken.lab.export.base import Setting, require
+from foretoken.lab.export.vllm import VLLM, config
 from foretoken.lab.measurement.prediction import Prediction, best, predictions
 from foretoken.lab.measurement.result import Measurement, Options
 
 # "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
-NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +90,27 @@ def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
     return flags
 
 
+def setting(measured: Measurement, gamma: int) -> Setting:
+    """The draft of a measurement at that gamma, as other systems are told of it."""
+    return Setting(
+        measured.target.name,
+        measured.draft.name,
+        gamma,
+        measured.options.temperature,
+        measured.options.revision,
+        measured.options.draft_revision,
+        measured.target.encoder_decoder,
+    )
+
+
 def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
     """vLLM's keys for the draft of a measurement; None where vLLM has no such draft."""
-    if measured.target.encoder_decoder:
+    asked = setting(measured, gamma)
+    try:
+        require(VLLM, asked)
+        return config(asked)
+    except RefusedError:
         return None
-    if measured.draft.name == "lookup":
-        return {
-            "method": "ngram",
-            "num_speculative_tokens": gamma,
-            "prompt_lookup_max": NGRAM,
-            "prompt_lookup_min": 1,
-        }
-    own = measured.draft.name.partition(":")[0] == "self"
-    if own or measured.draft.runtime == PYTHON:
-        return None
-    return {
-        "method": "draft_model",
-        "model": measured.draft.name,
-        "num_speculative_tokens": gamma,
-        **({"revision": revision} if (revision := measured.options.draft_revision) else {}),
-    }
 
 
 def _require_same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:

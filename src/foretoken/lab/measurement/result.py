@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from foretoken.costs import Costs, Table
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
@@ -108,6 +109,18 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """Seconds that the parts of serving take, at most `rows` requests at a time."""
+
+    rows: int
+    costs: Costs  # of steps of up to so many rows
+    reading: Table  # the target's pass over so many tokens of a prompt
+    draft_reading: Table  # the same of the draft
+    around: Table  # what a step of so many rows takes beside draft, pass and verdict
+    joining: float  # to take a request on and to hand it back, beside reading it
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """A pair on a machine. Estimates have Student t intervals over prompts, times are medians."""
 
@@ -133,6 +146,7 @@ class Measurement:
     peak_bytes: int
     prompts: list[Observed]
     others: float | None = None  # share of the processors that others took; None: not known
+    serving: Serving | None = None  # what a batch costs; None: not measured
     format: Literal["foretoken.measurement"] = FORMAT
     version: int = VERSION
 

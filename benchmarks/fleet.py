@@ -1,0 +1,203 @@
+"""Whether a fleet on paper does what a real one does: simulated and run at the same arrivals.
+
+Each replica is a process with an engine and one thread; requests are the measured prompts, sent
+when they are due to the replica with the fewest that are not done. Expected: p50, p99 and
+throughput within 15 % at 1 and 2 replicas.
+
+    OMP_NUM_THREADS=1 python benchmarks/fleet.py MEASUREMENT --load 0.5 --load 0.8 --replicas 2
+
+MEASUREMENT is a file of `foretoken measure --rows 8 --out`, made on this machine with one thread. A
+load is a share of the capacity that is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from foretoken import Engine
+from foretoken.cli import prompts as prompt_files
+from foretoken.lab.fleet.simulate import Fleet, Simulated, capacity, like, require, simulate
+from foretoken.lab.load.arrivals import arrivals
+from foretoken.lab.measurement.result import Measurement, load
+from machine import save
+
+WARM = 8  # requests before those that are timed
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request; in seconds since the first was due."""
+
+    due: float
+    replica: int = -1
+    first: float = 0.0
+    ended: float = 0.0
+    tokens: int = 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measurement", type=Path)
+    parser.add_argument("--load", type=float, action="append", help="left out: 0.5 and 0.8")
+    parser.add_argument("--replicas", type=int, action="append", help="left out: 1 and 2")
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error("set OMP_NUM_THREADS=1: a replica has one thread")
+    measured = load(given.measurement)
+    results: list[dict[str, Any]] = []
+    for replicas in given.replicas or [1, 2]:
+        fleet = Fleet(replicas, given.requests, seed=given.seed)
+        for share in given.load or [0.5, 0.8]:
+            results.append(compared(measured, str(given.measurement), fleet, share))
+            print(line(results[-1]), file=sys.stderr)
+    settings = vars(given) | {"measurement": str(given.measurement)}
+    print(save("fleet", {"command": " ".join(sys.argv), "arguments": settings, "runs": results}))
+
+
+def compared(measured: Measurement, name: str, fleet: Fleet, share: float) -> dict[str, Any]:
+    """Predicted and measured figures of one load, and their ratios."""
+    serving = require(measured, name)
+    most = capacity(measured, serving, fleet)
+    rate = share * most
+    paper = predicted(simulate(measured, serving, fleet, rate, capacity=most))
+    real = run(measured, fleet, rate)
+    ratios = {key: paper[key] / real[key] for key in paper}
+    head = {"replicas": fleet.replicas, "load": share, "rate": rate, "fleet": asdict(fleet)}
+    return {**head, "predicted": paper, "measured": real, "ratios": ratios}
+
+
+def predicted(found: Simulated) -> dict[str, float]:
+    assert found.first_token is not None and found.whole is not None
+    return {
+        "ttft_p50": found.first_token.p50,
+        "ttft_p99": found.first_token.p99,
+        "latency_p50": found.whole.p50,
+        "latency_p99": found.whole.p99,
+        "tokens_per_second": found.tokens_per_second,
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    """Predicted / measured = ratio, of every figure."""
+    told = [
+        f"{key} {result['predicted'][key]:.4g} / {result['measured'][key]:.4g} = {ratio:.2f}"
+        for key, ratio in result["ratios"].items()
+    ]
+    head = f"{result['replicas']} replicas at {result['load']:g} of capacity"
+    return f"{head}, {result['rate']:.3g} requests/s: {'; '.join(told)}"
+
+
+def run(measured: Measurement, fleet: Fleet, rate: float) -> dict[str, float]:
+    """The same fleet of processes."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(fleet.replicas)]
+    workers = [
+        context.Process(target=replica, args=(measured, theirs), daemon=True) for _, theirs in pipes
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        return dispatched(measured, fleet, rate, [ours for ours, _ in pipes])
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def dispatched(
+    measured: Measurement, fleet: Fleet, rate: float, pipes: list[Connection]
+) -> dict[str, float]:
+    """Send every request when it is due, and gather what is told of it."""
+    for pipe in pipes:
+        pipe.recv()  # it is loaded and warm
+    chosen = like(measured, fleet.requests, fleet.seed)
+    limits = [len(measured.prompts[i].overlaps) for i in chosen]
+    sent = [Sent(due) for due in arrivals(fleet.requests, rate, fleet.seed)]
+    began, following = perf_counter(), 0
+    while any(not one.ended for one in sent):
+        now = perf_counter() - began
+        while following < len(sent) and sent[following].due <= now:
+            one = sent[following]
+            busy = [sum(s.replica == i and not s.ended for s in sent) for i in range(len(pipes))]
+            one.replica = min(range(len(pipes)), key=busy.__getitem__)
+            pipes[one.replica].send((following, chosen[following], limits[following]))
+            following += 1
+        left = sent[following].due - now if following < len(sent) else None
+        for pipe in wait(pipes, None if left is None else max(0.0, left)):
+            assert isinstance(pipe, Connection)
+            number, first, ended, tokens = pipe.recv()
+            one = sent[number]
+            one.first, one.ended, one.tokens = first - began, ended - began, tokens
+    return figures(sent)
+
+
+def figures(sent: list[Sent]) -> dict[str, float]:
+    first = np.percentile([one.first - one.due for one in sent], (50, 99))
+    whole = np.percentile([one.ended - one.due for one in sent], (50, 99))
+    span = max(one.ended for one in sent) - sent[0].due
+    return {
+        "ttft_p50": float(first[0]),
+        "ttft_p99": float(first[1]),
+        "latency_p50": float(whole[0]),
+        "latency_p99": float(whole[1]),
+        "tokens_per_second": sum(one.tokens for one in sent) / span,
+    }
+
+
+def replica(measured: Measurement, pipe: Connection) -> None:
+    """An engine that takes requests as they come and tells when their first and last tokens came,
+    by the clock that all processes share."""
+    spec, texts = loaded(measured)
+    wishes = measured.options.sampling
+    law = {name: getattr(wishes, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    assert measured.serving is not None
+    with Engine(spec, measured.serving.rows, prefix_cache=False) as engine:
+        for number in range(WARM):
+            engine.add(texts[number % len(texts)], max_new_tokens=16, seed=number, **law)
+        while engine.running or engine.waiting:
+            engine.step()
+        pipe.send("ready")
+        numbers: dict[int, int] = {}
+        firsts: dict[int, float] = {}
+        while True:
+            idle = not (engine.running or engine.waiting)
+            while pipe.poll(None if idle else 0.0):
+                number, text, limit = pipe.recv()
+                asked = {"max_new_tokens": limit, "ignore_eos": True, "seed": number, **law}
+                numbers[engine.add(texts[text], **asked)] = number
+                idle = False
+            for event in engine.step():
+                now = perf_counter()
+                if event.tokens:
+                    firsts.setdefault(event.id, now)
+                if event.completion is not None:
+                    told = len(event.completion.tokens)
+                    pipe.send((numbers[event.id], firsts.pop(event.id, now), now, told))
+
+
+def loaded(measured: Measurement) -> tuple[Any, list[Any]]:
+    """The pair as it was measured, and its prompts."""
+    from foretoken import load as load_pair
+
+    options = measured.options
+    names = ("dtype", "draft_dtype", "kv_dtype", "device", "runtime", "revision", "draft_revision")
+    more = {name: getattr(options, name) for name in (*names, "exact_shapes", "tokenizer")}
+    spec = load_pair(options.target, options.draft, **more)
+    lines = prompt_files.read(None, Path(options.prompts))[: len(measured.prompts)]
+    return spec, [prompt_files.for_model(each, spec) for each in lines]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""`foretoken export`: the same target, draft and gamma for another system."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from foretoken.cli import option
+from foretoken.cli.command import command
+from foretoken.cli.page import page, prose
+from foretoken.errors import InputError, shown
+from foretoken.lab.export.base import Export, Fact, Setting, System
+from foretoken.lab.export.base import export as make
+from foretoken.lab.export.llama_cpp import LLAMA_CPP
+from foretoken.lab.export.openvino_genai import OPENVINO_GENAI
+from foretoken.lab.export.sglang import SGLANG
+from foretoken.lab.export.vllm import VLLM
+
+SYSTEMS: dict[str, System] = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llama.cpp": LLAMA_CPP,
+    "openvino-genai": OPENVINO_GENAI,
+}
+
+
+@command
+def export(
+    system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files of foretoken measure --out: what foretoken plan picks."),
+    ] = None,
+    target: option.Target = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of a model, lookup or none.", show_default=False),
+    ] = None,
+    gamma: Annotated[
+        int | None, typer.Option(help="Guesses per target call.", show_default=False)
+    ] = None,
+    temperature: option.Temperature = 0.0,
+    as_json: option.Json = False,
+) -> None:
+    """Print the same target, draft and gamma for another system, and what it does not honour."""
+    if system not in SYSTEMS:
+        raise InputError(f"system is {shown(system)}; give one of {', '.join(SYSTEMS)}")
+    if files and (target or draft or temperature or gamma is not None):
+        raise InputError(
+            "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
+        )
+    setting = _planned(files) if files else _given(target, draft, gamma, temperature)
+    made = make(SYSTEMS[system], setting)
+    if as_json:
+        print(json.dumps(_document(made, setting), allow_nan=False))
+    else:
+        _show(made, setting, page())
+
+
+def _planned(files: list[Path]) -> Setting:
+    from foretoken.cli.plan import saved  # late: torch takes seconds to import
+    from foretoken.lab.measurement.plan import plan, setting
+
+    made = plan(saved(files))
+    return setting(made.first.measurement, made.gamma)
+
+
+def _given(target: str | None, draft: str | None, gamma: int | None, temperature: float) -> Setting:
+    if target is None:
+        import foretoken
+
+        assets = Path(foretoken.__file__).parent / "assets"
+        target, draft = str(assets / "target"), draft or str(assets / "draft")
+    if draft is None:
+        raise InputError("a target of yours needs --draft; give a folder, a hub id, lookup or none")
+    if gamma is None and draft != "none":
+        raise InputError(
+            "gamma is chosen before every step here, other systems take one number; give --gamma, "
+            "as foretoken plan picks it"
+        )
+    return Setting(target, draft, gamma or 0, temperature, encoder_decoder=_encodes(Path(target)))
+
+
+def _encodes(folder: Path) -> bool:
+    """Whether a model's folder says that it is an encoder-decoder; hub ids are not looked up."""
+    try:
+        known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return bool(known.get("is_encoder_decoder"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _document(made: Export, setting: Setting) -> dict[str, Any]:
+    return {
+        "system": made.system.name,
+        "version": made.system.version,
+        "flags": made.system.flags,
+        "setting": asdict(setting),
+        "steps": made.steps,
+        "law": [{"text": fact.text, "source": fact.source} for fact in made.law],
+        "lacks": [{"text": fact.text, "source": fact.source} for fact in made.lacks],
+    }
+
+
+def _show(made: Export, setting: Setting, console: Console) -> None:
+    system = made.system
+    for line in made.steps:
+        console.print(line, soft_wrap=True, markup=False)
+    console.print()
+    what = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
+    head = f"{system.name} {system.version}"
+    prose(console, f"{head}, for {setting.target} with {what}; its options: {system.flags}", head)
+    for title, facts in (
+        ("What its verification does to the law:", made.law),
+        ("What it does otherwise, or not at all:", made.lacks),
+    ):
+        console.print()
+        prose(console, title, title)
+        for fact in facts:
+            _tell(fact, console)
+
+
+def _tell(fact: Fact, console: Console) -> None:
+    prose(console, f"- {fact.text} [{fact.source}]")

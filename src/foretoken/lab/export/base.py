@@ -1,0 +1,115 @@
+"""What is exported, and what another system makes of it. Knows no system and no models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from foretoken.errors import InputError, RefusedError
+
+Kind = Literal["plain", "model", "lookup"]  # of a draft that other systems may have
+
+# Drafts that are of this package only, by the word before their colon
+OURS = {
+    "self": "is a copy of the target that drafts over the target's own keys and values",
+    "heads": "reads heads that were trained here",
+    "ngram": "is a table with a law of its own, which must take part in the verification",
+    "copy": "copies an encoder-decoder's source",
+    "uniform": "guesses at random, to compare with",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A plan in the terms of this package: models as folders or hub ids, guesses per target call,
+    and the temperature that requests will have."""
+
+    target: str
+    draft: str  # "none" for plain decoding
+    gamma: int
+    temperature: float = 0.0
+    revision: str | None = None
+    draft_revision: str | None = None
+    encoder_decoder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gamma < 0:
+            raise InputError(f"gamma is {self.gamma}; give 0 or more")
+        if not self.temperature >= 0:
+            raise InputError(f"temperature is {self.temperature:g}; give 0 or more")
+
+    @property
+    def kind(self) -> Kind:
+        """RefusedError for a draft that is of this package only."""
+        if self.draft == "none" or not self.gamma:
+            return "plain"
+        word = self.draft.partition(":")[0]
+        if word in OURS:
+            raise RefusedError(
+                f"draft {self.draft} {OURS[word]}: no other system has it; give the folder of a "
+                "model, lookup or none"
+            )
+        return "lookup" if self.draft == "lookup" else "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a system does, and where that can be seen; of drafts of one kind, or of all."""
+
+    text: str
+    source: str
+    kind: Kind | None = None
+
+    def concerns(self, setting: Setting) -> bool:
+        return self.kind in (None, setting.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One that decodes speculatively; all that is said is of this version."""
+
+    name: str
+    version: str
+    flags: str  # where its options are documented
+    law: tuple[Fact, ...]  # what its verification does to the target's law
+    lacks: tuple[Fact, ...]  # what of a plan it does otherwise, or not at all
+    steps: Callable[[Setting], list[str]]  # shell commands, or lines of Python
+    converts: bool = False  # whether it reads files of its own kind only
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A plan for a system."""
+
+    system: System
+    steps: list[str]
+    law: list[Fact]
+    lacks: list[Fact]
+
+
+def require(system: System, setting: Setting) -> None:
+    """RefusedError for a target or draft that the system does not have."""
+    if setting.encoder_decoder:
+        raise RefusedError(
+            f"{setting.target} is an encoder-decoder, and {system.name} {system.version} has no "
+            "speculation for one; export a decoder"
+        )
+    _ = setting.kind  # refuses what is of this package only
+    revision = setting.revision or setting.draft_revision
+    if system.converts and revision is not None:
+        raise RefusedError(
+            f"revision {revision} of a model on the hub: {system.name} reads converted files; "
+            "give the folder of that revision"
+        )
+
+
+def export(system: System, setting: Setting) -> Export:
+    """RefusedError as `require`."""
+    require(system, setting)
+    return Export(
+        system,
+        system.steps(setting),
+        [fact for fact in system.law if fact.concerns(setting)],
+        [fact for fact in system.lacks if fact.concerns(setting)],
+    )

@@ -1,0 +1,199 @@
+"""What a fleet of replicas would do with requests at a rate, from one replica's measured costs.
+
+A request comes at a random time (Poisson), goes to the replica with the fewest that are not done,
+and has the acceptance of one of the prompts that were measured. Nothing is known of networks, of
+HTTP, of prefixes that are shared, and of replicas that disturb one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.lab.fleet.paper import Text
+from foretoken.lab.fleet.replica import Replica, Served
+from foretoken.lab.load.arrivals import arrivals
+from foretoken.lab.measurement.result import Measurement, Serving
+from foretoken.request import Request, stats
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+
+FULL = 8  # batches of requests that wait at once where capacity is found
+Track = Callable[[Sequence[int]], Iterable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is simulated. Lengths in tokens; None: those of the measured prompts and texts. gamma:
+    None: chosen before every step."""
+
+    replicas: int = 1
+    requests: int = 1000
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    gamma: int | None = None
+    seed: int = 0
+
+    def require(self) -> None:
+        """InputError for numbers that make no fleet."""
+        for name in ("replicas", "requests", "prompt_tokens", "output_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; give 1 or more")
+        if self.gamma is not None and self.gamma < 0:
+            raise InputError(f"gamma is {self.gamma}; give 0 or more, or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """In seconds."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Requests at a rate. The latencies are None where the load is beyond what the fleet can do:
+    the queue grows as long as requests come, and so do they."""
+
+    rate: float  # requests a second that come
+    capacity: float  # and that can be answered where there are always some that wait
+    first_token: Latency | None
+    whole: Latency | None
+    requests_per_second: float  # from the first one's coming to the last one's end
+    tokens_per_second: float  # new ones
+    mean_batch: float  # rows of a step, by time
+    utilisation: float  # share of the time in which a replica has something to do
+    tokens_per_call: float
+    accepted_per_drafted: float | None
+
+    @property
+    def overloaded(self) -> bool:
+        return self.rate >= self.capacity
+
+
+def require(measured: Measurement, name: str) -> Serving:
+    """What a fleet follows from; InputError for a file without it, RefusedError for a draft whose
+    guesses fare otherwise than at the places that were measured."""
+    if measured.serving is None:
+        raise InputError(
+            f"{name} does not say what a batch costs; measure again with "
+            "foretoken measure --rows 16 --out"
+        )
+    if measured.draft.name.partition(":")[0] == "heads":
+        raise RefusedError(
+            f"{name} is of heads, which guess worse the further ahead; a measurement tells how "
+            "well they guess one token ahead, so simulate another draft"
+        )
+    return measured.serving
+
+
+def simulate(
+    measured: Measurement,
+    serving: Serving,
+    fleet: Fleet,
+    rate: float,
+    *,
+    capacity: float,
+    track: Track = lambda numbers: numbers,
+) -> Simulated:
+    """Requests at `rate` a second, against the fleet's `capacity`. track: an iterable around their
+    numbers, for a progress bar."""
+    tasks = _tasks(measured, fleet, fleet.requests)
+    replicas = [Replica(tasks.texts, serving, fleet.gamma) for _ in range(fleet.replicas)]
+    due = arrivals(fleet.requests, rate, fleet.seed)
+    served: list[Served] = []
+    for number in track(range(fleet.requests)):
+        for replica in replicas:
+            replica.until(due[number])
+        least = min(replicas, key=lambda replica: replica.unfinished(due[number]))
+        served.append(least.submit(tasks.task(number), due[number]))
+    for replica in replicas:
+        replica.until(math.inf)
+    return _figures(served, replicas, rate, capacity)
+
+
+def capacity(measured: Measurement, serving: Serving, fleet: Fleet) -> float:
+    """Requests a second of a fleet in which some always wait: `replicas` times those of one, while
+    its batch is full."""
+    rows, count = serving.rows, FULL * serving.rows
+    tasks = _tasks(measured, fleet, count)
+    replica = Replica(tasks.texts, serving, fleet.gamma)
+    served = [replica.submit(tasks.task(number), 0.0) for number in range(count)]
+    replica.until(math.inf)
+    ends = sorted(one.ended for one in served)
+    return fleet.replicas * (count - 2 * rows) / (ends[-rows - 1] - ends[rows - 1])
+
+
+def like(measured: Measurement, count: int, seed: int) -> list[int]:
+    """The numbers of the measured prompts that so many requests are like, at random."""
+    return Random(f"texts {seed}").choices(range(len(measured.prompts)), k=count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    """Requests by number."""
+
+    texts: list[Text]
+    limits: list[int]
+    greedy: bool
+    seed: int
+
+    def task(self, number: int) -> Request:
+        params = SamplingParams(temperature=0.0 if self.greedy else 1.0)
+        key = RowKey(self.seed, number)
+        return Request(self.texts[number].ids, self.limits[number], key, params=params)
+
+
+def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
+    """So many, each like one of the measured prompts, at random."""
+    dice, greedy = Random(f"betas {fleet.seed}"), measured.options.temperature == 0
+    chosen = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
+    texts = [
+        Text(i, fleet.prompt_tokens or one.prompt_tokens, _betas(one.overlaps, dice, greedy=greedy))
+        for i, one in enumerate(chosen)
+    ]
+    limits = [fleet.output_tokens or len(one.overlaps) for one in chosen]
+    return _Tasks(texts, limits, greedy, fleet.seed)
+
+
+def _betas(
+    overlaps: Sequence[float | None], dice: Random, *, greedy: bool
+) -> tuple[float | None, ...]:
+    """As measured; at temperature 0 whether a guess is kept is known where it is made."""
+    if not greedy:
+        return tuple(overlaps)
+    return tuple(None if beta is None else float(dice.random() < beta) for beta in overlaps)
+
+
+def _figures(
+    served: Sequence[Served], replicas: Sequence[Replica], rate: float, capacity: float
+) -> Simulated:
+    span = max(one.ended for one in served) - min(one.due for one in served)
+    busy = sum(replica.busy for replica in replicas)
+    done = [stats(one.row, "paper", "paper") for one in served]
+    tokens = sum(len(one.row.new_tokens) for one in served)
+    drafted = sum(one.drafted for one in done)
+    steady = rate < capacity
+    return Simulated(
+        rate=rate,
+        capacity=capacity,
+        first_token=_latency([one.began - one.due for one in served]) if steady else None,
+        whole=_latency([one.ended - one.due for one in served]) if steady else None,
+        requests_per_second=len(served) / span,
+        tokens_per_second=tokens / span,
+        mean_batch=sum(replica.row_seconds for replica in replicas) / busy,
+        utilisation=busy / (span * len(replicas)),
+        tokens_per_call=tokens / sum(one.target_calls for one in done),
+        accepted_per_drafted=sum(one.accepted for one in done) / drafted if drafted else None,
+    )
+
+
+def _latency(seconds: Sequence[float]) -> Latency:
+    return Latency(*np.percentile(seconds, (50, 99)).tolist())

@@ -1,0 +1,48 @@
+"""What can be exported, and which facts are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foretoken.errors import ForetokenError
+from foretoken.lab.export.base import Fact, Setting, System, export
+
+SETTING = Setting("target", "draft", 3)
+FACTS = (Fact("all", "s"), Fact("model", "s", "model"), Fact("lookup", "s", "lookup"))
+SYSTEM = System("other", "1.0", "https://other", FACTS, FACTS, lambda setting: [setting.target])
+
+
+def test_facts_are_those_of_the_kind_of_draft():
+    for draft, gamma, told in (
+        ("draft", 3, ["all", "model"]),
+        ("lookup", 3, ["all", "lookup"]),
+        ("none", 0, ["all"]),
+        ("self:int4", 0, ["all"]),  # no guess is made
+    ):
+        made = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
+        assert [fact.text for fact in made.law] == told == [fact.text for fact in made.lacks]
+        assert made.steps == ["target"]
+
+
+@pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])
+def test_drafts_of_this_package_are_refused(draft: str):
+    with pytest.raises(ForetokenError, match=f"draft {draft} .*: no other system has it; give"):
+        export(SYSTEM, replace(SETTING, draft=draft))
+
+
+def test_what_a_system_does_not_have_is_refused():
+    with pytest.raises(ForetokenError, match="target is an encoder-decoder, and other 1.0 has no"):
+        export(SYSTEM, replace(SETTING, encoder_decoder=True))
+    versioned = replace(SETTING, draft_revision="v2")
+    assert export(SYSTEM, versioned).steps
+    with pytest.raises(ForetokenError, match="revision v2 .* other reads converted files"):
+        export(replace(SYSTEM, converts=True), versioned)
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(ForetokenError, match="gamma is -1; give 0 or more"):
+        replace(SETTING, gamma=-1)
+    with pytest.raises(ForetokenError, match="temperature is nan; give 0 or more"):
+        replace(SETTING, temperature=float("nan"))

@@ -1,0 +1,86 @@
+"""The commands for other systems, to the letter, and that every fact names its source."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+
+import pytest
+
+from foretoken.errors import ForetokenError
+from foretoken.lab.export.base import Setting, System, export
+from foretoken.lab.export.llama_cpp import LLAMA_CPP
+from foretoken.lab.export.openvino_genai import OPENVINO_GENAI
+from foretoken.lab.export.sglang import SGLANG
+from foretoken.lab.export.vllm import VLLM
+
+SYSTEMS = (VLLM, SGLANG, LLAMA_CPP, OPENVINO_GENAI)
+MODEL, LOOKUP = Setting("a/t", "b/d", 4), Setting("a/t", "lookup", 4)
+PLAIN, SAMPLED = Setting("a/t", "none", 0), Setting("a/t", "b/d", 4, temperature=0.7)
+
+
+def last(system: System, setting: Setting) -> str:
+    return export(system, setting).steps[-1]
+
+
+def test_vllm():
+    *command, config = shlex.split(last(VLLM, SAMPLED))
+    assert command == ["vllm", "serve", "a/t", "--speculative-config"]
+    assert json.loads(config) == {
+        "method": "draft_model",
+        "model": "b/d",
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }
+    assert '"method": "ngram"' in last(VLLM, LOOKUP)
+    assert last(VLLM, PLAIN) == "vllm serve a/t"
+    versioned = Setting("a/t", "none", 0, revision="v1")
+    assert last(VLLM, versioned) == "vllm serve a/t --revision v1"
+
+
+def test_sglang():
+    assert last(SGLANG, MODEL) == (
+        "python -m sglang.launch_server --model-path a/t --speculative-algorithm STANDALONE "
+        "--speculative-draft-model-path b/d --speculative-num-steps 4 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 5"
+    )
+    assert last(SGLANG, LOOKUP).endswith(
+        "--speculative-algorithm NGRAM --speculative-num-draft-tokens 5"
+    )
+    assert last(SGLANG, PLAIN) == "python -m sglang.launch_server --model-path a/t"
+
+
+def test_llama_cpp():
+    target, draft, server = export(LLAMA_CPP, SAMPLED).steps
+    assert target == "python convert_hf_to_gguf.py a/t --outtype f32 --outfile a-t.gguf"
+    assert draft == "python convert_hf_to_gguf.py b/d --outtype f32 --outfile b-d.gguf"
+    assert server == (
+        "llama-server --model a-t.gguf --model-draft b-d.gguf --spec-type draft-simple "
+        "--spec-draft-n-max 4 --temp 0.7 --top-k 0 --top-p 1 --min-p 0"
+    )
+    (lookup,) = export(LLAMA_CPP, Setting("/m/t.gguf", "lookup", 4)).steps
+    assert lookup.startswith(
+        "llama-server --model /m/t.gguf --spec-type ngram-simple --spec-ngram-simple-size-m 4 "
+    )
+
+
+def test_openvino_genai():
+    script = export(OPENVINO_GENAI, MODEL).steps
+    ast.parse("\n".join(script))
+    assert 'draft_model=genai.draft_model("b/d", "CPU")' in script[1]
+    assert "do_sample=False, num_assistant_tokens=4)" in script[2]
+    looked = export(OPENVINO_GENAI, LOOKUP).steps
+    assert "prompt_lookup=True" in looked[1] and "max_ngram_size=3" in looked[2]
+    assert "temperature=0.7" in export(OPENVINO_GENAI, Setting("t", "none", 0, 0.7)).steps[2]
+    with pytest.raises(ForetokenError, match="temperature is 0.7: .* does not keep the target's"):
+        export(OPENVINO_GENAI, SAMPLED)
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_facts_name_their_sources(system: System):
+    for setting in (MODEL, LOOKUP):
+        made = export(system, setting)
+        assert made.law and made.lacks
+        for fact in (*made.law, *made.lacks):
+            assert "/" in fact.source and not fact.text.endswith(".")

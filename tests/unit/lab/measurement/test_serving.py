@@ -1,0 +1,53 @@
+"""What a batch costs is measured in an engine of the asked size, which is gone afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.costs import Costs
+from foretoken.drafters.lm import LMDrafter
+from foretoken.errors import RefusedError
+from foretoken.lab.measurement import serving as module
+from foretoken.lab.measurement.serving import require, serving
+from foretoken.models.table import TableModel
+from foretoken.sampling.params import SamplingParams
+from foretoken.serving.engine import Engine
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+V = 6
+COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
+WISHES = SamplingParams(temperature=0.0, max_new_tokens=3)
+
+
+def speculator(**more: object) -> Speculator:
+    target = TableModel(random_model(1, V), V, **more)  # pyright: ignore[reportArgumentType]
+    made = Speculator(target, LMDrafter(TableModel(random_model(2, V), V), V))
+    made._costs.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
+    return made
+
+
+def test_all_parts_are_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SIZES", (1, 4, 16, 64))
+    spec = speculator(context=20)
+    found = serving(spec, [[1, 2], [3]], WISHES, 2)
+    assert found.rows == 2 and found.costs == COSTS
+    assert [n for n, _ in found.reading] == [1, 4, 16]  # that the context holds
+    assert [n for n, _ in found.draft_reading] == [0, 1, 4, 16] and found.draft_reading[0][1] < 1e-6
+    for table in (found.reading, found.draft_reading):
+        times = [seconds for _, seconds in table]
+        assert times == sorted(times) and times[-1] > 0
+    assert [n for n, _ in found.around] == [1, 2] and all(0 < t < 1 for _, t in found.around)
+    assert 0 <= found.joining < 1
+    with Engine(spec, 2) as engine:  # nothing is left in the models
+        engine.add([1], WISHES)
+
+
+def test_one_row_is_a_batch_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SIZES", (1,))
+    assert [n for n, _ in serving(speculator(), [[1]], WISHES, 1).around] == [1]
+
+
+def test_an_encoder_decoder_is_refused():
+    with pytest.raises(RefusedError, match="target is an encoder-decoder, .* leave --rows out"):
+        require(speculator(encoder_decoder=True))
