@@ -5,7 +5,7 @@ Sections hold text, tables and pictures, as data; how they are shown is the repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,6 +107,12 @@ def plus_minus(one: Estimate, digits: int = 3) -> str:
 def rounded(value: float | None, digits: int = 2) -> str:
     """A figure of a table; a dash where there is none."""
     return BLANK if value is None else f"{value:.{digits}f}"
+
+
+def spanned(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> str:
+    """The smallest and the largest, once where both are shown alike."""
+    low, high = (f"{end:{'+' if sign else ''}.{digits}f}" for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def without_blanks(table: Table) -> Table:

@@ -88,9 +88,9 @@ def _verdict(answers: list[Answer]) -> str:
 
 def _above(one: Estimate, other: Estimate) -> str:
     """Whether the first is above the second, beyond both intervals."""
-    if one.low > other.high:
+    if one.above(other):
         return HOLDS
-    return FAILS if one.high < other.low else OPEN
+    return FAILS if other.above(one) else OPEN
 
 
 def _sharper(recipe: Recipe, found: Found) -> Iterator[Answer]:

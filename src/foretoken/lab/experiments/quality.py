@@ -159,4 +159,4 @@ def _said_of_losses(rows: list[Row]) -> list[str]:
 
 def _overlap(row: Row) -> bool:
     plain, speculative = (estimate(row.result[kind]) for kind in ("plain", "speculative"))
-    return plain.low <= speculative.high and speculative.low <= plain.high
+    return not plain.above(speculative) and not speculative.above(plain)

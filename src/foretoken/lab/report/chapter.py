@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from foretoken.lab.experiments import acceptance, bounds, walltime
+from foretoken.lab.experiments import acceptance, walltime
 from foretoken.lab.experiments.experiment import (
     Found,
     Row,
@@ -18,6 +18,7 @@ from foretoken.lab.experiments.experiment import (
 )
 from foretoken.lab.machine import Machine
 from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.report import arithmetic
 from foretoken.lab.report.results import Results
 from foretoken.lab.report.run import EXPERIMENTS, Job
 
@@ -66,7 +67,7 @@ def report(
         _chapter(recipe, [job for job in asked if job.of == of], results)
         for of, recipe in recipes.items()
     ]
-    chapters.append(Chapter("paper", ARITHMETIC, [bounds.section()]))
+    chapters.append(Chapter("paper", ARITHMETIC, [arithmetic.section()]))
     seconds = sum(sum(results.seconds(of)) for of in recipes)
     return Report(chapters, machine, date, command, quick, seconds)
 
