@@ -185,8 +185,8 @@ def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
     said = (
         f"Automatic gamma runs at {spanned(shares)} times the speed of the best fixed gamma of "
         f"each line, which is known only afterwards, and at {spanned(of_plain)} times plain "
-        "decoding. The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - alpha + c "
-        "alpha), takes a longer pass to cost nothing more, so it is not reached."
+        "decoding. The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - "
+        "alpha + c alpha), takes a longer pass to cost nothing more, so it is not reached."
     )
     return said, Table("Automatic gamma, the best fixed one and the oracle's bound", head, lines)
 
