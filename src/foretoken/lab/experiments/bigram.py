@@ -14,7 +14,6 @@ from foretoken.lab.experiments.experiment import (
     Section,
     Table,
     done,
-    estimate,
     plus_minus,
     rounded,
 )
@@ -63,7 +62,7 @@ def _claim() -> str:
 
 def _said(found: Found, row: Row) -> str:
     """Of one temperature, what stands between the claim and the clock."""
-    own, speed = _alpha(found, row), estimate(row.result["speedup"])
+    own, speed = _alpha(found, row), walltime.speed(row)
     free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
@@ -91,5 +90,5 @@ def _line(found: Found, row: Row) -> tuple[str, ...]:
         rounded(row.result["c"], 3),
         rounded(theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)),
         rounded(walltime.expected(found, row)),
-        plus_minus(estimate(row.result["speedup"]), 2),
+        plus_minus(walltime.speed(row), 2),
     )

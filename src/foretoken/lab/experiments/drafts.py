@@ -15,12 +15,11 @@ from foretoken.lab.experiments.experiment import (
     Row,
     Section,
     Table,
-    done,
-    estimate,
     plus_minus,
     rounded,
     spanned,
 )
+from foretoken.lab.experiments.walltime import speed
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Recipe
 
@@ -40,8 +39,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 def section(recipe: Recipe, found: Found) -> Section | None:
     """A table and a paragraph for each kind that the recipe has."""
-    rows = walltime.fastest(done(found, "walltime"))
-    best = {(row.case["draft"], row.case["temperature"]): row for row in rows}
+    best = walltime.fastest(found)
     told = [show(recipe, found, best) for show in (_others, _distilled)]
     known = [each for each in told if each is not None]
     if not known:
@@ -59,9 +57,9 @@ def _others(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | Non
     for (label, temperature), row in best.items():
         if label not in other:
             continue
-        speed, alpha = _speed(row), acceptance.known(found, label, temperature)
+        own, alpha = speed(row), acceptance.known(found, label, temperature)
         rivals = [r for (name, t), r in best.items() if t == temperature and name not in other]
-        rival = max(rivals, key=lambda r: _speed(r).value, default=None)
+        rival = max(rivals, key=lambda r: speed(r).value, default=None)
         lines.append(
             (
                 label,
@@ -69,13 +67,13 @@ def _others(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | Non
                 BLANK if alpha is None else plus_minus(alpha),
                 rounded(row.result["c"], 3),
                 str(row.case["gamma"]),
-                plus_minus(speed, 2),
-                BLANK if rival is None else f"{rival.case['draft']} {plus_minus(_speed(rival), 2)}",
+                plus_minus(own, 2),
+                BLANK if rival is None else f"{rival.case['draft']} {plus_minus(speed(rival), 2)}",
             )
         )
-        speeds.append(speed)
+        speeds.append(own)
         compared += rival is not None
-        ahead += rival is not None and speed.above(_speed(rival))
+        ahead += rival is not None and own.above(speed(rival))
     if not lines:
         return None
     faster, slower = sum(s.low > 1 for s in speeds), sum(s.high < 1 for s in speeds)
@@ -109,8 +107,8 @@ def _distilled(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | 
                 continue
             gaps.append(after.value - before.value)
             higher, lower = higher + after.above(before), lower + before.above(after)
-            shown = [BLANK if row is None else plus_minus(_speed(row), 2) for row in speeds]
-            both = [_speed(row).value for row in speeds if row is not None]
+            shown = [BLANK if row is None else plus_minus(speed(row), 2) for row in speeds]
+            both = [speed(row).value for row in speeds if row is not None]
             ratios += [both[1] / both[0]] if len(both) == 2 else []
             told = plus_minus(before), plus_minus(after), *shown
             lines.append((draft.label, f"{temperature:g}", *told))
@@ -126,7 +124,3 @@ def _distilled(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | 
             f"{spanned(ratios)} times what it was."
         )
     return said, Table("Drafts before and after they were distilled", DISTILLED, lines)
-
-
-def _speed(row: Row) -> Estimate:
-    return estimate(row.result["speedup"])

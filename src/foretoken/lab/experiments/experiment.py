@@ -122,6 +122,11 @@ def without_blanks(table: Table) -> Table:
     return replace(table, head=tuple(table.head[i] for i in kept), rows=rows)
 
 
+def told(row: Row) -> str:
+    """Draft and temperature, in words."""
+    return f"{row.case['draft']}, T={row.case['temperature']:g}"
+
+
 def named(case: Case) -> str:
     """A case in words."""
     return ", ".join(

@@ -11,8 +11,6 @@ from foretoken.lab.experiments.experiment import (
     Found,
     Row,
     Section,
-    done,
-    estimate,
     named,
     plus_minus,
 )
@@ -96,14 +94,14 @@ def _chapter(recipe: Recipe, asked: list[Job], results: Results) -> Chapter:
 
 def _headlines(recipe: Recipe, found: Found) -> list[Headline]:
     """At each temperature the fastest draft and the one that agrees most."""
-    best = walltime.fastest(done(found, "walltime"))
+    best = walltime.fastest(found).values()
     lines: list[Headline] = []
     for temperature in recipe.temperatures:
         at = f"T={temperature:g}"
         timed = [row for row in best if row.case["temperature"] == temperature]
         if timed:
-            row = max(timed, key=lambda row: row.result["speedup"]["value"])
-            speed = plus_minus(estimate(row.result["speedup"]), 2)
+            row = max(timed, key=lambda row: walltime.speed(row).value)
+            speed = plus_minus(walltime.speed(row), 2)
             lines.append(
                 Headline(f"{speed}x", f"{at}: {row.case['draft']}, gamma {row.case['gamma']}")
             )
