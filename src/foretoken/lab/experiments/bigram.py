@@ -18,20 +18,26 @@ from foretoken.lab.experiments.experiment import (
     rounded,
 )
 from foretoken.lab.recipes.pairs import Pairs
-from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.recipes.recipe import Draft, Recipe
 
 ORDER = 2
 HEAD = ("T", "alpha", "c", "expected, c = 0", "expected", "measured")
 
 
 def cases(recipe: Recipe) -> list[Case]:
-    """Every bigram table at every temperature."""
+    """Every bigram table at every temperature, unless tables 2 and 4 have it with that gamma."""
+    if "walltime" in recipe.experiments and paper.BIGRAM_GAMMA in recipe.gammas:
+        return []
     return [
         {"draft": draft.label, "temperature": temperature, "gamma": paper.BIGRAM_GAMMA}
         for draft in recipe.drafts
-        if draft.order == ORDER or draft.paper == "Bigram"
+        if _is_bigram(draft)
         for temperature in recipe.temperatures
     ]
+
+
+def _is_bigram(draft: Draft) -> bool:
+    return draft.order == ORDER or draft.paper == "Bigram"
 
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -41,7 +47,11 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 def section(recipe: Recipe, found: Found) -> Section | None:
     """Beside the paper's claim."""
-    rows = done(found, "bigram")
+    rows = done(found, "bigram") + [
+        row
+        for row in done(found, "walltime")
+        if row.case["gamma"] == paper.BIGRAM_GAMMA and _is_bigram(recipe.draft(row.case["draft"]))
+    ]
     if not rows:
         return None
     caption = f"A bigram table with gamma {paper.BIGRAM_GAMMA}"
