@@ -30,9 +30,9 @@ Turns = dict[str, turns.Runs]  # by way
 
 
 def cases(recipe: Recipe) -> list[Case]:
-    """Of every draft that is a model: rules where text is sampled, automatic gamma at every
-    temperature, and cascades over the draft listed before, or else a look-up."""
-    drafts = [draft for draft in recipe.drafts if draft.is_model]
+    """Of every draft that is a model, or the first of them: rules where text is sampled, automatic
+    gamma at every temperature, and cascades over the draft listed before, or else a look-up."""
+    drafts = [draft for draft in recipe.drafts if draft.is_model][: recipe.beyond_models]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
     asked: list[Case] = []
     for i, draft in enumerate(drafts):

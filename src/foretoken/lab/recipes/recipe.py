@@ -103,6 +103,7 @@ class Recipe(Form):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     dtype: str = "float32"
     experiments: list[Name] = list(get_args(Name))  # those that do not apply are left out
+    beyond_models: Annotated[int, Field(ge=1)] | None = None  # `beyond` runs with the first so many
 
     @model_validator(mode="after")
     def labels_differ(self) -> Recipe:
@@ -138,6 +139,7 @@ class Recipe(Form):
                 "timed": min(self.timed, QUICK_TIMED),
                 "gammas": self.gammas[:QUICK_GAMMAS],
                 "repeats": 1,
+                "beyond_models": 1,
                 "prompts": self.prompts.model_copy(update={"limit": limit}),
             }
         )

@@ -219,6 +219,8 @@ def test_cases_beyond_the_paper():
     assert kinds.count(("rules", "small", None)) == 2  # gammas, where text is sampled
     assert kinds.count(("automatic", "large", None)) == 2
     cascades = [kind[1:] for kind in kinds if kind[0] == "cascade"]
+    one = beyond.cases(recipe(beyond_models=1))
+    assert one == [case for case in asked if case["draft"] == "small"]
     assert cascades == [("small", None)] * 2 + [("large", None)] * 2  # small has no name to load
 
 
