@@ -30,6 +30,10 @@ class Estimate:
         """Half the interval."""
         return (self.high - self.low) / 2
 
+    def above(self, other: Estimate) -> bool:
+        """Whether all of its interval is: by chance alone once in about 350 times."""
+        return self.low > other.high
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:

@@ -90,7 +90,8 @@ def test_an_encoder_decoder_of_ids(run, base, tmp_path):
     args = ("--target", base / "t5", "--draft", base / "t5", "--max-new-tokens", 4, "--gamma", 1)
     result = run("trace", "5,6,7", *args, "--html", page)
     assert result.code == 0 and "5,6,7" in result.out
-    assert "<b>5,6,7</b>\n" in page.read_text() and "draft prefill" in page.read_text()
+    assert "<b>5,6,7</b>\n" in page.read_text() and "draft encoder" in page.read_text()
+    assert ", by the encoders 0." in page.read_text()
 
 
 def test_mistakes(run, pair, tmp_path):

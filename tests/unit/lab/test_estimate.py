@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.lab.estimate import mean, ratio, spread, student, wilson
+from foretoken.lab.estimate import Estimate, mean, ratio, spread, student, wilson
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 9, 30, 1000])
@@ -22,6 +22,12 @@ def test_ratio_by_hand():
     half = stats.t.ppf(0.975, 3) * np.std(values, ddof=1) / 2
     assert mean(values).error == pytest.approx(half, rel=1e-3)
     assert ratio([1.0], [2.0]) is None and ratio([0.0, 0.0], [0.0, 0.0]) is None
+
+
+def test_an_interval_above_another():
+    one, other = Estimate(2, 1.5, 2.5), Estimate(1, 0.6, 1.4)
+    assert one.above(other) and not other.above(one)
+    assert not one.above(Estimate(1, 0.4, 1.6))
 
 
 def test_the_interval_holds_the_truth_where_tokens_of_a_prompt_are_alike():

@@ -24,6 +24,7 @@ from foretoken.lab.experiments.experiment import (
     estimate,
     plus_minus,
     rounded,
+    told,
     without_blanks,
 )
 from foretoken.lab.measurement.footprint import of_drafter
@@ -136,8 +137,8 @@ def _difference(compared: list[tuple[Row, float]]) -> str:
     gaps = [(estimate(row.result["alpha"]).value - printed, row) for row, printed in compared]
     (low, lowest), (high, highest) = min(gaps, key=_first), max(gaps, key=_first)
     return (
-        f"Against the paper's figures ours lie between {low:+.2f} ({_name(lowest)}) and "
-        f"{high:+.2f} ({_name(highest)}). Other models, trained on other text, have other alphas; "
+        f"Against the paper's figures ours lie between {low:+.2f} ({told(lowest)}) and "
+        f"{high:+.2f} ({told(highest)}). Other models, trained on other text, have other alphas; "
         "what can agree is their order."
     )
 
@@ -191,7 +192,3 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
 
 def _first(pair: tuple[float, Row]) -> float:
     return pair[0]
-
-
-def _name(row: Row) -> str:
-    return f"{row.case['draft']}, T={row.case['temperature']:g}"

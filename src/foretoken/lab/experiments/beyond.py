@@ -17,6 +17,7 @@ from foretoken.lab.experiments.experiment import (
     Table,
     done,
     rounded,
+    spanned,
 )
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Draft, Recipe
@@ -29,9 +30,9 @@ Turns = dict[str, turns.Runs]  # by way
 
 
 def cases(recipe: Recipe) -> list[Case]:
-    """Of every draft that is a model: rules where text is sampled, automatic gamma at every
-    temperature, and cascades over the draft listed before, or else a look-up."""
-    drafts = [draft for draft in recipe.drafts if draft.is_model]
+    """Of every draft that is a model, or the first of them: rules where text is sampled, automatic
+    gamma at every temperature, and cascades over the draft listed before, or else a look-up."""
+    drafts = [draft for draft in recipe.drafts if draft.is_model][: recipe.beyond_models]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
     asked: list[Case] = []
     for i, draft in enumerate(drafts):
@@ -151,8 +152,8 @@ def _show_rules(rows: list[Row]) -> tuple[str, Table]:
     )
     said = (
         f"Block verification (Sun et al., arXiv 2403.10444) has the same law as Algorithm 1 and "
-        f"keeps {_range(gains, 3)} times its tokens a call, which makes it {_range(faster)} times "
-        "as fast; in expectation it never keeps less, so that values below 1 are chance."
+        f"keeps {spanned(gains, 3)} times its tokens a call, which makes it {spanned(faster)} "
+        "times as fast; in expectation it never keeps less, so that values below 1 are chance."
     )
     return said, Table("Block verification against Algorithm 1", head, lines)
 
@@ -182,10 +183,10 @@ def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
         )
     head = ("draft", "T", "automatic", "best fixed", "ratio", "alpha", "c", "oracle's bound")
     said = (
-        f"Automatic gamma runs at {_range(shares)} times the speed of the best fixed gamma of each "
-        f"line, which is known only afterwards, and at {_range(of_plain)} times plain decoding. "
-        "The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - alpha + c "
-        "alpha), takes a longer pass to cost nothing more, so it is not reached."
+        f"Automatic gamma runs at {spanned(shares)} times the speed of the best fixed gamma of "
+        f"each line, which is known only afterwards, and at {spanned(of_plain)} times plain "
+        "decoding. The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - "
+        "alpha + c alpha), takes a longer pass to cost nothing more, so it is not reached."
     )
     return said, Table("Automatic gamma, the best fixed one and the oracle's bound", head, lines)
 
@@ -213,11 +214,11 @@ def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
     )
     gaining = sum(ratio > 1 for ratio in faster)
     said = (
-        f"A draft that is itself drafted for runs at {_range(faster)} times its speed alone, and "
+        f"A draft that is itself drafted for runs at {spanned(faster)} times its speed alone, and "
         f"gains in {gaining} of {len(faster)} cases: its own passes must be dear beside what "
         "guesses for it, which drafts of this size hardly are."
         if gaining * 2 < len(faster)
-        else f"A draft that is itself drafted for runs at {_range(faster)} times its speed alone, "
+        else f"A draft that is itself drafted for runs at {spanned(faster)} times its speed alone, "
         f"and gains in {gaining} of {len(faster)} cases."
     )
     return said, Table("Cascades, both with automatic gamma", head, lines)
@@ -227,8 +228,3 @@ def _named(gamma: int | None) -> str:
     if gamma is None:
         return "automatic"
     return f"gamma {gamma}" if gamma else "plain"
-
-
-def _range(values: list[float], digits: int = 2) -> str:
-    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
-    return low if low == high else f"{low} to {high}"

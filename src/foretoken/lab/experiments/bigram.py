@@ -14,25 +14,30 @@ from foretoken.lab.experiments.experiment import (
     Section,
     Table,
     done,
-    estimate,
     plus_minus,
     rounded,
 )
 from foretoken.lab.recipes.pairs import Pairs
-from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.recipes.recipe import Draft, Recipe
 
 ORDER = 2
 HEAD = ("T", "alpha", "c", "expected, c = 0", "expected", "measured")
 
 
 def cases(recipe: Recipe) -> list[Case]:
-    """Every bigram table at every temperature."""
+    """Every bigram table at every temperature, unless tables 2 and 4 have it with that gamma."""
+    if "walltime" in recipe.experiments and paper.BIGRAM_GAMMA in recipe.gammas:
+        return []
     return [
         {"draft": draft.label, "temperature": temperature, "gamma": paper.BIGRAM_GAMMA}
         for draft in recipe.drafts
-        if draft.order == ORDER or draft.paper == "Bigram"
+        if _is_bigram(draft)
         for temperature in recipe.temperatures
     ]
+
+
+def _is_bigram(draft: Draft) -> bool:
+    return draft.order == ORDER or draft.paper == "Bigram"
 
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -42,7 +47,11 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 def section(recipe: Recipe, found: Found) -> Section | None:
     """Beside the paper's claim."""
-    rows = done(found, "bigram")
+    rows = done(found, "bigram") + [
+        row
+        for row in done(found, "walltime")
+        if row.case["gamma"] == paper.BIGRAM_GAMMA and _is_bigram(recipe.draft(row.case["draft"]))
+    ]
     if not rows:
         return None
     caption = f"A bigram table with gamma {paper.BIGRAM_GAMMA}"
@@ -63,7 +72,7 @@ def _claim() -> str:
 
 def _said(found: Found, row: Row) -> str:
     """Of one temperature, what stands between the claim and the clock."""
-    own, speed = _alpha(found, row), estimate(row.result["speedup"])
+    own, speed = _alpha(found, row), walltime.speed(row)
     free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
@@ -91,5 +100,5 @@ def _line(found: Found, row: Row) -> tuple[str, ...]:
         rounded(row.result["c"], 3),
         rounded(theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)),
         rounded(walltime.expected(found, row)),
-        plus_minus(estimate(row.result["speedup"]), 2),
+        plus_minus(walltime.speed(row), 2),
     )

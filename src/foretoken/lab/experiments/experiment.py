@@ -5,7 +5,7 @@ Sections hold text, tables and pictures, as data; how they are shown is the repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -109,11 +109,22 @@ def rounded(value: float | None, digits: int = 2) -> str:
     return BLANK if value is None else f"{value:.{digits}f}"
 
 
+def spanned(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> str:
+    """The smallest and the largest, once where both are shown alike."""
+    low, high = (f"{end:{'+' if sign else ''}.{digits}f}" for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
 def without_blanks(table: Table) -> Table:
     """The table less the columns that no row fills."""
     kept = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
     rows = [tuple(row[i] for i in kept) for row in table.rows]
     return replace(table, head=tuple(table.head[i] for i in kept), rows=rows)
+
+
+def told(row: Row) -> str:
+    """Draft and temperature, in words."""
+    return f"{row.case['draft']}, T={row.case['temperature']:g}"
 
 
 def named(case: Case) -> str:

@@ -26,6 +26,7 @@ from foretoken.lab.experiments.experiment import (
     estimate,
     plus_minus,
     rounded,
+    spanned,
 )
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Recipe
@@ -121,9 +122,7 @@ def _lines(recipe: Recipe, rows: list[Row]) -> Iterator[tuple[str, ...]]:
         draft, greedy = recipe.draft(row.case["draft"]), row.case["temperature"] == 0
         alphas = [estimate(one) for one in row.result["alphas"]]
         yield draft.label, *(plus_minus(one) for one in alphas)
-        printed = [
-            paper.lenient(draft.paper, value, row.case["temperature"]) for value in recipe.lenience
-        ]
+        printed = [_printed(recipe, row, value) for value in recipe.lenience]
         if any(value is not None for value in printed):
             yield f"– {draft.paper}, paper", *map(rounded, printed)
         yield (
@@ -145,28 +144,49 @@ def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
         "q), no token is above p / l, and the law is left by alpha with lenience less alpha "
         "without (total variation)."
     )
-    gains = []
-    for row in rows:
-        values = [estimate(one).value for one in row.result["alphas"]]
-        rising = all(b >= a - 1e-9 for a, b in zip(values, values[1:], strict=False))
-        gains.append((row, values[0], values[-1], rising))
-    steady = sum(rising for *_, rising in gains)
-    if recipe.lenience == sorted(recipe.lenience, reverse=True):
-        yield (
-            f"As in the paper alpha rises as l falls, in {steady} of {len(gains)} lines here: from "
-            f"l = {recipe.lenience[0]:g} to {recipe.lenience[-1]:g} by "
-            f"{min(b - a for _, a, b, _ in gains):.2f} to {max(b - a for _, a, b, _ in gains):.2f} "
-            f"({_papers_rise()} in its table)."
-        )
+    if len(recipe.lenience) > 1 and recipe.lenience == sorted(recipe.lenience, reverse=True):
+        for temperature in (1, 0):
+            own = [row for row in rows if row.case["temperature"] == temperature]
+            if own:
+                yield _rise(recipe, own, temperature)
     yield (
         "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma "
-        f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); those at T=0 do."
+        f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); the last chapter has "
+        "those at T=0."
     )
 
 
-def _papers_rise() -> str:
-    rises = [line.alphas[-1] - line.alphas[0] for line in paper.TABLE_5]
-    return f"{min(rises):.2f} to {max(rises):.2f}"
+def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
+    """How far alpha rises from the first lenience to the last, here and in the paper."""
+    ends = recipe.lenience[0], recipe.lenience[-1]
+    rises = [_last(row) - estimate(row.result["alphas"][0]).value for row in rows]
+    said = (
+        f"At T={temperature} alpha rises by {spanned(rises)} here from l = {ends[0]:g} to "
+        f"{ends[1]:g}, to {spanned([_last(row) for row in rows])}."
+    )
+    pairs = [
+        (own, end - start)
+        for own, row in zip(rises, rows, strict=True)
+        if (start := _printed(recipe, row, ends[0])) is not None
+        and (end := _printed(recipe, row, ends[1])) is not None
+    ]
+    if not pairs:
+        return said + " The paper has no counterpart of these lines."
+    more = sum(own > theirs for own, theirs in pairs)
+    return (
+        f"{said} In the paper it rises by {spanned([theirs for _, theirs in pairs])} on the lines "
+        f"that have a counterpart, less than here in {more} of {len(pairs)}. That it rises must "
+        "agree, as what is kept only grows; by how much depends on how sharp both laws are."
+    )
+
+
+def _last(row: Row) -> float:
+    return estimate(row.result["alphas"][-1]).value
+
+
+def _printed(recipe: Recipe, row: Row, lenience: float) -> float | None:
+    named = recipe.draft(row.case["draft"]).paper
+    return paper.lenient(named, lenience, row.case["temperature"])
 
 
 def _attainable() -> str:

@@ -12,12 +12,12 @@ from foretoken.lab.experiments import acceptance, paper, walltime
 from foretoken.lab.experiments.experiment import (
     Case,
     Found,
-    Row,
     Section,
     Table,
     done,
     estimate,
     plus_minus,
+    told,
 )
 from foretoken.lab.recipes.pairs import Pairs
 from foretoken.lab.recipes.recipe import Recipe
@@ -61,20 +61,20 @@ def section(recipe: Recipe, found: Found) -> Section | None:
             _theorem(recipe, found)
         ),
     }
-    told = [(statement, answers) for statement, answers in asked.items() if answers]
-    if not told:
+    asked_of = [(statement, answers) for statement, answers in asked.items() if answers]
+    if not asked_of:
         return None
     lines = [
         (str(i), statement, _verdict(answers), "; ".join(answer.numbers for answer in answers))
-        for i, (statement, answers) in enumerate(told, 1)
+        for i, (statement, answers) in enumerate(asked_of, 1)
     ]
     verdicts = [verdict for _, _, verdict, _ in lines]
     hold, noisy, fail = (verdicts.count(each) for each in (HOLDS, OPEN, FAILS))
     said = (
         f"Of the paper's observations {len(lines)} can be asked of these rows: {hold} hold in "
         f"every case, {fail} in none, {noisy} are within noise, "
-        f"{len(lines) - hold - fail - noisy} hold in some cases. A case counts where it is beyond "
-        "its 95 % interval."
+        f"{len(lines) - hold - fail - noisy} hold in some cases. Two figures differ where "
+        "their 95 % intervals do not overlap, otherwise they are within noise."
     )
     return Section("Observations of section 4", [said], [Table("What holds here", HEAD, lines)])
 
@@ -88,9 +88,9 @@ def _verdict(answers: list[Answer]) -> str:
 
 def _above(one: Estimate, other: Estimate) -> str:
     """Whether the first is above the second, beyond both intervals."""
-    if one.low > other.high:
+    if one.above(other):
         return HOLDS
-    return FAILS if one.high < other.low else OPEN
+    return FAILS if other.above(one) else OPEN
 
 
 def _sharper(recipe: Recipe, found: Found) -> Iterator[Answer]:
@@ -124,14 +124,14 @@ def _between(recipe: Recipe, found: Found) -> Iterator[Answer]:
         if recipe.draft(row.case["draft"]).is_model:
             own = estimate(row.result["alpha"])
             inside = own.high >= 0.5 and own.low <= 0.9
-            yield Answer(HOLDS if inside else FAILS, f"{_named(row)} {plus_minus(own)}")
+            yield Answer(HOLDS if inside else FAILS, f"{told(row)} {plus_minus(own)}")
 
 
 def _trivial(recipe: Recipe, found: Found) -> Iterator[Answer]:
     for row in done(found, "acceptance"):
         if recipe.draft(row.case["draft"]).order in (1, 2):
             own = estimate(row.result["alpha"])
-            yield Answer(HOLDS if own.low > TRIVIAL else FAILS, f"{_named(row)} {plus_minus(own)}")
+            yield Answer(HOLDS if own.low > TRIVIAL else FAILS, f"{told(row)} {plus_minus(own)}")
 
 
 def _sizes(found: Found) -> dict[str, int]:
@@ -146,10 +146,10 @@ def _sizes(found: Found) -> dict[str, int]:
 
 def _smallest(recipe: Recipe, found: Found) -> Iterator[Answer]:
     sizes = _sizes(found)
-    best = walltime.fastest(done(found, "walltime"))
+    best = walltime.fastest(found).values()
     for temperature in recipe.temperatures:
         own = {
-            row.case["draft"]: estimate(row.result["speedup"])
+            row.case["draft"]: walltime.speed(row)
             for row in best
             if row.case["temperature"] == temperature and row.case["draft"] in sizes
         }
@@ -165,10 +165,7 @@ def _smallest(recipe: Recipe, found: Found) -> Iterator[Answer]:
 
 
 def _greedy_faster(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    best = {
-        (row.case["draft"], row.case["temperature"]): estimate(row.result["speedup"])
-        for row in walltime.fastest(done(found, "walltime"))
-    }
+    best = {key: walltime.speed(row) for key, row in walltime.fastest(found).items()}
     for draft in recipe.drafts:
         greedy, sampled = best.get((draft.label, 0)), best.get((draft.label, 1))
         if greedy and sampled:
@@ -177,30 +174,26 @@ def _greedy_faster(recipe: Recipe, found: Found) -> Iterator[Answer]:
 
 
 def _improves(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    for row in walltime.fastest(done(found, "walltime")):
+    for row in walltime.fastest(found).values():
         alpha, c = walltime.alpha(found, row), row.result["c"]
         if alpha is None or c is None:
             continue
-        speed = estimate(row.result["speedup"])
+        speed = walltime.speed(row)
         gains = HOLDS if speed.low > 1 else FAILS if speed.high < 1 else OPEN
         turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}
         verdict = gains if theory.improves(alpha, c) else turned[gains]
-        numbers = f"{_named(row)}: alpha {alpha:.2f}, c {c:.2f}, {plus_minus(speed, 2)}"
+        numbers = f"{told(row)}: alpha {alpha:.2f}, c {c:.2f}, {plus_minus(speed, 2)}"
         yield Answer(verdict, numbers)
 
 
 def _theorem(recipe: Recipe, found: Found) -> Iterator[Answer]:
     """Within the paper's own spread of measured over expected."""
     theirs = [line.measured / line.expected for line in paper.TABLE_2]
-    for row in walltime.fastest(done(found, "walltime")):
+    for row in walltime.fastest(found).values():
         expected = walltime.expected(found, row)
         if expected is None or not recipe.draft(row.case["draft"]).is_model:
             continue
-        speed = estimate(row.result["speedup"])
+        speed = walltime.speed(row)
         inside = speed.high >= min(theirs) * expected and speed.low <= max(theirs) * expected
-        numbers = f"{_named(row)}: {plus_minus(speed, 2)} for {expected:.2f}"
+        numbers = f"{told(row)}: {plus_minus(speed, 2)} for {expected:.2f}"
         yield Answer(HOLDS if inside else FAILS, numbers)
-
-
-def _named(row: Row) -> str:
-    return f"{row.case['draft']}, T={row.case['temperature']:g}"

@@ -86,7 +86,7 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     tables += [_loss_table(losses)] if losses else []
     return Section(
         "Quality: the same with and without speculation",
-        [*_said_of_scores(scores), *_said_of_losses(losses)],
+        [*_said_of_scores(recipe, scores), *_said_of_losses(losses)],
         tables,
     )
 
@@ -124,7 +124,7 @@ def _loss_table(rows: list[Row]) -> Table:
     )
 
 
-def _said_of_scores(rows: list[Row]) -> list[str]:
+def _said_of_scores(recipe: Recipe, rows: list[Row]) -> list[str]:
     if not rows:
         return []
     gaps = {
@@ -137,8 +137,9 @@ def _said_of_scores(rows: list[Row]) -> list[str]:
     if max(gaps.values()) == 0:
         return [said + ", and all scores are the same to the last digit."]
     return [
-        f"{said}; scores differ ({told}), where rounding in float32 tips a near-tie between two "
-        "tokens (docs/exact.md has the mode without it)."
+        f"{said}; scores differ ({told}). Rounding in {recipe.dtype} can tip a near-tie between "
+        "two tokens: foretoken certify tells that from a mistake, and docs/exact.md has the mode "
+        "without it."
     ]
 
 
@@ -159,4 +160,4 @@ def _said_of_losses(rows: list[Row]) -> list[str]:
 
 def _overlap(row: Row) -> bool:
     plain, speculative = (estimate(row.result[kind]) for kind in ("plain", "speculative"))
-    return plain.low <= speculative.high and speculative.low <= plain.high
+    return not plain.above(speculative) and not speculative.above(plain)

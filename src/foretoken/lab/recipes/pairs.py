@@ -45,7 +45,7 @@ class Pairs:
         self.tasks = prompts.read(recipe.prompts)
         self._loaded: tuple[str | None, Speculator] | None = None  # a draft's name, and the pair
         self._unable: dict[str | None, ForetokenError] = {}
-        self._written: dict[float, list[Written]] = {}
+        self._written: dict[tuple[int, float, int], list[Written]] = {}
         self._tables: dict[int, Drafter] = {}
 
     @property
@@ -80,13 +80,16 @@ class Pairs:
 
     def texts(self, temperature: float) -> list[Written]:
         """About as many tokens of the target's own as the recipe asks for."""
-        if temperature not in self._written:
-            self._written[temperature] = self._write(self.recipe.tokens, temperature)
-        return self._written[temperature]
+        return self._write(self.recipe.tokens, temperature)
 
     def _write(self, tokens: int, temperature: float, after: int = 0) -> list[Written]:
-        params = SamplingParams(temperature, max_new_tokens=self.recipe.max_new_tokens)
-        return written(self._any(), self.prompts, tokens, params, self.recipe.seed + after)
+        """Once for all that ask for the same."""
+        key = tokens, temperature, after
+        if key not in self._written:
+            params = SamplingParams(temperature, max_new_tokens=self.recipe.max_new_tokens)
+            first = self.recipe.seed + after
+            self._written[key] = written(self._any(), self.prompts, tokens, params, first)
+        return self._written[key]
 
     def _load(self, draft: str | None) -> Speculator:
         if draft in self._unable:

@@ -27,19 +27,23 @@ def read(prompts: Prompts) -> list[Task]:
     """At least two, in the file's order. InputError names the file, the line and the remedy."""
     path = Path(prompts.file)
     lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
-    lines = lines[: prompts.limit]
-    if len(lines) < 2:
-        raise InputError(f"{path} holds {len(lines)} prompts; give 2 or more, one a line")
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     tasks: list[Task] = []
     for number, line in lines:
         place = f"{path}, line {number}"
         if kind == "jsonl":
-            tasks.append(_from_json(place, line, prompts))
+            task = _from_json(place, line, prompts)
         elif kind == "tsv":
-            tasks.append(_from_tsv(place, line, prompts))
+            task = _from_tsv(place, line, prompts)
         else:
-            tasks.append(Task(prompts.prefix + line))
+            task = Task(prompts.prefix + line)
+        if prompts.longest is None or len(task.prompt) <= prompts.longest:
+            tasks.append(task)
+        if len(tasks) == prompts.limit:
+            break
+    if len(tasks) < 2:
+        fitting = "" if prompts.longest is None else f" of {prompts.longest} characters at most"
+        raise InputError(f"{path} holds {len(tasks)} prompts{fitting}; give 2 or more, one a line")
     return tasks
 
 

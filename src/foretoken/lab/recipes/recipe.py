@@ -26,6 +26,7 @@ Name = Literal[
     "timeline",
     "quality",
     "beyond",
+    "drafts",
     "observations",
 ]
 NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
@@ -47,6 +48,7 @@ class Draft(Form):
     order: Annotated[int, Field(ge=1, le=8)] | None = None  # a table fitted to the target's texts
     paper: str | None = None  # whose figures of the paper stand beside it, such as "T5-small"
     c: Annotated[float, Field(ge=0, le=100)] | None = None  # the paper's own
+    distilled_from: str | None = None  # the label of what it was before it was taught
 
     @model_validator(mode="after")
     def one_kind(self) -> Draft:
@@ -69,6 +71,7 @@ class Prompts(Form):
     prompt: str = "prompt"
     reference: str = "reference"
     prefix: str = ""  # put before every prompt
+    longest: Annotated[int, Field(ge=1)] | None = None  # characters; a longer one is left out
     limit: Annotated[int, Field(ge=2)] | None = None  # the first so many
 
 
@@ -100,6 +103,7 @@ class Recipe(Form):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     dtype: str = "float32"
     experiments: list[Name] = list(get_args(Name))  # those that do not apply are left out
+    beyond_models: Annotated[int, Field(ge=1)] | None = None  # `beyond` runs with the first so many
 
     @model_validator(mode="after")
     def labels_differ(self) -> Recipe:
@@ -107,6 +111,18 @@ class Recipe(Form):
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(f"two drafts have the label {label}; give each its own")
+        return self
+
+    @model_validator(mode="after")
+    def distilled_from_another(self) -> Recipe:
+        for draft in self.drafts:
+            others = [other.label for other in self.drafts if other is not draft]
+            if draft.distilled_from is not None and draft.distilled_from not in others:
+                said = _nearest(draft.distilled_from, others) if others else "list that draft too"
+                raise ValueError(
+                    f"{draft.label} is distilled_from {shown(draft.distilled_from)}, which is no "
+                    f"other draft's label; {said}"
+                )
         return self
 
     def draft(self, label: str) -> Draft:
@@ -123,6 +139,7 @@ class Recipe(Form):
                 "timed": min(self.timed, QUICK_TIMED),
                 "gammas": self.gammas[:QUICK_GAMMAS],
                 "repeats": 1,
+                "beyond_models": 1,
                 "prompts": self.prompts.model_copy(update={"limit": limit}),
             }
         )
@@ -131,7 +148,8 @@ class Recipe(Form):
     def digest(self) -> str:
         """Of all that its measurements depend on but machine and package: prompts included, and
         which files its models are. InputError where the prompts cannot be read."""
-        fields = self.model_dump(exclude={"title", "experiments"})
+        unmeasured = {"title": True, "experiments": True}
+        fields = self.model_dump(exclude={**unmeasured, "drafts": {"__all__": {"distilled_from"}}})
         try:
             text = Path(self.prompts.file).read_bytes()
         except OSError as error:

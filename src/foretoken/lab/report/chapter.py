@@ -6,18 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from foretoken.lab.experiments import acceptance, bounds, walltime
+from foretoken.lab.experiments import acceptance, walltime
 from foretoken.lab.experiments.experiment import (
     Found,
     Row,
     Section,
-    done,
-    estimate,
     named,
     plus_minus,
 )
 from foretoken.lab.machine import Machine
 from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.report import arithmetic
 from foretoken.lab.report.results import Results
 from foretoken.lab.report.run import EXPERIMENTS, Job
 
@@ -66,7 +65,7 @@ def report(
         _chapter(recipe, [job for job in asked if job.of == of], results)
         for of, recipe in recipes.items()
     ]
-    chapters.append(Chapter("paper", ARITHMETIC, [bounds.section()]))
+    chapters.append(Chapter("paper", ARITHMETIC, [arithmetic.section()]))
     seconds = sum(sum(results.seconds(of)) for of in recipes)
     return Report(chapters, machine, date, command, quick, seconds)
 
@@ -95,14 +94,14 @@ def _chapter(recipe: Recipe, asked: list[Job], results: Results) -> Chapter:
 
 def _headlines(recipe: Recipe, found: Found) -> list[Headline]:
     """At each temperature the fastest draft and the one that agrees most."""
-    best = walltime.fastest(done(found, "walltime"))
+    best = walltime.fastest(found).values()
     lines: list[Headline] = []
     for temperature in recipe.temperatures:
         at = f"T={temperature:g}"
         timed = [row for row in best if row.case["temperature"] == temperature]
         if timed:
-            row = max(timed, key=lambda row: row.result["speedup"]["value"])
-            speed = plus_minus(estimate(row.result["speedup"]), 2)
+            row = max(timed, key=lambda row: walltime.speed(row).value)
+            speed = plus_minus(walltime.speed(row), 2)
             lines.append(
                 Headline(f"{speed}x", f"{at}: {row.case['draft']}, gamma {row.case['gamma']}")
             )

@@ -15,6 +15,7 @@ from foretoken.lab.experiments import (
     acceptance,
     beyond,
     bigram,
+    drafts,
     lenience,
     observations,
     quality,
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {  # in the order of the page
     "timeline": timeline,
     "quality": quality,
     "beyond": beyond,
+    "drafts": drafts,
     "observations": observations,
 }
 

@@ -12,6 +12,7 @@ from foretoken.lab.experiments.experiment import (
     named,
     plus_minus,
     rounded,
+    spanned,
     without_blanks,
 )
 
@@ -20,6 +21,8 @@ def test_figures():
     assert plus_minus(Estimate(0.5, 0.45, 0.55)) == "0.500 ± 0.050"
     assert plus_minus(estimate({"value": 1.5, "low": 1.4, "high": 1.6}), 2) == "1.50 ± 0.10"
     assert rounded(0.756) == "0.76" and rounded(None) == "–"
+    assert spanned([0.5, 0.25, 1]) == "0.25 to 1.00" and spanned([0.501, 0.499]) == "0.50"
+    assert spanned([-0.1, 0.1], 1, sign=True) == "-0.1 to +0.1"
 
 
 def test_columns_without_figures_are_left_out():

@@ -9,6 +9,7 @@ import torch
 from foretoken.lab.agreement import Place
 from foretoken.lab.experiments import lenience
 from foretoken.lab.experiments.experiment import Row
+from foretoken.lab.recipes.recipe import Draft
 from laboratory import P, Q, TablePairs, estimated, recipe
 
 FACTORS = [1.0, 0.5, 0.3, 0.1]
@@ -58,6 +59,12 @@ def test_table_5_stands_beside_the_papers():
     assert sampled.rows[3] == ("– distance from the law", "0.000", "0.100", "0.150", "0.250")
     assert greedy.rows[1] == ("– T5-small, paper", "0.75", "0.75", "0.80", "0.87")
     assert len(greedy.rows) == 3
-    assert "in 2 of 2 lines here: from l = 1 to 0.1 by 0.25 to 0.25" in section.paragraphs[1]
-    assert "2.33, 2.94, 3.45, 4.79" in section.paragraphs[2]
+    _, at_1, at_0, factors = section.paragraphs
+    assert "At T=1 alpha rises by 0.25 here from l = 1 to 0.1, to 0.85" in at_1
+    assert "by 0.22 on the lines that have a counterpart, less than here in 1 of 1" in at_1
+    assert "by 0.12 on the lines that have a counterpart, less than here in 1 of 1" in at_0
+    assert "2.33, 2.94, 3.45, 4.79" in factors
+    other = recipe(drafts=[Draft(label="small")], lenience=[1.0, 0.9])
+    section = lenience.section(other, {"lenience": rows[:1]})
+    assert section is not None and "no counterpart of these lines" in section.paragraphs[1]
     assert lenience.section(recipe(), {}) is None

@@ -41,6 +41,10 @@ def test_tables_are_fitted_once_to_other_texts(monkeypatch):
     spec = pairs.spec("bigram")
     assert isinstance(spec.drafter, NGramDrafter) and spec.drafter.table.order == 2
     assert pairs.spec("bigram").drafter is spec.drafter
+    monkeypatch.setattr(module, "written", None)  # other orders are fitted to the same texts
+    unigram = Draft(label="unigram", order=1)
+    other = pairs._with_table(unigram, 1)
+    assert isinstance(other.drafter, NGramDrafter) and other.drafter.table.order == 1
     assert spec.target is pairs.spec("small").target and spec.draft_name == "bigram"
 
 

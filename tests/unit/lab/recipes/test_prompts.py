@@ -20,6 +20,15 @@ def test_lines_and_their_limit(tmp_path):
     assert read(some) == [Task("say: one"), Task("say: two")]
 
 
+def test_prompts_that_are_too_long_are_left_out(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\nthirteen\ntwo\nfour\n")
+    found = read(Prompts(file=str(path), longest=4, limit=2))
+    assert found == [Task("one"), Task("two")]
+    with pytest.raises(InputError, match="holds 0 prompts of 2 characters at most; give 2 or more"):
+        read(Prompts(file=str(path), longest=2))
+
+
 def test_tsv_zipped(tmp_path):
     path = tmp_path / "pairs.tsv.gz"
     path.write_bytes(gzip.compress(b"a house\tein Haus\na dog\tein Hund\n"))

@@ -32,7 +32,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_those_that_ship():
     recipes = [read(path) for path in sorted(RECIPES.glob("*.toml"))]
-    assert len({recipe.name for recipe in recipes}) == len(recipes) >= 10
+    assert len({recipe.name for recipe in recipes}) == len(recipes) >= 14
     for recipe in recipes:
         assert recipe.quick().tokens < recipe.tokens
         assert len({draft.label for draft in recipe.drafts}) == len(recipe.drafts)
@@ -81,6 +81,14 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
             ("[[drafts]]", '[[drafts]]\nlabel = "small"\n[[drafts]]'),
             "two drafts have the label small",
         ),
+        (
+            ('label = "small"', 'label = "small"\ndistilled_from = "smal"'),
+            "small is distilled_from 'smal', which is no other draft's label; list that draft too",
+        ),
+        (
+            ("[[drafts]]", '[[drafts]]\nlabel = "a"\ndistilled_from = "smal"\n[[drafts]]'),
+            "did you mean small?",
+        ),
         (("[prompts]", "[prompts"), "cannot be read as a recipe"),
     ],
 )
@@ -108,6 +116,27 @@ def test_the_digest_follows_what_is_measured(tmp_path):
     assert recipe.quick().digest != first
     (tmp_path / "prompts.txt").write_text("a\nc\n")
     assert recipe.digest != first
+
+
+def test_what_the_paper_leaves_open_has_recipes():
+    """Heads, copies on every set of prompts, and drafts before and after they were distilled."""
+    drafts = {
+        name: read(RECIPES / f"{name}.toml").drafts
+        for name in ("heads", "code", "mbpp", "spec-bench", "distilled", "news")
+    }
+    assert any((draft.draft or "").startswith("heads:") for draft in drafts["heads"])
+    for name in ("code", "mbpp", "spec-bench"):
+        assert {"lookup", "copy"} <= {draft.draft for draft in drafts[name]}
+    for name in ("distilled", "news"):
+        assert any(draft.distilled_from for draft in drafts[name])
+
+
+def test_what_a_draft_is_called_before_it_was_distilled_does_not_change_the_digest(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    other = LEAST + '[[drafts]]\nlabel = "other"\ndraft = "other"\n'
+    first = read(written(tmp_path, other)).digest
+    taught = read(written(tmp_path, other + 'distilled_from = "small"\n'))
+    assert taught.drafts[1].distilled_from == "small" and taught.digest == first
 
 
 def test_drafts_that_are_models(tmp_path):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from foretoken.lab.experiments import bounds, paper
+from foretoken.lab.experiments import paper
+from foretoken.lab.report import arithmetic
 
 
 def test_table_1_comes_out_as_printed():
-    table = bounds.section().tables[0]
+    table = arithmetic.section().tables[0]
     assert [row[-1] for row in table.rows] == ["yes"] * len(paper.TABLE_1)
 
 
 def test_table_4_but_for_three_lines():
-    section = bounds.section()
+    section = arithmetic.section()
     answers = [row[-1] for row in section.tables[1].rows]
     assert answers.count("yes") == 9 and answers.count("but for rounding") == 3
     assert (
@@ -24,13 +25,13 @@ def test_table_4_but_for_three_lines():
 def test_a_wrong_figure_would_be_seen(monkeypatch):
     wrong = paper.Balance(0.6, 2, 1.53, 1.99)
     monkeypatch.setattr(paper, "TABLE_1", (wrong, *paper.TABLE_1[1:]))
-    assert bounds.section().tables[0].rows[0][-1] == "no"
+    assert arithmetic.section().tables[0].rows[0][-1] == "no"
     line = paper.TABLE_2[0]._replace(expected=3.5)
     monkeypatch.setattr(paper, "TABLE_2", (line, *paper.TABLE_2[1:]))
-    section = bounds.section()
+    section = arithmetic.section()
     assert section.tables[1].rows[0][-1] == "no" and "1 not at all" in section.paragraphs[1]
 
 
 def test_figures_2_to_4():
-    names = [plot.name for plot in bounds.section().plots]
+    names = [plot.name for plot in arithmetic.section().plots]
     assert names == ["figure-2", "figure-3", "figure-4-speed", "figure-4-operations"]
