@@ -61,11 +61,11 @@ class Mesh:
     def shard(self, network: PreTrainedModel) -> PreTrainedModel:
         """The same network, which keeps no more than this rank's shards of what is spread. Its
         forward is every rank's to call, with the same input, and returns the same everywhere."""
-        ends: list[Any] = [network.get_input_embeddings(), network.get_output_embeddings()]
-        tied = ends[1] is not None and ends[0].weight is ends[1].weight
+        first, last = network.get_input_embeddings(), network.get_output_embeddings()
+        tied = last is not None and first.weight is last.weight
         network.maybe_distribute_model(network, self.config, self._mesh)
-        if tied and _placed(ends[0]) == _placed(ends[1]):
-            ends[1].weight = ends[0].weight
+        if last is not None and tied and _placed(first) == _placed(last):
+            last.weight = first.weight
         return network
 
 
