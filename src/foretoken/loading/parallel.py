@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from foretoken.errors import RefusedError
-from foretoken.loading.runtimes import Placed, Wish, dtype_of
+from foretoken.loading.runtimes import Placed, Wish, dtype_of, require_precision
 from foretoken.loading.sources import Source
 
 
@@ -31,6 +31,7 @@ def place_parallel(source: object, wish: Wish, ranks: int) -> Placed:
     require_plan(source.empty, ranks)
     dtype = getattr(torch, dtype_of(source, wish))
     network = source.network(dtype, wish.device)  # what is wrong with it is told before others run
+    require_precision(network)
     together = start(ranks)
     self_check(source.empty, on_ranks(together))
     again = Source(source.name, source.path, source.options)  # without what this one has read

@@ -191,17 +191,17 @@ def _network(
 
     if not isinstance(source, Source):
         self_check(source, form)
-        _require_precision(source)
+        require_precision(source)
         return source, []
     self_check(source.empty, form)
     network = source.network(getattr(torch, dtype), device)
-    _require_precision(network)
+    require_precision(network)
     packing = pack(network)
     packed = f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"
     return network, [packed]
 
 
-def _require_precision(network: PreTrainedModel) -> None:
+def require_precision(network: PreTrainedModel) -> None:
     """RefusedError where torch cannot run the network in its precision, tried on one token unless
     that is float32, in which the self-check has run."""
     if network.dtype == torch.float32:

@@ -40,6 +40,11 @@ def join(store: Path, rank: int, ranks: int) -> None:
     dist.init_process_group("gloo", method, rank=rank, world_size=ranks, timeout=EVER)
 
 
+def meet() -> None:
+    """The same for ranks that torchrun has started, which it tells where."""
+    dist.init_process_group("gloo", timeout=EVER)
+
+
 class Part:
     """This rank's models, by number. All ranks have joined."""
 

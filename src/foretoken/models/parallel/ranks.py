@@ -1,26 +1,18 @@
-"""The processes of a tensor parallel run, seen from rank 0: started, called together, ended.
+"""The ranks of a tensor parallel run, seen from rank 0: called together, and ended.
 
-They meet through a file and talk over the loopback interface: nothing of it can be reached from
-another machine. All calls are made by one thread of rank 0, so a Ctrl-C cannot leave it halfway
-through a call while the other ranks go on.
+All calls are made by one thread, so a Ctrl-C cannot leave rank 0 halfway through a call while the
+other ranks go on. Does not know how they are started.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -29,20 +21,21 @@ from weakref import finalize
 import torch
 import torch.distributed as dist
 
-from foretoken.errors import ForetokenError, LostError, RefusedError
-from foretoken.models.parallel.part import Call, Part, join
+from foretoken.errors import ForetokenError, LostError, RefusedError, one_line
+from foretoken.models.parallel.part import Call, Part
+from foretoken.models.parallel.processes import GRACE, Processes
+from foretoken.models.parallel.torchrun import Launched, launched
 
 T = TypeVar("T")
-INTERFACE = "GLOO_SOCKET_IFNAME"  # the environment variable by which gloo chooses one
 LOOK = 0.5  # seconds between looks at whether the other ranks live
-GRACE = 5.0  # seconds that a process has to end
-STARTED: list[Ranks] = []  # at most one that runs: torch.distributed has one world a process
+STARTED: list[Ranks] = []  # one at most that runs: torch.distributed has one world in a process
 LOCK = Lock()
 
 
 def start(ranks: int) -> Ranks:
-    """So many ranks, this process being rank 0: those that run already, or new ones. RefusedError
-    where another number of them runs, or torch.distributed does something else here."""
+    """So many ranks, this process being rank 0: those that run already, those that torchrun has
+    started, or new processes. RefusedError where another number of them runs, or torch.distributed
+    does something else here."""
     with LOCK:
         running = [each for each in STARTED if each.lost is None]
         if running and running[0].ranks == ranks:
@@ -57,25 +50,28 @@ def start(ranks: int) -> Ranks:
         if dist.is_initialized():
             raise RefusedError(
                 f"tensor_parallel is {ranks}, but this process uses torch.distributed already; "
-                "load the model in a process that does not (without torchrun: ranks are started "
-                "here)"
+                "load the model in another process"
             )
-        STARTED[:] = [Ranks(ranks)]
-        return STARTED[0]
+        threads = torch.get_num_threads()
+        if launched():
+            made = Ranks(Launched(ranks), threads)
+        else:
+            shared = max(1, threads // ranks)  # the ranks share this machine's processors
+            made = Ranks(Processes(ranks, shared), shared)
+        STARTED[:] = [made]
+        return made
 
 
 class Ranks:
-    """Rank 0 and the processes of the others."""
+    """Rank 0 and the `others`. threads: torch's in the calls of rank 0."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, others: Processes | Launched, threads: int) -> None:
+        self.ranks = others.ranks
         self.lost: LostError | None = None  # why there are no ranks any more
         self.gone: deque[int] = deque()  # models that were collected
+        self._others, self._threads = others, threads
         self._numbers = count()
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._folder = TemporaryDirectory(prefix="foretoken-ranks-")
-        self._threads = max(1, torch.get_num_threads() // ranks)
-        self._others = {rank: self._process(rank) for rank in range(1, ranks)}
         Thread(target=self._work, name="foretoken-rank-0", daemon=True).start()
         atexit.register(self.close)
         self.part: Part = self._done(self._begin)
@@ -99,14 +95,15 @@ class Ranks:
 
     def close(self) -> None:
         """End the other ranks."""
+        if self.lost is None:
+            self.lost = LostError("the ranks of this model have been ended; load it again")
+            self._soon(_dismiss)
+            self._end()
+
+    def _end(self) -> None:
         atexit.unregister(self.close)
-        self.lost = self.lost or LostError("the ranks of this model have been ended; load it again")
-        for process in self._others.values():
-            _end(process)
-        idle: Future[None] = Future()
-        self._jobs.put((idle, _leave))
-        wait([idle], GRACE)
-        self._folder.cleanup()
+        self._others.close()
+        self._soon(_leave)
 
     def _call(self, number: int, method: str, *args: Any) -> Call:
         gone = tuple(self.gone.popleft() for _ in range(len(self.gone)))
@@ -125,67 +122,36 @@ class Ranks:
             raise self.lost
         future: Future[T] = Future()
         self._jobs.put((future, job))
-        while not wait([future], LOOK).done and not self._ended():
+        while not wait([future], LOOK).done and not self._others.ended():
             pass
-        wait([future], GRACE)  # one that ended breaks off the call
+        wait([future], GRACE)  # one that has ended breaks off the call
         try:
             return future.result(0)
         except ForetokenError:  # raised by all ranks alike, before they talked
             raise
         except Exception as error:  # rank 0 may have left a call that others are still in
-            raise self._lose() from error
+            raise self._lose(error) from error
 
-    def _lose(self) -> Exception:
-        """The error that says which rank has ended; that of rank 0 where it was itself."""
+    def _lose(self, error: Exception) -> LostError:
+        """The error that says which rank has ended, or else what failed at rank 0."""
         until = monotonic() + GRACE
-        while not (ended := self._ended()) and monotonic() < until:
+        while not (ended := self._others.ended()) and monotonic() < until:
             sleep(LOOK / 10)
-        said = [f"rank {rank} of {self.ranks} has ended ({self._how(rank)})" for rank in ended]
-        self.lost = LostError("; ".join(said) or f"rank 0 of {self.ranks} failed in a call")
-        self.close()
+        failed = f"a call of {self.ranks} ranks failed at rank 0: {one_line(error)}"
+        self.lost = LostError("; ".join(ended) or failed)
+        self._end()
         return self.lost
 
-    def _ended(self) -> list[int]:
-        return [rank for rank, process in self._others.items() if process.poll() is not None]
-
-    def _how(self, rank: int) -> str:
-        """By a signal, or with the last line that it wrote."""
-        status = self._others[rank].returncode
-        if status < 0:
-            with suppress(ValueError):
-                return signal.Signals(-status).name
-        lines = self._log(rank).read_text(errors="replace").split("\n")
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), str(status))
-
-    def _log(self, rank: int) -> Path:
-        return Path(self._folder.name) / f"rank-{rank}.log"
-
-    def _process(self, rank: int) -> subprocess.Popen[bytes]:
-        with self._log(rank).open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "foretoken.models.parallel.follower"]
-                + [str(self._store), str(rank), str(self.ranks), str(self._threads)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {INTERFACE: loopback()},
-                start_new_session=True,  # Ctrl-C is rank 0's to hear
-            )
-
-    @property
-    def _store(self) -> Path:
-        return Path(self._folder.name) / "store"
+    def _soon(self, job: Callable[[], None]) -> None:
+        """A job that ranks that hang may keep from being done."""
+        future: Future[None] = Future()
+        self._jobs.put((future, job))
+        wait([future], GRACE)
 
     def _begin(self) -> Part:
-        torch.set_num_threads(self._threads)  # of this thread: the ranks share the processors
-        before = os.environ.get(INTERFACE)
-        os.environ[INTERFACE] = loopback()
-        try:
-            join(self._store, 0, self.ranks)
-            return Part()
-        finally:
-            del os.environ[INTERFACE]
-            os.environ.update({} if before is None else {INTERFACE: before})
+        torch.set_num_threads(self._threads)  # of this thread
+        self._others.join()
+        return Part()
 
     def _work(self) -> None:
         while True:
@@ -199,25 +165,11 @@ class Ranks:
             del future, job  # while it waits: they hold results and models
 
 
+def _dismiss() -> None:
+    with suppress(Exception):  # one may have ended
+        dist.broadcast_object_list([None], 0)
+
+
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.close()  # at which it ends
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def loopback() -> str:
-    """The interface that only this machine reaches."""
-    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if not names:
-        raise RefusedError("tensor_parallel needs a loopback interface, and there is none here")
-    return names[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
@@ -61,12 +62,19 @@ class Mesh:
     def shard(self, network: PreTrainedModel) -> PreTrainedModel:
         """The same network, which keeps no more than this rank's shards of what is spread. Its
         forward is every rank's to call, with the same input, and returns the same everywhere."""
-        first, last = network.get_input_embeddings(), network.get_output_embeddings()
-        tied = last is not None and first.weight is last.weight
+        first, last = _ends(network)
+        tied = first.weight is last.weight
+        if tied:  # the plan names both weights
+            last.weight = nn.Parameter(first.weight.detach(), requires_grad=False)
         network.maybe_distribute_model(network, self.config, self._mesh)
-        if last is not None and tied and _placed(first) == _placed(last):
+        if tied and _placed(first) == _placed(last):
             last.weight = first.weight
         return network
+
+
+def _ends(network: PreTrainedModel) -> tuple[Any, Any]:
+    """The embeddings and the output layer, which a decoder that is spread has."""
+    return network.get_input_embeddings(), network.get_output_embeddings()
 
 
 def _placed(part: Any) -> Any:

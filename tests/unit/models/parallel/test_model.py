@@ -37,16 +37,18 @@ ARRIVALS = [
 ABORTED = {4: 1, 8: 3}  # before which step, which arrival
 
 
-def network(seed: int = 0) -> PreTrainedModel:
-    return llama(V, CONTEXT, seed, eos_token_id=None).double().requires_grad_(False)
+def network(seed: int = 0, *, tied: bool = False) -> PreTrainedModel:
+    made = llama(V, CONTEXT, seed, eos_token_id=None, tie_word_embeddings=tied)
+    return made.double().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield start(2)
-    module.STARTED[-1].close()
+        started = start(2)
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +150,16 @@ def test_a_call_that_is_interrupted_is_made_by_all(
     spread.permute([])
 
 
-def test_models_that_are_collected_are_given_up(ranks: Ranks, spread: ParallelModel) -> None:
-    another = on_ranks(ranks).run(network(1))
-    assert set(ranks.part.models) == {0, 1}
-    del another
+def test_another_model_on_the_same_ranks_until_it_is_collected(
+    ranks: Ranks, spread: ParallelModel
+) -> None:
+    """One whose output layer is its embeddings, which are kept once."""
+    another = on_ranks(ranks).run(network(1, tied=True))
+    assert isinstance(another, ParallelModel) and set(ranks.part.models) == {0, 1}
+    own = another._mine.model
+    assert own.get_output_embeddings().weight is own.get_input_embeddings().weight
+    assert deviation(network(1, tied=True), another) < ALIKE
+    del another, own
     gc.collect()
     spread.permute([])
     assert set(ranks.part.models) == {0}
@@ -159,7 +167,7 @@ def test_models_that_are_collected_are_given_up(ranks: Ranks, spread: ParallelMo
 
 def test_a_rank_that_has_ended_is_told_at_once(ranks: Ranks, spread: ParallelModel) -> None:
     """The last test here: nothing runs afterwards."""
-    ranks._others[1].kill()
+    next(iter(ranks._others._running.values())).kill()
     for _ in range(2):
         with pytest.raises(LostError, match=r"^rank 1 of 2 has ended \(SIGKILL\)"):
             spread.start([[1]])
