@@ -31,6 +31,7 @@ from foretoken.cli import (
     trace,
     train,
 )
+from foretoken.cli.quiet import quiet
 from foretoken.errors import ForetokenError, InputError
 from foretoken.models.parallel import torchrun
 
@@ -113,6 +114,7 @@ def _follow() -> None:
     from foretoken.models.parallel.follower import live  # late: torch takes seconds
     from foretoken.models.parallel.part import meet
 
+    quiet()
     live(meet)
 
 
