@@ -162,7 +162,7 @@ class SpreadLoading(PairLoading):
     """The same where the target may be over several processes."""
 
     tensor_parallel: Annotated[
-        int, _loading("Processes on this machine that the target's weights are spread over.")
+        int, _loading("Processes that the target's weights are spread over.")
     ] = 1
 
     def require(self, target: str | None) -> None:

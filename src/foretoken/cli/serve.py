@@ -23,7 +23,7 @@ def _serving(text: str, *flags: str) -> Any:
 
 @command
 def serve(
-    loading: option.SpreadLoading,
+    loading: option.PairLoading,
     target: Annotated[
         str | None, Argument(help="Folder or hub id; left out: the pair that ships.")
     ] = None,
