@@ -168,7 +168,6 @@ class SpreadLoading(PairLoading):
     def require(self, target: str | None) -> None:
         from foretoken.options import require_ranks  # late: NumPy, as above
 
-        super().require(target)
         require_ranks(
             self.tensor_parallel,
             device=self.device,
@@ -178,6 +177,7 @@ class SpreadLoading(PairLoading):
             exact_shapes=self.exact_shapes,
             trust_remote_code=self.trust_remote_code,
         )
+        super().require(target)
 
 
 def require_folder(out: Path, flag: str = "--out") -> None:
