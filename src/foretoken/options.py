@@ -64,6 +64,37 @@ def require_place(
             raise InputError(f"{name} is {shown(value)}; give one of {', '.join(allowed)}")
 
 
+def require_ranks(
+    tensor_parallel: int,
+    *,
+    device: str,
+    runtime: str,
+    dtype: str,
+    kv_dtype: str | None,
+    exact_shapes: bool,
+    trust_remote_code: bool,
+) -> None:
+    """InputError for an invalid number of processes of a target, RefusedError for what several of
+    them cannot do."""
+    _require_count("tensor_parallel", tensor_parallel, 1, "1 (this process alone) or more")
+    if tensor_parallel == 1:
+        return
+    refused = {
+        "device": (device, device != "cpu"),
+        "runtime": (runtime, runtime not in ("auto", "transformers")),
+        "dtype": (dtype, dtype in ROUNDED),
+        "kv_dtype": (kv_dtype, kv_dtype is not None),
+        "exact_shapes": (exact_shapes, exact_shapes),
+        "trust_remote_code": (trust_remote_code, trust_remote_code),
+    }
+    for name, (value, objected) in refused.items():
+        if objected:
+            raise RefusedError(
+                f"tensor_parallel={tensor_parallel} is for transformers' own decoders on torch and "
+                f"CPUs, without {name}={value!r}; leave one of them out"
+            )
+
+
 def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
     """The judge of the guesses; raises as `require` does."""
     require(gamma, rule, lenience)

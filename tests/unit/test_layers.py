@@ -18,7 +18,7 @@ LAYERS = [
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "sampling", "theory"],
-    ["drafters.base", "ends", "models.graphs", "models.openvino"],
+    ["drafters.base", "ends", "models.graphs", "models.openvino", "models.parallel"],
     ["options", "request"],
     ["controls"],
     ["handover", "intake"],

@@ -20,7 +20,7 @@ def chat(
     wishes: OneAnswer,
     rendering: Rendering,
     server: Server,
-    loading: option.PairLoading,
+    loading: option.SpreadLoading,
     system_prompt: Annotated[str | None, Option(help="The system's message.")] = None,
 ) -> None:
     """Talk with a model, in its own distribution.

@@ -10,7 +10,7 @@ from foretoken.cli.wishes import OneText
 
 
 @command
-def complete(asked: Asked, wishes: OneText, server: Server, loading: option.PairLoading) -> None:
+def complete(asked: Asked, wishes: OneText, server: Server, loading: option.SpreadLoading) -> None:
     """Continue lines of text, each by itself, in the model's own distribution.
 
     On a terminal, /help lists commands. Otherwise every line of standard input is continued, and

@@ -35,7 +35,7 @@ PROMPTS = (
 def generate(
     wishes: Wishes,
     messages: Messages,
-    loading: option.PairLoading,
+    loading: option.SpreadLoading,
     prompt: Annotated[str | None, Argument(help="Text to continue.")] = None,
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
     target: option.Target = None,
@@ -160,7 +160,7 @@ def _write(
     file: Path,
     wishes: Wishes,
     messages: Messages,
-    loading: option.PairLoading,
+    loading: option.SpreadLoading,
     names: tuple[str | None, str | None],
     seed: int,
     dials: dict[str, Any],

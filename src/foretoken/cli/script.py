@@ -33,7 +33,9 @@ from foretoken.cli import (
     trace,
     train,
 )
-from foretoken.errors import ForetokenError
+from foretoken.cli.quiet import quiet
+from foretoken.errors import ForetokenError, InputError
+from foretoken.models.parallel import torchrun
 
 
 class Commands(TyperGroup):
@@ -92,8 +94,12 @@ app.add_typer(train.app, name="train")
 def main() -> None:
     """Run the command in sys.argv. Ctrl-C and SIGTERM exit with 130, having printed what is done; a
     closed pipe (`| head`) exits with 1."""
+    if torchrun.launched() and torchrun.rank():
+        _follow()
+        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        _require_ranks()
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
         if said := " ".join(error.format_message().split()):  # "" where the help is shown instead
@@ -105,6 +111,24 @@ def main() -> None:
     except Exception:  # a bug; not exit code 1, which is an answer of certify's
         traceback.print_exc()
         sys.exit(3)
+
+
+def _follow() -> None:
+    """The life of a rank other than 0, whose command rank 0 carries out."""
+    from foretoken.models.parallel.follower import live  # late: torch takes seconds
+    from foretoken.models.parallel.part import meet
+
+    quiet()
+    live(meet)
+
+
+def _require_ranks() -> None:
+    """InputError for a command that torchrun has started, but that does not use what it started:
+    the others would wait for it."""
+    if torchrun.launched() and not any("--tensor-parallel" in word for word in sys.argv):
+        raise InputError(
+            "torchrun starts ranks; give --tensor-parallel, or run it without torchrun"
+        )
 
 
 def _help(error: typer.TyperException) -> str:

@@ -15,7 +15,7 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli.local import local
 from foretoken.cli.messages import Template
-from foretoken.cli.option import PairLoading
+from foretoken.cli.option import SpreadLoading
 from foretoken.cli.quiet import quiet
 from foretoken.cli.remote import remote
 from foretoken.cli.reply import Source
@@ -72,7 +72,7 @@ class Server:
     api_key: Annotated[str | None, _server(f"Its key; left out: {KEY} of the environment.")] = None
     model: Annotated[str | None, _server("One of its models; left out: its first.")] = None
 
-    def require_used(self, asked: Asked, loading: PairLoading) -> None:
+    def require_used(self, asked: Asked, loading: SpreadLoading) -> None:
         """InputError for options that have no use beside --url, or without it."""
         if self.url is None:
             if unused := _given(self, ("api_key", "model")):
@@ -94,7 +94,7 @@ def _given(group: Any, names: Any) -> str:
 def opened(
     asked: Asked,
     server: Server,
-    loading: PairLoading,
+    loading: SpreadLoading,
     template: Template | None,
     wishes: Mapping[str, Any],
 ) -> Iterator[Source]:

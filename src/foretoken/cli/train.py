@@ -148,7 +148,7 @@ def ngram(
         "held_out_bits_per_token": bits,
     }
     options = replace(loading, tokenizer=None) if from_samples is None else loading
-    use = trained.use(from_samples or loading.tokenizer, f"ngram:{out}", options)
+    use = trained.use(from_samples or trained.target_of(loading.tokenizer), f"ngram:{out}", options)
     trained.show(summary, lines, use, as_json=as_json)
 
 

@@ -81,9 +81,18 @@ def show_model(
     the tokenizer came with."""
     command: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     if tokenizer is not None:
-        whose = tokenizer if (tokenizer / "config.json").is_file() else "TARGET"
-        command = use(whose, model, Reading())
+        command = use(target_of(tokenizer), model, Reading())
     show(summary, lines, command, as_json=as_json)
+
+
+def target_of(tokenizer: str | Path | None) -> str | Path | None:
+    """The model that a tokenizer came with, for a command to show; a placeholder where a folder
+    holds a tokenizer alone."""
+    if tokenizer is None:
+        return None
+    folder = Path(tokenizer)
+    bare = folder.is_dir() and not (folder / "config.json").is_file()
+    return "TARGET" if bare else tokenizer
 
 
 def use(target: object, draft: object, options: Any) -> list[object]:

@@ -23,11 +23,12 @@ from foretoken.loading.draft import (
     read_of,
 )
 from foretoken.loading.own import OwnCopy
+from foretoken.loading.parallel import place_parallel
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import in_memory
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
-from foretoken.options import require_place
+from foretoken.options import require_place, require_ranks
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def load(
     trust_remote_code: bool = False,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     generation_config: str | None = None,
+    tensor_parallel: int = 1,
 ) -> Speculator:
     """A target and a draft, ready to generate.
 
@@ -77,6 +79,9 @@ def load(
     change the law, which are refused otherwise. Its sampling settings are never followed: the
     logger "foretoken" warns once, at the first text sampled otherwise.
 
+    tensor_parallel: processes that the target's weights are spread over, this one included: those
+    of a decoder in a folder or of the hub, on torch (docs/deploy.md). The draft is whole here.
+
     Raises InputError for invalid options and unreadable models, RefusedError for what cannot be
     done exactly.
     """
@@ -88,6 +93,9 @@ def load(
         if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
     require_place(runtime, dtype, kv_dtype=kv_dtype, draft_dtype=draft_dtype)
+    require_ranks(
+        tensor_parallel, device=device, runtime=runtime, dtype=dtype, kv_dtype=kv_dtype, **flags
+    )
     wish = Wish(dtype, at, runtime, kv_dtype)
     draft_wish = Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
@@ -113,7 +121,7 @@ def load(
     drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
-        drafter.require("transformers" if exact_shapes else runtime)
+        drafter.require("transformers" if exact_shapes or tensor_parallel > 1 else runtime)
     elif draft_dtype is not None and (
         in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
     ):
@@ -123,7 +131,15 @@ def load(
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
-    running = (place_exact if exact_shapes else place)(read, wish).model
+    if tensor_parallel > 1:
+        if isinstance(drafter, DetachedHeads):
+            raise RefusedError(
+                f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
+                "give another draft"
+            )
+        running = place_parallel(read, wish, tensor_parallel).model
+    else:
+        running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     spec = Speculator(

@@ -62,7 +62,7 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     device = wish.device if loaded else source.device
     if not loaded and wish.runtime == "auto" and device.type != "cuda" and not wish.kv_dtype:
         return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
-    dtype = _dtype(source, wish)
+    dtype = dtype_of(source, wish)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
     fast = fast if wish.runtime == "auto" else wish.runtime
@@ -153,7 +153,7 @@ def place_exact(source: Source | PreTrainedModel, wish: Wish) -> Placed:
     require_torch(wish)
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
-    network, packed = _network(source, _dtype(source, wish), wish.device, ON_A_GRID)
+    network, packed = _network(source, dtype_of(source, wish), wish.device, ON_A_GRID)
     return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
 
 
@@ -191,17 +191,17 @@ def _network(
 
     if not isinstance(source, Source):
         self_check(source, form)
-        _require_precision(source)
+        require_precision(source)
         return source, []
     self_check(source.empty, form)
     network = source.network(getattr(torch, dtype), device)
-    _require_precision(network)
+    require_precision(network)
     packing = pack(network)
     packed = f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"
     return network, [packed]
 
 
-def _require_precision(network: PreTrainedModel) -> None:
+def require_precision(network: PreTrainedModel) -> None:
     """RefusedError where torch cannot run the network in its precision, tried on one token unless
     that is float32, in which the self-check has run."""
     if network.dtype == torch.float32:
@@ -222,7 +222,7 @@ def _require_precision(network: PreTrainedModel) -> None:
         ) from error
 
 
-def _dtype(source: Source | PreTrainedModel, wish: Wish) -> str:
+def dtype_of(source: Source | PreTrainedModel, wish: Wish) -> str:
     """The precision by name; "auto" is that of the model's own config."""
     if wish.dtype != "auto" or not isinstance(source, Source):
         return wish.dtype

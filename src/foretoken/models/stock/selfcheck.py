@@ -50,6 +50,7 @@ class Form:
 
     name: str
     run: Callable[[PreTrainedModel], Model]
+    heads: int = 2  # of the small copy's keys and values at most
 
 
 def on_torch(model: PreTrainedModel) -> Model:
@@ -110,7 +111,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = small_copy(model)
+        small = small_copy(model, form.heads)
     try:
         delta = deviation(small, form.run(small))
     except RefusedError:
@@ -205,12 +206,13 @@ class Rows:
         self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
 
 
-def small_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A random model of the same class and structure, in float32 on the CPU."""
+def small_copy(model: PreTrainedModel, heads: int = 2) -> PreTrainedModel:
+    """A random model of the same class and structure, in float32 on the CPU, with so many heads of
+    keys and values at most."""
     problem: Exception | None = None
     for narrow in (True, False):
         try:
-            small: Any = type(model)(shrunk(model.config, narrow)).float().eval()
+            small: Any = type(model)(shrunk(model.config, narrow, heads)).float().eval()
             stir(small)
             sources = {"decoder_input_ids": torch.ones(1, 2).long()}
             ids = torch.ones(1, 2, dtype=torch.long)
@@ -224,17 +226,17 @@ def small_copy(model: PreTrainedModel) -> PreTrainedModel:
     raise Unfinished(f"{refusal}: {one_line(problem)}")
 
 
-def shrunk(config: PreTrainedConfig, narrow: bool) -> PreTrainedConfig:
+def shrunk(config: PreTrainedConfig, narrow: bool, heads: int = 2) -> PreTrainedConfig:
     """The configuration of the small copy: one layer of each kind, at least two."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
-            shrink(part, narrow)
+            shrink(part, narrow, heads)
     return config
 
 
-def shrink(part: PreTrainedConfig, narrow: bool) -> None:
+def shrink(part: PreTrainedConfig, narrow: bool, heads: int) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
     # Lengths beyond which a model behaves otherwise: the check is to get there
@@ -245,7 +247,7 @@ def shrink(part: PreTrainedConfig, narrow: bool) -> None:
     if hasattr(part, "num_hidden_layers"):
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
-        settings |= widths(part)
+        settings |= widths(part, heads)
     for name, value in settings.items():
         if getattr(part, name, None) is not None:
             setattr(part, name, value)
@@ -265,11 +267,11 @@ def shorten(part: PreTrainedConfig) -> None:
     part.num_hidden_layers = len(picked)
 
 
-def widths(part: PreTrainedConfig) -> dict[str, Any]:
-    """Few and narrow heads, as many queries per key as before but two at most."""
+def widths(part: PreTrainedConfig, most: int) -> dict[str, Any]:
+    """`most` narrow heads, as many queries per key as before but two at most."""
     heads = part.num_attention_heads
     key_heads = getattr(part, "num_key_value_heads", None) or heads
-    few = min(key_heads, 2)
+    few = min(key_heads, most)
     queries = few * min(heads // key_heads, 2)
     settings: dict[str, Any] = dict.fromkeys(
         ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
@@ -291,7 +293,7 @@ def stir(model: PreTrainedModel) -> None:
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: class, small configuration, versions, our code and that
     of classes from no library; None where the latter cannot be read."""
-    config = shrunk(model.config, narrow=True).to_dict()
+    config = shrunk(model.config, True, form.heads).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
     code = [lineage(__name__, form.run.__module__)]

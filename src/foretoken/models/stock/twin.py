@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import RefusedError
+
+SHARDED = "transformers.distributed.tensor_parallel"  # which puts closures in place of forwards
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
@@ -39,12 +41,17 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
-        if not isinstance(own["forward"], MethodType | partial):
+        if not isinstance(own["forward"], MethodType | partial) and not _sharded(own["forward"]):
             raise RefusedError(
                 f"the forward of {type(part).__name__} was replaced by {own['forward']!r:.60}, "
                 "which may do anything; give the model as transformers makes it"
             )
     return own
+
+
+def _sharded(value: Any) -> bool:
+    """Whether it is transformers' forward of a part whose weights are over several ranks."""
+    return isinstance(value, FunctionType) and value.__module__ == SHARDED
 
 
 def _buffers(part: nn.Module) -> dict[str, Any]:
@@ -68,6 +75,10 @@ def _own(value: Any, remade: dict[int, Any]) -> Any:
     if isinstance(value, partial):
         arguments = [_own(part, remade) for part in (value.func, *value.args)]
         return partial(*arguments, **{k: _own(v, remade) for k, v in value.keywords.items()})
+    if _sharded(value):
+        cells = [CellType(_own(cell.cell_contents, remade)) for cell in value.__closure__ or ()]
+        code, known = value.__code__, value.__globals__
+        return FunctionType(code, known, value.__name__, value.__defaults__, tuple(cells))
     if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
         return {name: _own(part, remade) for name, part in value.items()}
     if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):
