@@ -135,7 +135,7 @@ def _said(own: Row) -> list[str]:
 
 def _encoders(own: Row) -> str:
     if not own.result["encoder_decoder"]:
-        return "The target has no encoder, as the paper's has: its decoder reads the prompt."
+        return "The target has no encoder, unlike the paper's: its decoder reads the prompt."
     first = own.result["rows"][0]
     ran = [
         f"{sum(spent) * 1e3:.1f} ms of the {model}'s"
