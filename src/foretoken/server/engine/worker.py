@@ -174,7 +174,9 @@ class Worker:
             return not self.over
 
     def _add(self, message: Add) -> None:
+        from foretoken.request import Begun
         from foretoken.sampling.params import SamplingParams
+        from foretoken.server.engine.words import record
 
         options = dict(message.options)
         most = options.pop("most_tokens", None)
@@ -186,6 +188,9 @@ class Worker:
             options["max_new_tokens"] = self._limit(len(ids), asked, most)
             if "prediction" in options:
                 options["prediction"] = self._prediction(options["prediction"])
+            if "begun" in options:
+                steps, shown = options["begun"]
+                options["begun"] = Begun([record(step) for step in steps], shown)
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
                 self.trial.require(cast("Structured", wish))
