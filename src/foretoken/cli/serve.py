@@ -21,6 +21,10 @@ def _serving(text: str, *flags: str) -> Any:
     return Option(*flags, help=text, rich_help_panel="Serving")
 
 
+def _scale(text: str) -> Any:
+    return Option(help=text, rich_help_panel="Replicas")
+
+
 @command
 def serve(
     loading: option.PairLoading,
@@ -62,6 +66,17 @@ def serve(
     log_format: Annotated[str, _serving("text or json.")] = "text",
     log_level: Annotated[str, _serving("debug, info, warning or error.")] = "info",
     drain: Annotated[float, _serving("Seconds for texts that are written, at the end.")] = 30.0,
+    replicas: Annotated[
+        int | None,
+        _scale("Engines behind this server, placed by Ray; the text goes on if one dies."),
+    ] = None,
+    threads: Annotated[
+        int | None, _scale("Threads of a replica; left out: the processors shared out.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        _scale("The Ray cluster: host:port, auto (this machine's), or local: started here."),
+    ] = None,
     config: Config = None,
 ) -> None:
     """Serve a model in OpenAI's protocol, with a page at /.
@@ -70,12 +85,15 @@ def serve(
     openai package, curl, foretoken chat --url. docs/serving.md lists every field.
     """
     counts = {"max-rows": max_rows, "max-waiting": max_waiting, "max-length": max_length}
+    counts |= {"replicas": replicas, "threads": threads}
     counts |= {"kv-memory": kv_memory, "max-tokens": max_tokens, "max-texts": max_texts}
     _require(port, metrics_compat, log_format, log_level, counts | {"max-body": max_body})
     if not 0 <= drain <= 3600:
         raise InputError(f"--drain is {drain:g}; give seconds from 0 to 3600")
     if "" in (api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
+    if threads is not None and replicas is None:
+        raise InputError("--threads is for replicas; give --replicas, or OMP_NUM_THREADS for one")
     chosen = speculative(speculative_config, draft)
     loading.require(target)
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")
@@ -111,7 +129,20 @@ def serve(
         "rule": chosen.rule,
     }
     logs = Logs(log_format, log_level)
-    run(Setup(target, chosen.draft, loading.arguments, engine, logs), settings, host, port)
+    setup = Setup(target, chosen.draft, loading.arguments, engine, logs)
+    if replicas is None and ray is None:
+        run(setup, settings, host, port)
+        return
+    address = ray or "local"
+    try:
+        from foretoken.cluster import front
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("foretoken"):
+            raise
+        raise InputError(
+            f"--replicas needs {error.name}, which is missing; pip install 'foretoken[serve,ray]'"
+        ) from None
+    front.run(setup, settings, host, port, replicas=replicas or 1, threads=threads, address=address)
 
 
 def _require(

@@ -78,8 +78,8 @@ class Fleet:
         if self.problem:
             return "failed"
         states = {link.state for link in self._links}
-        best: tuple[State, ...] = ("ready", "loading", "restarting")
-        return next((state for state in best if state in states), "failed")
+        best: tuple[State, ...] = ("ready", "loading", "restarting", "failed")
+        return next(state for state in best if state in states or state == "failed")
 
     @property
     def states(self) -> dict[str, int]:
