@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from foretoken.cli import files, option
+from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.command import command
 from foretoken.cli.settings import Config
 from foretoken.cli.speculative import Speculative, speculative
@@ -21,13 +22,10 @@ def _serving(text: str, *flags: str) -> Any:
     return Option(*flags, help=text, rich_help_panel="Serving")
 
 
-def _scale(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Replicas")
-
-
 @command
 def serve(
     loading: option.PairLoading,
+    cluster: Cluster,
     target: Annotated[
         str | None, Argument(help="Folder or hub id; left out: the pair that ships.")
     ] = None,
@@ -66,17 +64,6 @@ def serve(
     log_format: Annotated[str, _serving("text or json.")] = "text",
     log_level: Annotated[str, _serving("debug, info, warning or error.")] = "info",
     drain: Annotated[float, _serving("Seconds for texts that are written, at the end.")] = 30.0,
-    replicas: Annotated[
-        int | None,
-        _scale("Engines behind this server, placed by Ray; the text goes on if one dies."),
-    ] = None,
-    threads: Annotated[
-        int | None, _scale("Threads of a replica; left out: the processors shared out.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        _scale("The Ray cluster: host:port, auto (this machine's), or local: started here."),
-    ] = None,
     config: Config = None,
 ) -> None:
     """Serve a model in OpenAI's protocol, with a page at /.
@@ -85,26 +72,18 @@ def serve(
     openai package, curl, foretoken chat --url. docs/serving.md lists every field.
     """
     counts = {"max-rows": max_rows, "max-waiting": max_waiting, "max-length": max_length}
-    counts |= {"replicas": replicas, "threads": threads}
     counts |= {"kv-memory": kv_memory, "max-tokens": max_tokens, "max-texts": max_texts}
     _require(port, metrics_compat, log_format, log_level, counts | {"max-body": max_body})
     if not 0 <= drain <= 3600:
         raise InputError(f"--drain is {drain:g}; give seconds from 0 to 3600")
     if "" in (api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
-    if threads is not None and replicas is None:
-        raise InputError("--threads is for replicas; give --replicas, or OMP_NUM_THREADS for one")
+    cluster.require()
     chosen = speculative(speculative_config, draft)
     loading.require(target)
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")
-    try:
+    with needing("serve"):
         from foretoken.server.run import run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("foretoken"):
-            raise
-        raise InputError(
-            f"serve needs {error.name}, which is missing; pip install 'foretoken[serve]'"
-        ) from None
     from foretoken.server.app import Settings
     from foretoken.server.engine.logs import Logs
     from foretoken.server.engine.worker import Setup
@@ -130,19 +109,13 @@ def serve(
     }
     logs = Logs(log_format, log_level)
     setup = Setup(target, chosen.draft, loading.arguments, engine, logs)
-    if replicas is None and ray is None:
+    if not cluster.used:
         run(setup, settings, host, port)
         return
-    address = ray or "local"
-    try:
+    with needing("serve,ray"):
         from foretoken.cluster import front
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("foretoken"):
-            raise
-        raise InputError(
-            f"--replicas needs {error.name}, which is missing; pip install 'foretoken[serve,ray]'"
-        ) from None
-    front.run(setup, settings, host, port, replicas=replicas or 1, threads=threads, address=address)
+    count, threads = cluster.replicas or 1, cluster.threads
+    front.run(setup, settings, host, port, replicas=count, threads=threads, address=cluster.address)
 
 
 def _require(

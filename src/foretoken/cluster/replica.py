@@ -93,7 +93,7 @@ class Remote:
         """A thread's life: that of the actor."""
         key, node = token_bytes(32), ray.get_runtime_context().get_node_id()
         try:
-            address = ray.get(self._actor.open.remote(key, node))
+            address: Any = ray.get(self._actor.open.remote(key, node))
             running = self._actor.work.remote(*self._life)
             self._pipe.set_result(Client(address, authkey=key))
             ray.get(running)

@@ -11,6 +11,7 @@ from foretoken.errors import InputError, one_line
 
 LOCAL = "local"
 OBJECTS = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
+TOKEN = Path.home() / ".ray" / "auth_token"
 ANSWER = 5.0  # seconds for an address to answer
 BASE = 400_000_000  # bytes of a replica beside weights, keys and values
 
@@ -21,6 +22,8 @@ def join(address: str, cpus: int | None = None) -> None:
     InputError where that is impossible."""
     # Before ray is imported, which reads them; replicas have them from here
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address != LOCAL and TOKEN.is_file():  # as `ray start` has it; Ray does so where it starts
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
@@ -34,7 +37,7 @@ def join(address: str, cpus: int | None = None) -> None:
             namespace="foretoken",
             **own,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of every kind, a plain one where a busy machine is too slow
         remedy = f"; give the address of a running one, or --ray {LOCAL}"
         raise InputError(f"Ray at {address!r}: {one_line(error)[:300]}{remedy}") from None
 
