@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from logging import WARNING
 from pathlib import Path
@@ -11,7 +10,6 @@ from foretoken.errors import InputError, one_line
 
 LOCAL = "local"
 OBJECTS = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
-TOKEN = Path.home() / ".ray" / "auth_token"
 ANSWER = 5.0  # seconds for an address to answer
 BASE = 400_000_000  # bytes of a replica beside weights, keys and values
 
@@ -20,10 +18,6 @@ def join(address: str, cpus: int | None = None) -> None:
     """Become part of the cluster at `address` ("host:port", or "auto": the one that this machine is
     part of); LOCAL: of one that is started here with so many `cpus`, and ends with this process.
     InputError where that is impossible."""
-    # Before ray is imported, which reads them; replicas have them from here
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address != LOCAL and TOKEN.is_file():  # as `ray start` has it; Ray does so where it starts
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
