@@ -76,8 +76,10 @@ def here(lines: Lines) -> Iterator[Complete]:
 def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
     """By workers on Ray; left open, one of all threads."""
     with needing("ray"):
-        from foretoken.cluster import lines as cluster
         from foretoken.cluster import session
+
+        session.require_answer(where.address)  # before ray is imported, which takes seconds
+        from foretoken.cluster import lines as cluster
     session.join(where.address)
     try:
         count = where.replicas or 1
@@ -97,7 +99,8 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
             ]
             for place, text in cluster.texts(asked, workers):
                 if isinstance(text, ForetokenError):
-                    _tell(text, tally)
+                    line = lines.tasks[names[place][0]].line
+                    _tell(f"{line.place}: {text}" if line.place else text, tally)
                 else:
                     yield names[place], text
 
@@ -124,7 +127,7 @@ def _stepped(
                 yield running.pop(event.id), event.completion
 
 
-def _tell(error: ForetokenError, tally: Tally) -> None:
+def _tell(error: object, tally: Tally) -> None:
     """A prompt that cannot be continued is passed over."""
     tally.failed += 1
     print(f"error: {error}", file=sys.stderr)

@@ -113,6 +113,9 @@ def serve(
         run(setup, settings, host, port)
         return
     with needing("serve,ray"):
+        from foretoken.cluster import session
+
+        session.require_answer(cluster.address)  # before ray is imported, which takes seconds
         from foretoken.cluster import front
     count, threads = cluster.replicas or 1, cluster.threads
     front.run(setup, settings, host, port, replicas=count, threads=threads, address=cluster.address)

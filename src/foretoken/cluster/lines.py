@@ -8,6 +8,7 @@ else: Ray hands its batches to another one, which writes the same.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ def texts(asked: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     items = [{"place": i, "ask": pickle.dumps(ask)} for i, ask in enumerate(asked)]
     pool = ray.data.ActorPoolStrategy(
         size=workers.count,
@@ -79,10 +81,12 @@ class Worker:
 
     def __init__(self, workers: Workers) -> None:
         import torch
+        from transformers.utils import logging as transformers
 
         from foretoken.loading.load import load
         from foretoken.serving.asynchronous import AsyncEngine
 
+        transformers.disable_progress_bar()
         torch.set_num_threads(workers.threads)
         self._spec = load(workers.target, workers.draft, **workers.loading)
         self._engine: AsyncEngine = AsyncEngine(self._spec, **workers.engine)

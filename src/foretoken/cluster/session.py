@@ -21,8 +21,6 @@ def join(address: str, cpus: int | None = None) -> None:
     import ray
 
     own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
-    if address not in (LOCAL, "auto"):
-        _require_answer(address)
     try:
         ray.init(
             None if address == LOCAL else address,
@@ -80,8 +78,11 @@ def weights(*models: str | None) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _require_answer(address: str) -> None:
-    """Ray itself waits a minute, and says it in many lines."""
+def require_answer(address: str) -> None:
+    """InputError for an address that nobody listens at: Ray itself waits a minute for one, and says
+    so in many lines."""
+    if address in (LOCAL, "auto"):
+        return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"--ray is {address!r}; give host:port, auto or {LOCAL}")
