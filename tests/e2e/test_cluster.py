@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -48,12 +49,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(scope="module")
-def url(nodes: str, names: tuple[str, str]) -> Iterator[str]:
-    """A server before two replicas, once both are ready."""
+@contextmanager
+def replicas(names: tuple[str, str], loading: dict[str, Any]) -> Iterator[str]:
+    """The address of a server before two replicas, once both are ready."""
     from foretoken.cluster.front import Replicas, application, served
 
-    setup = Setup(*names, LOADING, {"max_rows": 16})
+    setup = Setup(*names, loading, {"max_rows": 16})
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     app = application(setup, Settings("tiny", patience=5.0), Replicas(2, 1))
@@ -92,8 +93,13 @@ async def stream(client: httpx2.AsyncClient, i: int) -> tuple[str, int]:
 
 
 def test_a_replica_killed_in_mid_stream_loses_and_repeats_nothing(
-    url: str, names: tuple[str, str]
+    nodes: str, names: tuple[str, str]
 ) -> None:
+    with replicas(names, LOADING) as url:
+        killed_in_mid_stream(url, names)
+
+
+def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
     spec = foretoken.load(*names, **LOADING)
     params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
     prompts = [f"number {i}" for i in range(STREAMS)]
@@ -118,3 +124,37 @@ def test_a_replica_killed_in_mid_stream_loses_and_repeats_nothing(
     assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {STREAMS * TOKENS}.0' in metrics
     until(lambda: health(url)["engines"] == {"ready": 2}, 600)
     assert health(url)["engine"] != victim
+
+
+TALKS, TURNS = 10, 10
+
+
+def test_conversations_find_their_prefixes(nodes: str, names: tuple[str, str]) -> None:
+    """Of the tokens of a turn that the turn before had too, at least 0.9 are not read again."""
+    with replicas(names, {"runtime": "openvino"}) as url:
+        found = asyncio.run(talks(url))
+    known = sum(cached for cached, _ in found)
+    assert known >= 0.9 * sum(before for _, before in found), found
+
+
+async def talks(url: str) -> list[tuple[int, int]]:
+    """Of every turn but the first of a talk: tokens that had been read, and those of the turn
+    before."""
+    async with httpx2.AsyncClient(base_url=url, timeout=900) as client:
+
+        async def talk(i: int) -> list[tuple[int, int]]:
+            messages, found, before = list[dict[str, str]](), list[tuple[int, int]](), 0
+            for turn in range(TURNS):
+                said = f"{i} says in turn {turn} what this conversation is about, and {i} more."
+                messages.append({"role": "user", "content": said})
+                body = {"model": "tiny", "messages": messages, "max_tokens": 4, "seed": turn}
+                answer = (await client.post("/v1/chat/completions", json=body)).json()
+                usage = answer["usage"]
+                if turn:
+                    found.append((usage["prompt_tokens_details"]["cached_tokens"], before))
+                before = usage["prompt_tokens"]
+                messages.append({"role": "assistant", "content": "So it is."})
+            return found
+
+        every = await asyncio.gather(*(talk(i) for i in range(TALKS)))
+    return [turn for turns in every for turn in turns]
