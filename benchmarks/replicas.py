@@ -1,4 +1,4 @@
-"""Tokens a second of one replica and of two, on as many threads each, and the memory of each replica.
+"""Tokens a second of one replica and of two, on as many threads each, and their memory.
 
     python benchmarks/replicas.py                       # the pair that ships, one thread each
     python benchmarks/replicas.py TARGET --draft DRAFT --texts 128 --tokens 64 --save replicas

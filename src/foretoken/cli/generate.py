@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts, results, task
-from foretoken.cli.cluster import Cluster
+from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.command import command
 from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 PROMPTS = (
-    'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}, or "messages" for "prompt"; '
-    'wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
+    'One prompt a line, or .jsonl or .parquet: {"prompt": text or ids, "id": any}, or "messages" for '
+    '"prompt"; wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
 )
 
 
@@ -50,7 +50,7 @@ def generate(
         Path | None,
         Option(
             help="Write a line of JSON for each prompt of the file, as it is done; the same "
-            "command goes on where it was broken off."
+            "command goes on where it was broken off. A .parquet is made of them at the end."
         ),
     ] = None,
     show_tokens: Annotated[bool, Option("--show-tokens", help="One line per target call.")] = False,
@@ -176,6 +176,9 @@ def _write(
     tasks, bad = task.numbered(file, messages, given)
     loading.require(names[0])
     quiet()
+    convert = _converting(output) if output.suffix == ".parquet" else None
+    output = output / "results.jsonl" if output.is_dir() else output
+    output = output.with_suffix(".jsonl") if convert else output
     with results.Results(output) as out:
         asked = Lines(tasks, names, loading, template, seed, dials)
         ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
@@ -187,8 +190,17 @@ def _write(
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
             raise
+    if convert:
+        convert(output)
     if bad or tally.failed:
         raise typer.Exit(1)
+
+
+def _converting(table: Path) -> Callable[[Path], None]:
+    """What makes a table of results; what it needs is told before the work."""
+    with needing("ray"):
+        from foretoken.cluster.table import convert
+    return lambda results: convert(results, table)
 
 
 def _origin(common: object, each: Task, key: tuple[int, int]) -> str:
