@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 PROMPTS = (
-    'One prompt a line, or .jsonl or .parquet: {"prompt": text or ids, "id": any}, or "messages" for '
-    '"prompt"; wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
+    'One prompt a line, or .jsonl or .parquet: {"prompt": text or ids, "id": any}, or "messages" '
+    'for it; wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
 )
 
 
