@@ -170,6 +170,8 @@ class Fleet:
         first, *others = self._links
         while first.state in ("loading", "restarting"):
             await asyncio.sleep(TICK)
+        if first.state != "ready":  # it cannot be started, nor could they
+            return
         self.setup = replace(self.setup, costs=first.facts.get("costs"))
         first.setup = self.setup
         for link in others:
