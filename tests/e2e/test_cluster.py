@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 import foretoken
+import foretoken.cluster  # before ray, which reads what it sets
 from foretoken.server.app import Settings
 from foretoken.server.engine.worker import Setup
 from served import LOADING, pair, until
