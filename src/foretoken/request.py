@@ -160,7 +160,12 @@ class Row:
     def telling(self) -> bool:
         """Whether logprobs of its prompt are still to come."""
         asked = self.request.params.prompt_logprobs is not None
-        return asked and len(self.prompt_logprobs) < len(self.request.prompt) - 1
+        return asked and self.untold > 0
+
+    @property
+    def untold(self) -> int:
+        """How many of its prompt's tokens have no logprob yet."""
+        return len(self.request.prompt) - 1 - len(self.prompt_logprobs)
 
     @property
     def visible(self) -> list[int]:
@@ -250,6 +255,13 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Begun(NamedTuple):
+    """What another engine has written of a text."""
+
+    steps: list[StepRecord]
+    shown: int = 0  # characters of the text that were shown
 
 
 class Steady(NamedTuple):

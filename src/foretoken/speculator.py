@@ -360,6 +360,15 @@ class Speculator:
             more = known and partial(mul, known.draft_token)
             draft.price(more, known.draft_change if known else 0.0, single=True)
 
+    @property
+    def frozen(self) -> dict[tuple[str, int], Costs]:
+        """What has been measured of the costs of steps, by the kind of sampling and the rows."""
+        return dict(self._costs)
+
+    def freeze(self, measured: Mapping[tuple[str, int], Costs]) -> None:
+        """Take these for measured here: another process's, `frozen`, of the same models."""
+        self._costs |= measured
+
     def known_costs(self) -> Costs | None:
         """What steps of one row cost, if that has been measured: of the sampling measured last."""
         alone = [measured for (_, rows), measured in self._costs.items() if rows == 1]

@@ -29,6 +29,7 @@ LAYERS = [
     ["speculator"],
     ["loading", "serving"],
     ["server"],
+    ["cluster"],
     ["", "lab"],
     ["lab.bench", "lab.certificate", "lab.measurement", "train"],
     ["lab.fleet", "lab.recipes"],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,9 @@ import typer
 from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts, results, task
+from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.command import command
+from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
 from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 PROMPTS = (
-    'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}, or "messages" for "prompt"; '
-    'wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
+    'One prompt a line, or .jsonl or .parquet: {"prompt": text or ids, "id": any}, or "messages" '
+    'for it; wishes of its own ("temperature", "stop_strings", ...) win over those given here.'
 )
 
 
@@ -36,6 +37,7 @@ def generate(
     wishes: Wishes,
     messages: Messages,
     loading: option.SpreadLoading,
+    cluster: Cluster,
     prompt: Annotated[str | None, Argument(help="Text to continue.")] = None,
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
     target: option.Target = None,
@@ -48,7 +50,7 @@ def generate(
         Path | None,
         Option(
             help="Write a line of JSON for each prompt of the file, as it is done; the same "
-            "command goes on where it was broken off."
+            "command goes on where it was broken off. A .parquet is made of them at the end."
         ),
     ] = None,
     show_tokens: Annotated[bool, Option("--show-tokens", help="One line per target call.")] = False,
@@ -67,10 +69,18 @@ def generate(
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    cluster.require()
+    if cluster.used and loading.tensor_parallel > 1:
+        raise InputError(
+            f"--tensor-parallel is {loading.tensor_parallel}, but workers on Ray have a whole "
+            "target each; leave out one of the two"
+        )
     if output is not None:
         file = _alone(prompt, prompt_file, compare, show_tokens, as_json)
-        _write(output, file, wishes, messages, loading, (target, draft), seed, dials)
+        _write(output, file, wishes, messages, loading, (target, draft), seed, dials, cluster)
         return
+    if cluster.used:
+        raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
     lines = prompts.read(prompt, prompt_file, wishes=True)
     tasks = task.tasks(messages.wrap(lines), given)
     if compare:
@@ -164,39 +174,38 @@ def _write(
     names: tuple[str | None, str | None],
     seed: int,
     dials: dict[str, Any],
+    cluster: Cluster,
 ) -> None:
     """The prompts of a file to a file of results; bad lines are told and passed over."""
     given, template = wishes.given, messages.template
     tasks, bad = task.numbered(file, messages, given)
     loading.require(names[0])
     quiet()
+    convert = _converting(output) if output.suffix == ".parquet" else None
+    output = output / "results.jsonl" if output.is_dir() else output
+    output = output.with_suffix(".jsonl") if convert else output
     with results.Results(output) as out:
-        spec = loading.load(*names)
-        from foretoken.serving.engine import Engine  # late: torch, which takes seconds
-
-        def add(name: results.Name) -> int:
-            line, copy = name
-            each = tasks[line]
-            with each.line.named():
-                text = template.prompt(each.line, spec)
-                params = replace(each.params, num_return_sequences=1)
-                key = task.key(each, line - 1, copy, seed)
-                return engine.add(text, params, gamma=dials["gamma"], seed=key)
-
-        with Engine(spec, rule=dials["rule"], lenience=dials["lenience"]) as engine:
-            ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
-            common = names, loading.arguments, template, dials
-            origins = {
-                (n, i): _origin(common, tasks[n], task.key(tasks[n], n - 1, i, seed))
-                for n, i in ids
-            }
-            try:
-                tally = results.fill(out, ids, origins, engine, add)
-            except KeyboardInterrupt:
-                print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
-                raise
+        asked = Lines(tasks, names, loading, template, seed, dials)
+        ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
+        common = names, loading.arguments, template, dials
+        origins = {name: _origin(common, tasks[name[0]], asked.key(name)) for name in ids}
+        try:
+            with completing(asked, cluster) as complete:
+                tally = results.fill(out, ids, origins, complete)
+        except KeyboardInterrupt:
+            print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
+            raise
+    if convert:
+        convert(output)
     if bad or tally.failed:
         raise typer.Exit(1)
+
+
+def _converting(table: Path) -> Callable[[Path], None]:
+    """What makes a table of results; what it needs is told before the work."""
+    with needing("ray"):
+        from foretoken.cluster.table import convert
+    return lambda results: convert(results, table)
 
 
 def _origin(common: object, each: Task, key: tuple[int, int]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import files
+from foretoken.cli.cluster import needing
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import FIELDS
 from foretoken.text import chat
@@ -73,14 +74,23 @@ def _from_file(file: Path, wishes: bool) -> list[Line]:
 def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
     """The lines of a file that are not empty, by their numbers from 1, to be read one by one:
     InputError where one cannot be."""
-    rows = [row.removesuffix("\r") for row in files.text(file, "prompts").split("\n")]
+    rows = _rows(file)
     filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not filled:
         raise InputError(f"{file} holds no prompt; give one on each line")
-    if file.suffix not in (".jsonl", ".json"):
+    if file.suffix not in (".jsonl", ".json", ".parquet"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
     keys = (*PLAIN, "messages", "seed", *WISHES) if wishes else PLAIN
     return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
+
+
+def _rows(file: Path) -> list[str]:
+    """The lines of a file; of a Parquet file the rows, as JSON."""
+    if file.suffix != ".parquet":
+        return [row.removesuffix("\r") for row in files.text(file, "prompts").split("\n")]
+    with needing("ray"):
+        from foretoken.cluster import table
+    return table.lines(file)
 
 
 def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:

@@ -16,14 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foretoken.cli import answer
-from foretoken.errors import ForetokenError, InputError
+from foretoken.errors import InputError
 from foretoken.storage.files import naming, parse_json
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
-    from foretoken.serving.engine import Engine
 
-READ = 64  # prompts that run or wait
 Name = tuple[int, int]  # a prompt's line in its file, and which of its texts
 
 
@@ -132,12 +130,11 @@ def fill(
     results: Results,
     ids: dict[Name, Any],
     origins: dict[Name, str],
-    engine: Engine,
-    add: Callable[[Name], int],
+    complete: Callable[[list[Name], Tally], Iterator[tuple[Name, Completion]]],
 ) -> Tally:
     """Run what is not done yet, with a bar on standard error. ids: what its line calls every text;
-    origins: what it follows from; `add` takes a prompt on, or raises: that one is told and passed
-    over."""
+    origins: what it follows from; `complete` has them written, and tells and counts those that it
+    passes over."""
     results.require(origins)
     tally, began = Tally(), perf_counter()
     left = [name for name in ids if name not in results.done]
@@ -146,31 +143,12 @@ def fill(
         return tally
     with _bar() as bar:
         task = bar.add_task("", total=len(ids), completed=len(ids) - len(left), rate="")
-        for name, completion in _completions(left, engine, add, tally):
+        for name, completion in complete(left, tally):
             results.write(name, origins[name], {"id": ids[name], **answer.result(completion)})
             tally.add(completion)
             bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))
     print(f"{results.path}: {tally.rates(perf_counter() - began)}", file=sys.stderr)
     return tally
-
-
-def _completions(
-    names: list[Name], engine: Engine, add: Callable[[Name], int], tally: Tally
-) -> Iterator[tuple[Name, Completion]]:
-    """Each as soon as it is done; so many prompts are read that none has to be waited for."""
-    left, running = iter(names), dict[int, Name]()
-    while True:
-        while len(running) < READ and (name := next(left, None)) is not None:
-            try:
-                running[add(name)] = name
-            except ForetokenError as error:
-                tally.failed += 1
-                print(f"error: {error}", file=sys.stderr)
-        if not running:
-            return
-        for event in engine.step():
-            if event.completion is not None:
-                yield running.pop(event.id), event.completion
 
 
 def _bar() -> Progress:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from foretoken.cli import files, option
+from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.command import command
 from foretoken.cli.settings import Config
 from foretoken.cli.speculative import Speculative, speculative
@@ -24,6 +25,7 @@ def _serving(text: str, *flags: str) -> Any:
 @command
 def serve(
     loading: option.PairLoading,
+    cluster: Cluster,
     target: Annotated[
         str | None, Argument(help="Folder or hub id; left out: the pair that ships.")
     ] = None,
@@ -76,17 +78,12 @@ def serve(
         raise InputError(f"--drain is {drain:g}; give seconds from 0 to 3600")
     if "" in (api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
+    cluster.require()
     chosen = speculative(speculative_config, draft)
     loading.require(target)
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")
-    try:
+    with needing("serve"):
         from foretoken.server.run import run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("foretoken"):
-            raise
-        raise InputError(
-            f"serve needs {error.name}, which is missing; pip install 'foretoken[serve]'"
-        ) from None
     from foretoken.server.app import Settings
     from foretoken.server.engine.logs import Logs
     from foretoken.server.engine.worker import Setup
@@ -111,7 +108,17 @@ def serve(
         "rule": chosen.rule,
     }
     logs = Logs(log_format, log_level)
-    run(Setup(target, chosen.draft, loading.arguments, engine, logs), settings, host, port)
+    setup = Setup(target, chosen.draft, loading.arguments, engine, logs)
+    if not cluster.used:
+        run(setup, settings, host, port)
+        return
+    with needing("serve,ray"):
+        from foretoken.cluster import session
+
+        session.require_answer(cluster.address)  # before ray is imported, which takes seconds
+        from foretoken.cluster import front
+    count, threads = cluster.replicas or 1, cluster.threads
+    front.run(setup, settings, host, port, replicas=count, threads=threads, address=cluster.address)
 
 
 def _require(

@@ -203,7 +203,7 @@ class Batch:
     def _tell(self, telling: list[bool]) -> None:
         """A pass over the next tokens of prompts whose logprobs are asked for."""
         unread = zip(telling, self.rows, strict=True)
-        blocks = [row.unread[:-1][:CHUNK] if t else [] for t, row in unread]
+        blocks = [row.unread[:-1][: min(CHUNK, row.untold)] if t else [] for t, row in unread]
         logits = self.target.score(blocks, [len(block) for block in blocks])
         for row, block, own in zip(self.rows, blocks, logits, strict=True):
             if block:

@@ -30,7 +30,8 @@ from foretoken.server.api.responses import Responses
 from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wishes, read
 from foretoken.server.document import STATES, errors, post
-from foretoken.server.engine.link import Link, RefusedRequest, UnavailableError
+from foretoken.server.engine.fleet import Engines
+from foretoken.server.engine.link import RefusedRequest, UnavailableError
 from foretoken.server.engine.messages import Known
 from foretoken.server.engine.writing import Writing
 from foretoken.server.limits import Gate, Keys, Limits
@@ -55,7 +56,7 @@ class Settings:
     patience: float = 30.0  # seconds for requests that run at the end
 
 
-def make(link: Link, settings: Settings) -> FastAPI:
+def make(link: Engines, settings: Settings) -> FastAPI:
     """The application."""
 
     @asynccontextmanager
@@ -96,7 +97,7 @@ def make(link: Link, settings: Settings) -> FastAPI:
 class Server:
     """The answers to every route."""
 
-    def __init__(self, link: Link, settings: Settings) -> None:
+    def __init__(self, link: Engines, settings: Settings) -> None:
         self.link, self.settings = link, settings
         self.metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
         self.began = int(time())
@@ -185,6 +186,7 @@ class Server:
         again."""
         good = self.link.state in ("ready", "loading", "draining")
         told = {"status": self.link.state, "engine": self.link.facts.get("pid")}
+        told |= {"engines": self.link.states}
         return JSONResponse(told, 200 if good else 503)
 
     async def ready(self) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from foretoken.server.engine.link import Link
+from foretoken.server.engine.fleet import Engines
 from foretoken.server.engine.writing import Writing
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -68,6 +68,7 @@ class Metrics:
             labels=["endpoint", "status"],
         )
         self._preempted = 0  # as the last text told
+        self.ready = Gauge("foretoken_engines_ready", "Engines that take requests.", **made)
         self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **made)
 
     def answered(self, endpoint: str, status: int) -> None:
@@ -100,12 +101,13 @@ class Metrics:
         for gap in writing.gaps:
             self._observe("inter_token_latency_seconds", gap)
 
-    def text(self, link: Link) -> bytes:
+    def text(self, link: Engines) -> bytes:
         """As Prometheus reads them."""
         values = {"num_requests_running": link.running, "num_requests_waiting": link.waiting}
         for name, value in values.items():
             for gauge in self.gauges[name]:
                 gauge.labels(**self.labels).set(value)
+        self.ready.labels(**self.labels).set(link.states.get("ready", 0))
         self.restarts.labels(**self.labels).set(link.restarts)
         self._count("preemptions", link.preempted - self._preempted)
         self._preempted = link.preempted

@@ -43,26 +43,25 @@ class Server(uvicorn.Server):
 def run(setup: Setup, settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. InputError
     where nobody can listen there, and where the model cannot be loaded."""
-    listening, link = _listening(host, port), Link(setup)
+    held, link = listening(host, port), Link(setup)
     setup.logs.begin()
     server = Server(link, settings)
     link.failed = lambda: setattr(server, "should_exit", True)
-    name, port = listening.getsockname()[:2]
+    name, port = held.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, settings.name)
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
-        server.run(sockets=[listening])
+        server.run(sockets=[held])
     if link.problem:
         raise InputError(link.problem)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Before the model is loaded, which takes long."""
+def listening(host: str, port: int) -> socket.socket:
+    """A socket there; before the model is loaded, which takes long."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=kind)
+        return socket.create_server((host, port), family=kind)
     except OSError as error:
         said = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise InputError(
             f"{host}:{port} cannot be listened on ({said}); give another --port, or --host"
         ) from None
-    return listening

@@ -15,7 +15,7 @@ from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.options import Prompt, Prompts, check
-from foretoken.request import Completion, FinishReason, Piece, Request, StepRecord
+from foretoken.request import Begun, Completion, FinishReason, Piece, Request, StepRecord
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
@@ -118,6 +118,7 @@ class Engine:
         cache_salt: str | None = None,
         priority: int = 0,
         prediction: Prompt | None = None,
+        begun: Begun | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
@@ -127,6 +128,8 @@ class Engine:
         taken on first, and others leave before them where memory runs short. rule, lenience: a
         request with others than those that run waits until these are done. prediction: what the
         text is expected to be, which is guessed before the drafter is asked; it changes no law.
+        begun: what another engine has written for the same request; the text goes on as it would
+        have there, and events tell of what is new.
 
         InputError for what no text can follow from and for what can never fit, BusyError for a full
         queue, RefusedError for several texts of one request.
@@ -165,6 +168,10 @@ class Engine:
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
         outbox = self._spec.outbox(row)
+        if begun is not None:
+            outbox.resume(begun)
+            if row.finish_reason is not None:
+                raise InputError("begun ends the text already; add the request without it")
         self._scheduler.submit([Task(row, judge, policy, int(priority))])
         id = next(self._ids)
         self._entries[id] = outbox
@@ -255,7 +262,7 @@ class Engine:
         row, piece = entry.row, entry.piece()
         if piece is None and row.finish_reason is None:
             return None
-        piece = piece or Piece(entry.transcript and entry.transcript.shown(), [])
+        piece = piece or Piece(entry.text(), [])
         completion = None
         if row.finish_reason is not None:
             self._entries.pop(id, None)

@@ -14,6 +14,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel
+from foretoken.request import Begun
 from oracle import random_model
 from tiny import byte_level
 
@@ -54,6 +55,55 @@ def test_events_concatenate_to_what_generate_returns() -> None:
     kept = [[token for step in event.steps for token in step.kept] for event in events]
     assert kept == [event.tokens for event in events]
     assert [step for event in events for step in event.steps] == last.completion.steps
+
+
+COSTS = Costs(((0, 0.0), (4, 0.004)), ((1, 0.01), (5, 0.012)), ((1, 0.0), (5, 0.0)))
+WAYS = {
+    "fixed gamma": {"gamma": 3},
+    "plain": {"gamma": 0},
+    "its own gamma": {"deterministic": True},
+    "controls": {"gamma": 2, "presence_penalty": 0.7, "stop_strings": "e", "min_new_tokens": 9},
+    "a grammar": {"gamma": 2, "structured": {"regex": "[a-z]{20}"}, "stop_token_ids": [0]},
+    "logprobs": {"gamma": 2, "logprobs": 1, "prompt_logprobs": 1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str) -> None:
+    spec = speculator(tokenizer=True)
+    spec._costs |= {("sampled", rows): COSTS for rows in (1, 16)}
+    wishes = {"temperature": 0.9, "max_new_tokens": 24, **WAYS[way]}
+    prompt = "It was the way that long prompts go on and on"
+    whole, parts = [], []
+    with Engine(spec) as engine:
+        engine.add(prompt, seed=5, **wishes)
+        whole = drained(engine)
+    assert len(whole) > 3
+    for cut in range(1, len(whole), 3):
+        parts = whole[:cut]
+        with Engine(spec) as engine:
+            engine.add("Others", seed=6, temperature=1.0, max_new_tokens=9, gamma=1)
+            engine.step()
+            steps = [step for event in parts for step in event.steps]
+            shown = sum(len(event.text) for event in parts)
+            id = engine.add(prompt, seed=5, begun=Begun(steps, shown), **wishes)
+            parts = parts + [event for event in drained(engine) if event.id == id]
+        last, unbroken = parts[-1].completion, whole[-1].completion
+        assert [t for e in parts for t in e.tokens] == unbroken.tokens == last.tokens
+        assert "".join(e.text for e in parts) == unbroken.text == last.text
+        assert last.finish_reason == unbroken.finish_reason
+        assert last.stats.target_calls == unbroken.stats.target_calls
+        known = [[each for e in some for each in e.logprobs or ()] for some in (parts, whole)]
+        assert known[0] == known[1] and len(known[0]) in (0, len(unbroken.tokens))
+        assert last.prompt_logprobs == unbroken.prompt_logprobs
+
+
+def test_steps_that_end_a_text_are_not_gone_on_with() -> None:
+    with Engine(speculator()) as engine:
+        engine.add([1, 2], WISHES, gamma=1)
+        (done,) = [event.completion for event in drained(engine) if event.completion]
+        with pytest.raises(InputError, match="begun ends the text already"):
+            engine.add([1, 2], WISHES, gamma=1, begun=Begun(done.steps))
 
 
 def test_a_request_may_have_a_rule_of_its_own() -> None:

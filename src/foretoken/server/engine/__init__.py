@@ -4,6 +4,6 @@ Nothing but `worker`, `words` and `ledger` runs in the engine's process, and onl
 imported.
 
 Tests under another name:
-`writing`, `messages`: `tests/unit/server/engine/test_link.py`.
+`writing`, `messages`, `process`: `tests/unit/server/engine/test_link.py`.
 `logs`: `tests/unit/server/test_metrics.py`.
 """

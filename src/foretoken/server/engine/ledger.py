@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Ledger:
         self.made_at: Counter[int] = Counter()  # guesses, by place
         self.alpha: float | None = None  # of late
         # tokens and seconds of texts, by how many ran (in powers of two), with guesses and without
-        self.speeds: defaultdict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self.speeds: defaultdict[tuple[int, bool], list[float]] = defaultdict(_nothing)
 
     def note(self, event: Event) -> None:
         """One event of the engine."""
@@ -46,12 +47,17 @@ class Ledger:
     def report(self, spec: Speculator) -> dict[str, Any]:
         """Rates; None where nothing is known yet."""
         costs = spec.known_costs()
-        return {
-            "active": self.drafted > 0 if self.steps else None,
-            "alpha": self.alpha,
+        return self.rates() | {
             "c": None if costs is None else costs.c,
             "v": None if costs is None else [[n, costs.v(n)] for n, _ in costs.score],
             "predicted_speedup": None if costs is None else self._predicted(costs),
+        }
+
+    def rates(self) -> dict[str, Any]:
+        """Those that follow from the steps alone."""
+        return {
+            "active": self.drafted > 0 if self.steps else None,
+            "alpha": self.alpha,
             "measured_speedup": self._measured(),
             "tokens_per_call": self.tokens / self.steps if self.steps else None,
             "acceptance_by_position": self.by_position(),
@@ -60,6 +66,18 @@ class Ledger:
             "accepted": self.accepted,
             "tokens": self.tokens,
         }
+
+    def add(self, other: Ledger) -> None:
+        """What another engine's steps come to, too."""
+        known = [(each.alpha, each.drafted) for each in (self, other) if each.alpha is not None]
+        weight = sum(drafted for _, drafted in known)
+        self.alpha = sum(a * drafted for a, drafted in known) / weight if weight else None
+        for name in ("steps", "drafted", "accepted", "tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.kept_at += other.kept_at
+        self.made_at += other.made_at
+        for kind, sums in other.speeds.items():
+            self.speeds[kind] = [*map(add, self.speeds[kind], sums)]
 
     def by_position(self) -> list[float]:
         """Of the guesses made at each place, the share that was kept."""
@@ -85,3 +103,20 @@ class Ledger:
                 plainly += tokens * alone / plain
                 taken += seconds
         return plainly / taken if taken else None
+
+
+def together(told: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
+    """One report of several engines': what follows from the steps from all of them, the costs,
+    which they share, from the first, and of what these predict the mean by tokens."""
+    sums = Ledger()
+    for ledger, _ in told:
+        sums.add(ledger)
+    known = [(r["predicted_speedup"], ledger.tokens) for ledger, r in told]
+    known = [(factor, tokens) for factor, tokens in known if factor is not None]
+    weight = sum(tokens for _, tokens in known)
+    mean = sum(factor * tokens for factor, tokens in known) / weight if weight else None
+    return told[0][1] | sums.rates() | {"predicted_speedup": mean}
+
+
+def _nothing() -> list[float]:
+    return [0.0, 0.0]

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from threading import Thread
@@ -30,7 +27,8 @@ from foretoken.server.engine.messages import (
     Stop,
     ToEngine,
 )
-from foretoken.server.engine.worker import Setup, work
+from foretoken.server.engine.process import Begun, Pipe, Process, spawned
+from foretoken.server.engine.worker import Setup
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is started again
@@ -57,10 +55,10 @@ class UnavailableError(Exception):
 
 
 class Link:
-    """An engine's process, from `start` to `stop`."""
+    """An engine's process, from `start` to `stop`. `begin`: what starts it, and does not wait."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    def __init__(self, setup: Setup, begin: Callable[[Setup], Begun] = spawned) -> None:
+        self.setup, self._begin = setup, begin
         self.state: State = "loading"
         self.facts: dict[str, Any] = {}
         self.problem = ""  # why it failed
@@ -72,28 +70,31 @@ class Link:
         self._prompts: dict[int, int] = {}  # tokens of each, where they are known
         self._stuck: set[int] = set()  # who has waited since the last step
         self._silent = 0.0  # seconds for which they have
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
+        self._process: Process | None = None
         self._deaths = 0  # since it was ready last
         self._idle = asyncio.Event()
         self._letters: SimpleQueue[Any] = SimpleQueue()
         self.failed = lambda: None  # called where no engine can be started
 
+    @property
+    def open(self) -> int:
+        """Requests and questions without an end."""
+        return len(self._inboxes)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many engines are in each state: as a fleet's, of one."""
+        return {self.state: 1}
+
     def start(self) -> None:
         """Start the process; it is ready when `state` says so."""
         self._loop = asyncio.get_running_loop()
-        context = get_context("spawn")  # a fork would take threads' locks along
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=work, args=(theirs, self.setup), name="foretoken engine", daemon=True
-        )
-        self._process.start()
-        theirs.close()
+        self._process, pipe = self._begin(self.setup)
         self._letters.put(None)  # the end of the former
         self._letters = SimpleQueue()
         for name, life in (("events", self._listen), ("letters", self._post)):
             more = (self._letters,) if life == self._post else ()
-            Thread(target=life, args=(self._pipe, *more), name=name, daemon=True).start()
+            Thread(target=life, args=(pipe, *more), name=name, daemon=True).start()
         self._watch(self._process)
 
     async def stop(self, patience: float) -> None:
@@ -189,7 +190,7 @@ class Link:
             self._deliver(Refusal(id, "input", "the request is nested too deeply; flatten it"))
 
     @staticmethod
-    def _post(pipe: Connection, letters: SimpleQueue[Any]) -> None:
+    def _post(pipe: Pipe, letters: SimpleQueue[Any]) -> None:
         """A thread's life: what the engine is told."""
         while (letter := letters.get()) is not None:
             try:
@@ -197,7 +198,7 @@ class Link:
             except (OSError, ValueError):  # it has died, which `_listen` sees too
                 return
 
-    def _listen(self, pipe: Connection) -> None:
+    def _listen(self, pipe: Pipe) -> None:
         """A thread's life: what the engine says, to the loop."""
         while True:
             try:
@@ -240,7 +241,7 @@ class Link:
         if inbox is not None:  # else nobody waits any more
             inbox.put_nowait(message)
 
-    def _watch(self, process: BaseProcess) -> None:
+    def _watch(self, process: Process) -> None:
         """Every second, as no clock is to be trusted after a suspension: an engine that takes no
         step for those who wait hangs. It is ended, which `_listen` hears."""
         if process is not self._process:

@@ -27,7 +27,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that no step answers: "tokenize", "detokenize", "speculation"."""
+    """A question that no step answers: "tokenize", "detokenize", "speculation", and
+    "ledger", what that is made from."""
 
     id: int
     name: str

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from foretoken.request import StepRecord
 from foretoken.text.decoding import BYTE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from foretoken.request import StepRecord
 
 
 class Words:
@@ -67,6 +66,25 @@ class Words:
         except KeyError:  # a special token
             own = name.encode()
         return own.decode(errors="replace"), own
+
+
+def record(told: dict[str, Any]) -> StepRecord:
+    """The step that `Words.step` told of, as far as it did: without biases and padding."""
+    kept = tuple(token["id"] for token in told["tokens"])
+    rejected = tuple(token["id"] for token in told["rejected"])
+    return StepRecord(
+        told["gamma"],
+        (*kept[: told["accepted"]], *rejected),
+        told["accepted"],
+        kept,
+        tuple(told["overlaps"]),
+        told["drafted"],
+        told["draft_seconds"],
+        told["target_seconds"],
+        told["verify_seconds"],
+        told["rows"],
+        predicted=told["predicted"],
+    )
 
 
 def _letters() -> dict[str, int]:

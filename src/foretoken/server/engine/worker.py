@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
+    from foretoken.server.engine.ledger import Ledger
     from foretoken.server.engine.words import Words
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
@@ -62,6 +65,7 @@ class Setup:
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
     logs: Logs = Logs()
+    costs: bytes | None = None  # what steps cost, where that was measured elsewhere
 
 
 def work(pipe: Connection, setup: Setup) -> None:
@@ -78,6 +82,8 @@ def work(pipe: Connection, setup: Setup) -> None:
 
         transformers.disable_progress_bar()
         spec = load(setup.target, setup.draft, **setup.loading)
+        if setup.costs is not None:
+            spec.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)
         measure(spec, engine.max_rows)
     except (ForetokenError, OSError) as error:
@@ -174,7 +180,9 @@ class Worker:
             return not self.over
 
     def _add(self, message: Add) -> None:
+        from foretoken.request import Begun
         from foretoken.sampling.params import SamplingParams
+        from foretoken.server.engine.words import record
 
         options = dict(message.options)
         most = options.pop("most_tokens", None)
@@ -186,6 +194,9 @@ class Worker:
             options["max_new_tokens"] = self._limit(len(ids), asked, most)
             if "prediction" in options:
                 options["prediction"] = self._prediction(options["prediction"])
+            if "begun" in options:
+                steps, shown = options["begun"]
+                options["begun"] = Begun([record(step) for step in steps], shown)
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
                 self.trial.require(cast("Structured", wish))
@@ -263,6 +274,7 @@ class Worker:
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "speculation": self._speculation,
+            "ledger": self._ledger,
         }
         try:
             self._send(Answer(id, questions[name](**arguments)))
@@ -287,6 +299,11 @@ class Worker:
             "waiting": self.engine.waiting,
         }
 
+    def _ledger(self) -> tuple[Ledger, dict[str, Any]]:
+        """As the sums of several engines need it."""
+        with self.awake:
+            return deepcopy(self.ledger), self._speculation()
+
     def _facts(self) -> dict[str, Any]:
         from foretoken.drafters.none import NoDrafter
 
@@ -307,6 +324,7 @@ class Worker:
             "top_k": spec.suggested.get("top_k"),
             "max_rows": self.engine.max_rows,
             "pid": os.getpid(),
+            "costs": pickle.dumps(self.spec.frozen),  # for others; read where torch is
         }
 
     def _tell(self, events: list[Event]) -> None:

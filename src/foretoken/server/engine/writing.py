@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from foretoken.server.engine.link import Link
+from foretoken.server.engine.fleet import Engines
 from foretoken.server.engine.messages import Done, Known, Part
 
 Said = tuple[int, int | Part | Exception]  # of which text
@@ -42,7 +42,7 @@ class Writing:
     """
 
     def __init__(
-        self, link: Link, prompts: Sequence[Any], n: int, options: dict[str, Any], seed: int
+        self, link: Engines, prompts: Sequence[Any], n: int, options: dict[str, Any], seed: int
     ) -> None:
         self.n, self.predicts = n, "prediction" in options
         self.texts = [Written() for _ in range(len(prompts) * n)]

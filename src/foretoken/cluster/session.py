@@ -1,0 +1,96 @@
+"""Ray itself: started on this machine, or joined; what it has, and whether that is enough."""
+
+from __future__ import annotations
+
+import socket
+from logging import WARNING
+from pathlib import Path
+
+from foretoken.errors import InputError, one_line
+
+LOCAL = "local"
+OBJECTS = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
+ANSWER = 5.0  # seconds for an address to answer
+BASE = 400_000_000  # bytes of a replica beside weights, keys and values
+
+
+def join(address: str, cpus: int | None = None) -> None:
+    """Become part of the cluster at `address` ("host:port", or "auto": the one that this machine is
+    part of); LOCAL: of one that is started here with so many `cpus`, and ends with this process.
+    InputError where that is impossible."""
+    import ray
+
+    own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
+    try:
+        ray.init(
+            None if address == LOCAL else address,
+            include_dashboard=None if own == {} else False,
+            logging_level=WARNING,
+            namespace="foretoken",
+            **own,
+        )
+    except Exception as error:  # of every kind, a plain one where a busy machine is too slow
+        remedy = f"; give the address of a running one, or --ray {LOCAL}"
+        raise InputError(f"Ray at {address!r}: {one_line(error)[:300]}{remedy}") from None
+
+
+def leave() -> None:
+    """End what `join` began."""
+    import ray
+
+    ray.shutdown()
+
+
+def threads(replicas: int, asked: int | None) -> int:
+    """Threads of a replica: as asked, or the cluster's processors shared out; InputError where it
+    has too few."""
+    import ray
+
+    there = int(ray.cluster_resources().get("CPU", 0))
+    each = asked or max(1, there // replicas)
+    if each * replicas > there:
+        raise InputError(
+            f"{replicas} replicas of {each} threads need {each * replicas} processors, the cluster "
+            f"has {there}; give fewer --replicas or --threads"
+        )
+    return each
+
+
+def require_memory(replicas: int, weights: int, kv: int) -> None:
+    """InputError where so many replicas do not fit. weights: bytes of target and draft, which
+    replicas of a machine share; kv: bytes of keys and values of each."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    there = sum(int(node.get("memory", 0)) for node in nodes)
+    needed = replicas * (BASE + kv) + min(replicas, len(nodes)) * weights
+    if needed > there:
+        raise InputError(
+            f"{replicas} replicas need {needed / 1e9:.1f} GB ({weights / 1e9:.1f} GB of weights on "
+            f"each machine, {(BASE + kv) / 1e9:.1f} GB for each replica), the cluster has "
+            f"{there / 1e9:.1f} GB; give fewer --replicas, or less --kv-memory"
+        )
+
+
+def weights(*models: str | None) -> int:
+    """Bytes of the models' files, of those that are folders here."""
+    files = [file for name in models if name for file in Path(name).glob("*.safetensors")]
+    return sum(file.stat().st_size for file in files)
+
+
+def require_answer(address: str) -> None:
+    """InputError for an address that nobody listens at: Ray itself waits a minute for one, and says
+    so in many lines."""
+    if address in (LOCAL, "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"--ray is {address!r}; give host:port, auto or {LOCAL}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+    except OSError as error:
+        said = error.strerror or one_line(error)
+        raise InputError(
+            f"no Ray answers at {address} ({said}); start one with ray start --head, or give "
+            f"--ray {LOCAL}"
+        ) from None

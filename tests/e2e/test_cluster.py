@@ -1,0 +1,161 @@
+"""Replicas on two nodes of a Ray cluster on this machine: nothing is lost with one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+import foretoken
+import foretoken.cluster  # before ray, which reads what it sets
+from foretoken.server.app import Settings
+from foretoken.server.engine.worker import Setup
+from served import LOADING, pair, until
+
+ray = pytest.importorskip("ray", reason="ray is not installed")
+pytestmark = [pytest.mark.prove, pytest.mark.filterwarnings("default")]  # Ray's own warnings
+
+STREAMS, TOKENS = 200, 24
+BODY = {"max_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True, "model": "tiny"}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[str]:
+    """Two nodes of two processors each."""
+    from ray.cluster_utils import Cluster
+
+    from foretoken.cluster import session
+
+    small = {"num_cpus": 2, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
+    try:
+        cluster.add_node(**small)
+        session.join(cluster.address)
+        yield cluster.address
+    finally:
+        session.leave()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return pair(tmp_path_factory.mktemp("pair"))
+
+
+@contextmanager
+def replicas(names: tuple[str, str], loading: dict[str, Any]) -> Iterator[str]:
+    """The address of a server before two replicas, once both are ready."""
+    from foretoken.cluster.front import Replicas, application, served
+
+    setup = Setup(*names, loading, {"max_rows": 16})
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    app = application(setup, Settings("tiny", patience=5.0), Replicas(2, 1))
+    with served(app, "127.0.0.1", port):
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: health(url)["engines"].get("ready") == 2, 600)
+        yield url
+
+
+def health(url: str) -> dict[str, Any]:
+    try:
+        return httpx2.get(f"{url}/health", timeout=60).json()
+    except (httpx2.TransportError, ValueError):
+        return {"engines": {}}
+
+
+async def stream(client: httpx2.AsyncClient, i: int) -> tuple[str, int]:
+    """The text of request i as it was streamed, and its tokens as the steps tell of them."""
+    body = BODY | {"prompt": f"number {i}", "seed": i, "stream": True}
+    body |= {"speculation": {"gamma": 2, "steps": True}}
+    text, tokens, ends = "", 0, 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                text += choice["text"]
+                ends += choice["finish_reason"] is not None
+            steps = chunk.get("speculation", {}).get("steps", [])
+            tokens += sum(len(step["tokens"]) for step in steps)
+    assert ends == 1
+    return text, tokens
+
+
+def test_a_replica_killed_in_mid_stream_loses_and_repeats_nothing(
+    nodes: str, names: tuple[str, str]
+) -> None:
+    with replicas(names, LOADING) as url:
+        killed_in_mid_stream(url, names)
+
+
+def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
+    spec = foretoken.load(*names, **LOADING)
+    params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
+    prompts = [f"number {i}" for i in range(STREAMS)]
+    seeds = [(i, 0) for i in range(STREAMS)]
+    unbroken = [done.text for done in spec.generate(prompts, params, gamma=2, seed=seeds)]
+    victim = health(url)["engine"]
+
+    async def life() -> list[tuple[str, int]]:
+        limits = httpx2.Limits(max_connections=STREAMS)
+        async with httpx2.AsyncClient(base_url=url, timeout=900, limits=limits) as client:
+            texts = [asyncio.create_task(stream(client, i)) for i in range(STREAMS)]
+            while sum(text.done() for text in texts) < 20:
+                await asyncio.sleep(0.01)
+            os.kill(victim, signal.SIGKILL)
+            return await asyncio.gather(*texts)
+
+    found = asyncio.run(life())
+    assert [text for text, _ in found] == unbroken
+    assert {tokens for _, tokens in found} == {TOKENS}
+    metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
+    assert 'foretoken_engine_restarts{model_name="tiny"} 1.0' in metrics
+    assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {STREAMS * TOKENS}.0' in metrics
+    until(lambda: health(url)["engines"] == {"ready": 2}, 600)
+    assert health(url)["engine"] != victim
+
+
+TALKS, TURNS = 10, 10
+
+
+def test_conversations_find_their_prefixes(nodes: str, names: tuple[str, str]) -> None:
+    """Of the tokens of a turn that the turn before had too, at least 0.9 are not read again."""
+    with replicas(names, {"runtime": "openvino"}) as url:
+        found = asyncio.run(talks(url))
+    known = sum(cached for cached, _ in found)
+    assert known >= 0.9 * sum(before for _, before in found), found
+
+
+async def talks(url: str) -> list[tuple[int, int]]:
+    """Of every turn but the first of a talk: tokens that had been read, and those of the turn
+    before."""
+    async with httpx2.AsyncClient(base_url=url, timeout=900) as client:
+
+        async def talk(i: int) -> list[tuple[int, int]]:
+            messages, found, before = list[dict[str, str]](), list[tuple[int, int]](), 0
+            for turn in range(TURNS):
+                said = f"{i} says in turn {turn} what this conversation is about, and {i} more."
+                messages.append({"role": "user", "content": said})
+                body = {"model": "tiny", "messages": messages, "max_tokens": 4, "seed": turn}
+                answer = (await client.post("/v1/chat/completions", json=body)).json()
+                usage = answer["usage"]
+                if turn:
+                    found.append((usage["prompt_tokens_details"]["cached_tokens"], before))
+                before = usage["prompt_tokens"]
+                messages.append({"role": "assistant", "content": "So it is."})
+            return found
+
+        every = await asyncio.gather(*(talk(i) for i in range(TALKS)))
+    return [turn for turns in every for turn in turns]

@@ -1,0 +1,64 @@
+"""Engines over table models in threads of this process, for tests of what stands before them."""
+
+from __future__ import annotations
+
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from threading import Thread
+
+from foretoken import Engine, Speculator
+from foretoken.drafters.lm import LMDrafter
+from foretoken.ends import Ends
+from foretoken.models.table import TableModel
+from foretoken.server.engine.process import Begun
+from foretoken.server.engine.worker import Setup, Worker
+from oracle import random_model
+from tiny import byte_level
+
+V = 320
+P, Q = (random_model(seed, V) for seed in (1, 2))
+
+
+class Threaded:
+    """An engine that can be killed at any time, as a process can: its pipe ends."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.pipe, theirs = Pipe()
+        self.theirs, self.spec = theirs, speculator()
+        self.engine = Engine(self.spec, **setup.engine)
+        self.thread = Thread(target=Worker(theirs, self.spec, self.engine).run, daemon=True)
+        self.thread.start()
+
+    def join(self, timeout: float) -> None:
+        self.thread.join(timeout)
+
+    def kill(self) -> None:
+        for end in (self.theirs, self.pipe):
+            _shut(end)
+
+
+def speculator() -> Speculator:
+    target = TableModel(P, V, context=400)
+    return Speculator(target, LMDrafter(TableModel(Q, V), V), byte_level(), Ends())
+
+
+def threaded(made: list[Threaded]):
+    """What begins such engines, and keeps them in a list."""
+
+    def begin(setup: Setup) -> Begun:
+        made.append(Threaded(setup))
+        return Begun(made[-1], made[-1].pipe)
+
+    return begin
+
+
+def _shut(end: Connection) -> None:
+    """For whoever reads or writes there now, too."""
+    import os
+    import socket
+
+    try:
+        with socket.socket(fileno=os.dup(end.fileno())) as held:
+            held.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it is closed

@@ -1,0 +1,95 @@
+"""What Ray is asked for, against a cluster that is only described."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretoken.cluster import session
+from foretoken.errors import InputError
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two nodes of 4 processors and 10 GB, and what Ray was started with."""
+    told: dict[str, Any] = {}
+
+    def init(address: str | None, **options: Any) -> None:
+        told.update(options, address=address)
+        if told.get("fails"):
+            raise told["fails"]
+
+    node = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 10e9}}
+    gone = {"Alive": False, "Resources": {"CPU": 4.0, "memory": 10e9}}
+    fake = SimpleNamespace(
+        init=init, nodes=lambda: [node, node, gone], cluster_resources=lambda: {"CPU": 8.0}
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return told
+
+
+def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -> None:
+    session.join("local", 3)
+    assert cluster["address"] is None and cluster["num_cpus"] == 3
+    assert cluster["include_dashboard"] is False and cluster["object_store_memory"] <= 2**28
+
+
+def test_one_that_is_joined_is_left_as_it_is(cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        session.require_answer(address)
+        session.join(address)
+    assert cluster["address"] == address
+    assert not {"num_cpus", "object_store_memory"} & cluster.keys()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "a:b", ":7", "host:0", "host:70000"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(InputError, match="give host:port, auto or local"):
+        session.require_answer(address)
+
+
+def test_an_address_that_does_not_answer_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+    with pytest.raises(InputError, match=f"no Ray answers at {address} .Connection refused."):
+        session.require_answer(address)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ConnectionError, ValueError, Exception])
+def test_what_ray_says_is_one_line(cluster, kind: type[Exception]) -> None:
+    cluster["fails"] = kind("Version mismatch: Ray 2.50\nPython 3.12")
+    with pytest.raises(InputError) as told:
+        session.join("auto")
+    assert "\n" not in str(told.value) and "Version mismatch: Ray 2.50" in str(told.value)
+
+
+def test_threads_are_shared_out_and_too_many_are_refused(cluster) -> None:
+    assert [session.threads(n, None) for n in (1, 2, 3, 8)] == [8, 4, 2, 1]
+    assert session.threads(2, 3) == 3
+    for replicas, asked in ((9, None), (3, 3)):
+        need = replicas * (asked or 1)
+        with pytest.raises(InputError, match=f"need {need} processors, the cluster has 8"):
+            session.threads(replicas, asked)
+
+
+def test_weights_count_once_a_machine_and_caches_for_every_replica(cluster) -> None:
+    session.require_memory(4, 5_000_000_000, 10**9)
+    with pytest.raises(InputError, match=r"8 replicas need 21.2 GB \(5.0 GB of weights on each"):
+        session.require_memory(8, 5_000_000_000, 10**9)
+    session.require_memory(1, 9_000_000_000, 0)
+
+
+def test_weights_are_those_of_folders(tmp_path: Path) -> None:
+    for name, size in (("a", 10), ("b", 7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"x" * size)
+        (tmp_path / name / "other.txt").write_bytes(b"x" * size)
+    assert session.weights(str(tmp_path / "a"), str(tmp_path / "b")) == 17
+    assert session.weights(str(tmp_path / "a"), "lookup") == 10
+    assert session.weights(None, None) == 0
