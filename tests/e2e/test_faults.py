@@ -28,6 +28,7 @@ import faulty
 from foretoken.server import connection
 from foretoken.server.connection import Connection
 from foretoken.server.engine import link as links
+from foretoken.server.engine import process as processes
 from foretoken.server.engine.link import Link
 from served import pair, serving, until
 from tiny import byte_level
@@ -42,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = str(tmp_path_factory.mktemp("tokenizer"))
     byte_level().save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(links, "work", faulty.work)
+        patch.setattr(processes, "work", faulty.work)
         with serving(folder, None, max_waiting=64) as running:
             yield running
 

@@ -119,6 +119,7 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
     run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
     on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
+    on |= {"tensor_parallel": 1}  # more is refused beside these
     assert seen == asked | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")

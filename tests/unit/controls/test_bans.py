@@ -87,8 +87,9 @@ def test_bad_words(text, words):
     assert torch.equal(control(SCORES.clone(), history(text)), expected)
 
 
-@given(TEXTS, SEQUENCES, st.lists(st.floats(-4, 4), min_size=6, max_size=6))
+@given(TEXTS, SEQUENCES, st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6))
 def test_sequence_bias(text, words, numbers):
+    """transformers holds biases in float32."""
     biases = dict(zip(map(tuple, words), numbers, strict=False))
     expected = theirs(SequenceBiasLogitsProcessor(biases), text)
     torch.testing.assert_close(bans.Biased(biases)(SCORES.clone(), history(text)), expected)

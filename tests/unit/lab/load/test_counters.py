@@ -19,6 +19,7 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 150.0
 
 class Link:
     running = waiting = restarts = preempted = 0
+    states: dict[str, int] = {}
 
 
 @pytest.mark.parametrize("vllm", [False, True])
