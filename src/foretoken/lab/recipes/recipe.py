@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -175,12 +176,29 @@ def read(path: Path) -> Recipe:
     except ValidationError as error:
         raise InputError(f"{path}: {_said(error)}") from None
     folder = path.resolve().parent
-    prompts = recipe.prompts.model_copy(update={"file": str(folder / recipe.prompts.file)})
+    return _renamed(recipe, lambda name: placed(name, folder), lambda file: str(folder / file))
+
+
+def shown_from(recipe: Recipe, folder: Path) -> Recipe:
+    """The same to be shown: its files below `folder` by their place there."""
+
+    def name(absolute: str) -> str:
+        kind, colon, file = absolute.rpartition(":")
+        place = Path(file)
+        near = place.is_absolute() and place.is_relative_to(folder)
+        return f"{kind}{colon}{place.relative_to(folder).as_posix()}" if near else absolute
+
+    return _renamed(recipe, name, name)
+
+
+def _renamed(recipe: Recipe, model: Callable[[str], str], file: Callable[[str], str]) -> Recipe:
+    """With other names of its models and of its prompts' file."""
+    prompts = recipe.prompts.model_copy(update={"file": file(recipe.prompts.file)})
     drafts = [
-        draft.model_copy(update={"draft": draft.draft and placed(draft.draft, folder)})
+        draft.model_copy(update={"draft": draft.draft and model(draft.draft)})
         for draft in recipe.drafts
     ]
-    target = recipe.target and placed(recipe.target, folder)
+    target = recipe.target and model(recipe.target)
     return recipe.model_copy(update={"prompts": prompts, "drafts": drafts, "target": target})
 
 

@@ -1,9 +1,10 @@
 """What a report says: a chapter for each recipe, of sections made of rows, and one for the
-paper's arithmetic. Knows no page and no files."""
+paper's arithmetic. Knows no page, and no files but by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from foretoken.lab.experiments import acceptance, walltime
@@ -15,7 +16,7 @@ from foretoken.lab.experiments.experiment import (
     plus_minus,
 )
 from foretoken.lab.machine import Machine
-from foretoken.lab.recipes.recipe import Recipe
+from foretoken.lab.recipes.recipe import Recipe, shown_from
 from foretoken.lab.report import arithmetic
 from foretoken.lab.report.results import Results
 from foretoken.lab.report.run import EXPERIMENTS, Job
@@ -89,7 +90,8 @@ def _chapter(recipe: Recipe, asked: list[Job], results: Results) -> Chapter:
     ]
     sections = [section for section in made if section is not None]
     lines = _headlines(recipe, found)
-    return Chapter(recipe.name, recipe.title, sections, recipe, lines, found, failed, missing)
+    shown = shown_from(recipe, Path.cwd())
+    return Chapter(recipe.name, recipe.title, sections, shown, lines, found, failed, missing)
 
 
 def _headlines(recipe: Recipe, found: Found) -> list[Headline]:

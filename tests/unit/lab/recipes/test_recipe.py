@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.recipes.recipe import Name, Recipe, placed, read
+from foretoken.lab.recipes.recipe import Name, Recipe, placed, read, shown_from
 from foretoken.lab.report.run import EXPERIMENTS
 
 RECIPES = Path(__file__).parents[4] / "recipes"
@@ -58,6 +58,10 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
     assert placed("ngram:table.ngram", tmp_path) == f"ngram:{tmp_path / 'table.ngram'}"
     for name in ("google/t5-v1_1-xl", "lookup", "self:int8", "ngram:other.ngram"):
         assert placed(name, tmp_path) == name
+    shown = shown_from(recipe, tmp_path)
+    assert shown.target == "models/target" and shown.prompts.file == "prompts.txt"
+    assert shown.drafts == recipe.drafts  # a name
+    assert shown_from(recipe, tmp_path / "elsewhere") == recipe
 
 
 @pytest.mark.parametrize(
