@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8000, help="on gap sentences, at most")
     parser.add_argument("--article-steps", type=int, default=2000, help="on articles, at most")
     parser.add_argument("--distill-steps", type=int, default=400)
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
     given = parser.parse_args()
     out = given.out
     out.mkdir(parents=True, exist_ok=True)
@@ -55,10 +56,12 @@ def main() -> None:
         prepare(given, gaps, articles)
     for name in SHAPES:
         if "train" in given.stages:
+            how: dict[str, object] = {"bfloat16": given.bfloat16}
             own = {} if name == "target" else {"tokenizer": out / "target-gaps" / "tokenizer"}
-            train(gaps, out / f"{name}-gaps", {**SHAPES[name], **own, "steps": given.steps})
+            train(gaps, out / f"{name}-gaps", {**SHAPES[name], **own, **how, "steps": given.steps})
+            how |= {"dropout": 0.1, "steps": given.article_steps}
             learnt = {"init": out / f"{name}-gaps" / "model", "learning_rate": 1e-3}
-            train(articles, out / name, {**learnt, "dropout": 0.1, "steps": given.article_steps})
+            train(articles, out / name, {**learnt, **how})
         if "distill" in given.stages and name != "target":
             # On texts of the target: there are few summaries
             options = {"length": LENGTH, "steps": given.distill_steps, "batch": 16}

@@ -10,7 +10,7 @@ from foretoken import Engine, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.ends import Ends
 from foretoken.models.table import TableModel
-from foretoken.server.engine.process import Begun
+from foretoken.server.engine.process import Child
 from foretoken.server.engine.worker import Setup, Worker
 from oracle import random_model
 from tiny import byte_level
@@ -45,9 +45,9 @@ def speculator() -> Speculator:
 def threaded(made: list[Threaded]):
     """What begins such engines, and keeps them in a list."""
 
-    def begin(setup: Setup) -> Begun:
+    def begin(setup: Setup) -> Child:
         made.append(Threaded(setup))
-        return Begun(made[-1], made[-1].pipe)
+        return Child(made[-1], made[-1].pipe)
 
     return begin
 

@@ -27,7 +27,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import versions
 
-FILE, FORMAT = "costs.json", 6
+FILE, FORMAT = "costs.json", 7
 SINGLE = ("change", "draft_token", "draft_change")  # that are one number
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 

@@ -6,9 +6,11 @@ Their text is thrown away, so guesses may be made up where the drafter has none.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from statistics import fmean, median_low
+from itertools import zip_longest
+from statistics import median_low
 from time import perf_counter
 from typing import NamedTuple, TypeVar, cast
 
@@ -32,7 +34,7 @@ from foretoken.sampling.verify import block
 ALONE = (*range(9), 11, 12, 15)
 TWICE = 2  # steps of each size in a row: a pass of another size than the last is slower
 SETTLE = 2  # more at the beginning of a round: small passes may be padded to the last sizes
-WORTH = 10.0  # weight of the probe's alpha, in guesses of a new row
+WORTH = 10.0  # weight of the probe's alpha at most, in guesses of a new row
 SECONDS = 1.0  # no round after the second begins later than this
 ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
@@ -54,17 +56,19 @@ class Probed(NamedTuple):
     lasting: bool
 
 
-def probe(batch: Batch, request: Request, params: SamplingParams) -> Probed:
-    """Costs of steps of one row, which ends of sequence do not stop. Less is measured where the
-    request's limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
+def probe(
+    batch: Batch, request: Request, params: SamplingParams, eos: frozenset[int] = frozenset()
+) -> Probed:
+    """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
+    timed, and says nothing of how far the two models agree. Less is measured where the request's
+    limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
     drafter, began = _NeverSilent(batch.drafter), others.read()
     (row,) = _run(batch, drafter, [request], params, ALONE)
     steps = _settled(row.records, ALONE)
-    overlaps = [overlap for record in row.records for overlap in record.overlaps]
     token, change = _draft_sizes(batch.drafter)
     costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
-    if len(overlaps) >= WORTH and not drafter.made_up:
-        costs = replace(costs, prior=(WORTH, fmean(overlaps)))
+    if not drafter.made_up:
+        costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
     quiet = _undisturbed(began)
     return Probed(costs, quiet and _steady(steps, [step.drafted for step in steps], ALONE))
 
@@ -141,6 +145,23 @@ def _run(
 def _round(sizes: tuple[int, ...]) -> list[int]:
     """The guesses of a round's steps."""
     return [sizes[0]] * SETTLE + [size for size in sizes for _ in range(TWICE)]
+
+
+def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
+    """The overlaps at the places of the text, up to its first end."""
+    for step in steps:
+        for token, overlap in zip_longest(step.kept, step.overlaps):
+            if overlap is not None:
+                yield overlap
+            if token in eos:
+                return
+
+
+def _learned(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
+    """As `Costs.prior`, behind guesses with these overlaps."""
+    worth, alpha = prior
+    seen = worth + len(overlaps)
+    return min(WORTH, seen), (worth * alpha + sum(overlaps)) / seen
 
 
 def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:

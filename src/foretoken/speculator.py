@@ -384,7 +384,7 @@ class Speculator:
             batch = Batch(self.target, self.drafter)
             self._price(None)  # passes are timed at their own sizes
             if alone is None:
-                return probe(batch, request, params)
+                return probe(batch, request, params, self.ends.eos)
             return probe_shared(alone, batch, request, params, rows)
 
     def _probe_ids(self) -> list[int]:

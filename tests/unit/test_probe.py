@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from foretoken.costs import Costs
@@ -11,7 +13,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
 from foretoken.gamma import Fixed
-from foretoken.models.table import TableModel
+from foretoken.models.table import Law, TableModel
 from foretoken.probe import ALONE, TOKENS, _steady, probe, probe_shared, shared
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -46,6 +48,24 @@ def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     )
     assert all(seconds > 0 for _, seconds in measured.score)
     assert e.target._texts == []
+
+
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
+def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
+    """Behind id 5 both repeat it for ever; before it, for 6 tokens, they never agree."""
+
+    def law(own: int) -> Law:
+        def at(text: Sequence[int]) -> list[float]:
+            return [float(i == (own if len(text) < 8 else 5)) for i in range(V)]
+
+        return at
+
+    e = Batch(TableModel(law(1), V), LMDrafter(TableModel(law(2), V), V))
+    measured, _ = probe(e, request(), params, frozenset({5}))
+    # to 3 guesses of 0.8 come two that are refused, in steps of one each, and the end itself
+    assert measured.prior == (6, pytest.approx((2.4 + 1) / 6))
+    endless, _ = probe(e, request(), params)
+    assert endless.prior[1] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import ray
 
 from foretoken.errors import one_line
 from foretoken.server.engine.messages import Failed
-from foretoken.server.engine.process import Begun
+from foretoken.server.engine.process import Child
 from foretoken.server.engine.worker import Setup, work
 from foretoken.storage.lineage import versions
 
@@ -111,7 +111,7 @@ class Remote:
             held.shutdown(socket.SHUT_RDWR)
 
 
-def placed(setup: Setup, threads: int) -> Begun:
+def placed(setup: Setup, threads: int) -> Child:
     """A replica that Ray places and starts; as `process.spawned`."""
     remote = Remote(setup, threads)
-    return Begun(remote, remote)
+    return Child(remote, remote)

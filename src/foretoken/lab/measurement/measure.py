@@ -57,8 +57,8 @@ def measure(
 
     rows: measure what a batch of so many costs too; done: the first prompts, measured before; keep:
     called with each of the others; track: an iterable around their numbers, for a progress bar.
-    Raises InputError for prompts that the models
-    cannot continue, KeyboardInterrupt where a run was interrupted.
+    Raises InputError for prompts that the models cannot continue, KeyboardInterrupt where a run was
+    interrupted.
     """
     require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
     if isinstance(spec.drafter, NoDrafter):

@@ -16,7 +16,7 @@ from foretoken.server.engine.ledger import together
 from foretoken.server.engine.link import Link, RefusedRequest, State, UnavailableError
 from foretoken.server.engine.messages import Part
 from foretoken.server.engine.prefixes import Prefixes, digests
-from foretoken.server.engine.process import Begun
+from foretoken.server.engine.process import Child
 from foretoken.server.engine.worker import Setup
 
 MOVES = 3  # engines that a text may lose: one that ends them itself is not to end all
@@ -31,7 +31,7 @@ class Fleet:
     """`count` engines behind one link's face. The first is started alone: what steps cost is
     measured there, undisturbed, and the others are given it."""
 
-    def __init__(self, setup: Setup, begin: Callable[[Setup], Begun], count: int) -> None:
+    def __init__(self, setup: Setup, begin: Callable[[Setup], Child], count: int) -> None:
         self.setup, self._begin = setup, begin
         self.problem = ""  # why it failed
         self.failed = lambda: None  # called where one of the first engines cannot be started

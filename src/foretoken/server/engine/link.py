@@ -27,7 +27,7 @@ from foretoken.server.engine.messages import (
     Stop,
     ToEngine,
 )
-from foretoken.server.engine.process import Begun, Pipe, Process, spawned
+from foretoken.server.engine.process import Child, Pipe, Process, spawned
 from foretoken.server.engine.worker import Setup
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
@@ -57,7 +57,7 @@ class UnavailableError(Exception):
 class Link:
     """An engine's process, from `start` to `stop`. `begin`: what starts it, and does not wait."""
 
-    def __init__(self, setup: Setup, begin: Callable[[Setup], Begun] = spawned) -> None:
+    def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
         self.setup, self._begin = setup, begin
         self.state: State = "loading"
         self.facts: dict[str, Any] = {}

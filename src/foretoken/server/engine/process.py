@@ -28,14 +28,14 @@ class Process(Protocol):
         ...
 
 
-class Begun(NamedTuple):
-    """An engine that loads, or runs."""
+class Child(NamedTuple):
+    """An engine's process, while it loads or runs, and the pipe to it."""
 
     process: Process
     pipe: Pipe
 
 
-def spawned(setup: Setup) -> Begun:
+def spawned(setup: Setup) -> Child:
     """An engine in a process of its own, which ends with this one."""
     context = get_context("spawn")  # a fork would take threads' locks along
     ours, theirs = context.Pipe()
@@ -44,4 +44,4 @@ def spawned(setup: Setup) -> Begun:
     )
     process.start()
     theirs.close()
-    return Begun(process, ours)
+    return Child(process, ours)

@@ -12,7 +12,7 @@ from foretoken.server.engine import fleet as fleets
 from foretoken.server.engine.fleet import Fleet
 from foretoken.server.engine.link import RefusedRequest, UnavailableError
 from foretoken.server.engine.messages import Part
-from foretoken.server.engine.process import Begun
+from foretoken.server.engine.process import Child
 from foretoken.server.engine.worker import Setup
 
 WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24, "cache_salt": ""}
@@ -198,11 +198,11 @@ def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
 
     made: list[Threaded] = []
 
-    def begin(setup: Setup) -> Begun:
+    def begin(setup: Setup) -> Child:
         if not made:
             return threaded(made)(setup)
         bad = Bad()
-        return Begun(bad, bad.pipe)
+        return Child(bad, bad.pipe)
 
     async def life() -> None:
         fleet, told = Fleet(Setup(None, None), begin, 2), asyncio.Event()
