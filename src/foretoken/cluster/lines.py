@@ -57,7 +57,7 @@ def texts(asked: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it warns that there are no bars
     items = [{"place": i, "ask": pickle.dumps(ask)} for i, ask in enumerate(asked)]
     pool = ray.data.ActorPoolStrategy(
         size=workers.count,
