@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import moving
 from foretoken import Completion, Engine, InputError, RefusedError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
+from foretoken.engine import memory
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.grid import ExactModel
 from moving import (
@@ -277,7 +278,10 @@ def test_every_request_ends_rightly(runtime: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("runtime", ["torch", "paged"])
-def test_proof_ten_thousand_requests_take_no_memory(runtime: str) -> None:
+def test_proof_ten_thousand_requests_take_no_memory(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "KEPT", 4_000_000)  # full after a few hundred texts
     spec, seen = RUNTIMES[runtime].speculator("lm", SOUND), list[int]()
     with Engine(spec) as engine:
         seen = [resident() for over in served(engine, 10_000) if over % 1000 == 0]
@@ -333,6 +337,25 @@ def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     require_empty(spec)
 
 
+def test_talks_in_turns_find_what_was_read() -> None:
+    """Twelve talks at two rows: far more than the rows alone need pages for. All whole pages of the
+    turn before are found; the last token that it wrote has not been read."""
+    spec = moving.shared("paged", "lm", number=-2, before=SOUND)
+    histories = [[(k * i) % 290 + 1 for i in range(70)] for k in range(1, 13)]
+    with Engine(spec, 2) as engine:
+        for turn in range(4):
+            before = [len(history) for history in histories]
+            for k, history in enumerate(histories):
+                history += [(7 * i + turn + k) % 290 + 1 for i in range(9)]
+            ids = [engine.add(history, max_new_tokens=4, gamma=2) for history in histories]
+            done = drained(engine)
+            for id, history, read in zip(ids, histories, before, strict=True):
+                assert not turn or done[id].stats.cached_tokens >= (read - 1) // 32 * 32
+                history += done[id].tokens
+        assert spec.target.pool.size * spec.target.pool.page_bytes <= memory.KEPT  # pyright: ignore
+    require_empty(spec)
+
+
 TEXTS = st.tuples(
     st.sampled_from(["", "mine", "yours"]),
     st.integers(0, 3),  # which beginning
@@ -346,10 +369,13 @@ TEXTS = st.tuples(
 @given(arrivals=st.lists(TEXTS, min_size=4, max_size=25), rows=st.integers(1, 4))
 def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int) -> None:
     """Every page ends free, and those that are known hold what they are known for; nothing is read
-    from another salt's."""
-    spec = moving.shared("paged", "lm", before=SOUND)
+    from another salt's. Nothing is set apart for texts that have left, so they give way soon."""
+    spec = moving.shared("paged", "lm", number=-1, before=SOUND)
     shown: dict[str, list[list[int]]] = {}  # what each salt has asked
-    with Engine(spec, rows) as engine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "KEPT", 0)
+        engine = Engine(spec, rows)
+    with engine:
         running: dict[int, tuple[str, list[int]]] = {}
         for salt, which, length, fork, aborted in arrivals:
             prompt = [*((i * (which + 3)) % 290 + 1 for i in range(length)), *fork, 9]

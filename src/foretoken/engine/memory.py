@@ -1,10 +1,31 @@
-"""A budget for keys and values, of a target and its drafter together."""
+"""Memory for keys and values, of a target and its drafter together: a budget for rows, and what is
+kept of texts that have left."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Reserves, Sized
 from foretoken.request import Row
+
+# For texts that have left, where no budget is stated: bytes, and tokens, whose pages are looked at
+# when a row leaves. Rows that run come first, and grow the memory where it is not enough.
+KEPT, KEPT_TOKENS = 1_000_000_000, 65_536
+
+
+def reserve_kept(parts: Sequence[object]) -> None:
+    """Room for texts that have left, in the parts that keep them; it is touched as it is used."""
+    sized = [part for part in parts if isinstance(part, Reserves)]
+    _reserve(sized, min(KEPT, sum(part.memory([KEPT_TOKENS], [1]) for part in sized)))
+
+
+def _reserve(parts: Sequence[Sized], total: int) -> None:
+    """So many bytes, now, shared out by what a token takes, where parts can."""
+    shares = [part.memory([1], [1]) for part in parts]
+    for part, share in zip(parts, shares, strict=True):
+        if isinstance(part, Reserves):
+            part.reserve(total * share // sum(shares))
 
 
 class Memory:
@@ -26,10 +47,7 @@ class Memory:
 
     def reserve(self) -> None:
         """Take all of it now, where parts can; it is touched as rows need it."""
-        shares = [part.memory([1], [1]) for part in self.parts]
-        for part, share in zip(self.parts, shares, strict=True):
-            if isinstance(part, Reserves):
-                part.reserve(self.total * share // sum(shares))
+        _reserve(self.parts, self.total)
 
     def fits(self, rows: list[Row], gain: int) -> bool:
         """Whether there is room for these rows with so many tokens more, or to their ends."""

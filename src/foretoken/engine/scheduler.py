@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, ref
 
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
-from foretoken.engine.memory import Memory
+from foretoken.engine.memory import Memory, reserve_kept
 from foretoken.engine.pace import Pace
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.gamma import Beside, Fixed, Gamma
@@ -165,6 +165,8 @@ class Scheduler:
         with self.idle():
             if limited is not None:
                 limited.reserve()
+            elif keep:
+                reserve_kept(self.batch.keeping)
             self._remember(keep)
             self.memory, self.preempted, self.most = limited, 0, most
             ENGAGED.update((id(part), self) for part in parts)

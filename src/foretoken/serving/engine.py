@@ -57,7 +57,8 @@ class Engine:
 
     max_length: tokens of a text at most, its prompt included; by itself what the model can hold.
     kv_memory: bytes for keys and values of target and draft together; rows that it is too small for
-    wait, and the youngest waits again where texts outgrow it. By itself what max_rows need.
+    wait, and the youngest waits again where texts outgrow it. By itself what max_rows need, and up
+    to 1 GB for prefix_cache.
 
     prefix_cache: keep what was read of texts, where the runtime can (OpenVINO's paged attention),
     for others that begin alike, and what was said, for lookup to copy from (docs/engine.md). In

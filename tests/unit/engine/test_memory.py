@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.engine.memory import Memory
+from foretoken.engine.memory import KEPT, KEPT_TOKENS, Memory, reserve_kept
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Sized
 from foretoken.models.table import TableModel
@@ -73,3 +73,13 @@ def test_each_part_is_given_its_share() -> None:
     target, draft = SizedTable(3), SizedTable(1)
     Memory([target, draft], 100).reserve()
     assert (target.reserved, draft.reserved) == (75, 25)
+
+
+@pytest.mark.parametrize(("size", "total"), [(2, 3 * KEPT_TOKENS), (KEPT // 9, KEPT)])
+def test_texts_that_have_left_have_some_room_shared_out_by_what_a_token_takes(
+    size: int, total: int
+) -> None:
+    target, draft = SizedTable(size), SizedTable(size // 2)
+    reserve_kept([target, draft, LookupDrafter()])
+    assert target.reserved + draft.reserved == pytest.approx(total, abs=2)
+    assert target.reserved == pytest.approx(2 * draft.reserved, rel=1e-6)

@@ -16,6 +16,7 @@ from foretoken.models.openvino.pages.prefixes import Prefixes
 
 PAGE = 2  # dimension of the cache [pages, heads, tokens of a page, width]
 FIRST = 16  # pages to begin with; the pool then grows by half
+DEEPEST = 1 << 20  # pages of a text at most
 LINE = 64  # bytes of a cache line
 BITS = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64}  # by bytes
 
@@ -54,7 +55,8 @@ class Pool:
     free: list[int] = field(default_factory=list)
     holders: list[int] = field(default_factory=list)  # rows per page
     prefixes: Prefixes | None = None  # None: nothing is kept of texts that have left
-    left: dict[int, int] = field(default_factory=dict)  # when a row left a page last
+    # when a row left each page last; the deeper ones of its text a little earlier
+    left: list[float] = field(default_factory=list)
     clock: int = 0
     tensors: dict[str, ov.Tensor] = field(default_factory=dict)  # over the arrays
     readers: list[tuple[ReferenceType[ov.InferRequest], dict[str, str]]] = field(
@@ -95,9 +97,10 @@ class Pool:
             self.holders[page] += 1
 
     def leave(self, pages: list[int]) -> None:
-        """A row is about to leave these pages."""
+        """A row is about to leave these pages, which are its text's from the first on."""
         self.clock += 1
-        self.left.update(dict.fromkeys(pages, self.clock))
+        for depth, page in enumerate(pages):
+            self.left[page] = self.clock - depth / DEEPEST
 
     def own(self, pages: list[int], i: int) -> None:
         """Copy page i of a row, which is about to be written to, if other rows hold it too."""
@@ -117,13 +120,10 @@ class Pool:
             holders[page] += 1
         free = [page for page in reversed(range(self.size)) if not holders[page]]
         if self.prefixes is not None:  # what is known goes last: first what was left long ago
-            free.sort(key=self._worth, reverse=True)
+            known = [page for page in free if page in self.prefixes]
+            known.sort(key=self.left.__getitem__, reverse=True)
+            free = [*known, *(page for page in free if page not in self.prefixes)]
         return holders, free
-
-    def _worth(self, page: int) -> tuple[int, int]:
-        assert self.prefixes is not None
-        depth = self.prefixes.depth(page)
-        return (self.left.get(page, 0), -depth) if depth else (-1, 0)
 
     def reserve(self, pages: int) -> None:
         """So many pages at least, at once; untouched they take no memory."""
@@ -144,9 +144,10 @@ class Pool:
                 self._widen(name)
         more = range(self.goal - 1, self.size - 1, -1)
         # At once: broken off in between, a page would be free twice
-        self.free, self.holders, self.size = (
+        self.free, self.holders, self.left, self.size = (
             [*self.free, *more],
             [*self.holders, *[0] * len(more)],
+            [*self.left, *[0.0] * len(more)],
             self.goal,
         )
 

@@ -71,10 +71,9 @@ class Prefixes:
             self._nodes.pop(node.page, None)
             behind += node.below.values()
 
-    def depth(self, page: int) -> int:
-        """How many pages come with and before it; 0 for one that is not known."""
-        node = self._nodes.get(page)
-        return 0 if node is None else node.depth
+    def __contains__(self, page: object) -> bool:
+        """Whether a page holds part of a text that can be found."""
+        return page in self._nodes
 
 
 def _keys(tokens: list[int], size: int) -> Iterator[Key]:
