@@ -11,9 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 
+import foretoken
+import served
 from foretoken.models.families import build
 from foretoken.models.parallel.model import on_ranks
 from foretoken.models.parallel.ranks import start
@@ -61,11 +64,17 @@ def streaming(options: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[str],
     """A command that is writing, and its other rank."""
     process = started(MAIN, *SPREAD, "--max-new-tokens", "3000", *options)
     assert process.stdout is not None and process.stdout.read(1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (other,) = [int(pid) for pid in children if b"follower" in command(int(pid))]
+    (other,) = followers(process.pid)
     yield process, other
     process.kill()
     process.communicate()
+
+
+def followers(pid: int) -> list[int]:
+    """The other ranks that a process has started."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(child) for file in children for child in file.read_text().split()]
+    return [child for child in found if b"follower" in command(child)]
 
 
 def command(pid: int) -> bytes:
@@ -102,6 +111,37 @@ def test_proof_an_end_leaves_one_line_and_no_process(
         process.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGKILL)
     err = process.communicate(timeout=300)[1].strip("\n")
     assert process.returncode == code and says.strip() in err and err.count("\n") == 0
+    require_ended(other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+def test_proof_a_server_starts_again_without_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts are those of one process; a rank that is killed costs what was being written, and
+    no more."""
+    monkeypatch.setitem(served.LOADING, "tensor_parallel", 2)
+    names = served.pair(tmp_path)
+    body = {"model": "tiny", "prompt": "It was the", "max_tokens": 40, "seed": 3}
+    body["speculation"] = {"gamma": 2}
+    alone = foretoken.load(*names, runtime="transformers", dtype="float64")
+    params = foretoken.SamplingParams(1.0, max_new_tokens=40)
+    expected = alone.generate(body["prompt"], params, gamma=2, seed=3)[0].text
+    with served.serving(*names) as (url, link):
+
+        def text() -> str:
+            answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"][0]["text"]
+
+        assert text() == expected
+        (other,) = followers(link.facts["pid"])
+        os.kill(other, signal.SIGKILL)
+        lost = httpx2.post(f"{url}/v1/completions", json=body, timeout=120)
+        assert lost.status_code == 503, lost.text
+        served.until(lambda: link.state == "ready" and link.restarts == 1, 120)
+        assert text() == expected
+        (other,) = followers(link.facts["pid"])
     require_ended(other)
 
 

@@ -69,12 +69,7 @@ def generate(
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
-    cluster.require()
-    if cluster.used and loading.tensor_parallel > 1:
-        raise InputError(
-            f"--tensor-parallel is {loading.tensor_parallel}, but workers on Ray have a whole "
-            "target each; leave out one of the two"
-        )
+    cluster.require(loading.tensor_parallel)
     if output is not None:
         file = _alone(prompt, prompt_file, compare, show_tokens, as_json)
         _write(output, file, wishes, messages, loading, (target, draft), seed, dials, cluster)

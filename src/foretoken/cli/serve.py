@@ -13,6 +13,7 @@ from foretoken.cli.command import command
 from foretoken.cli.settings import Config
 from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError, shown
+from foretoken.models.parallel.torchrun import launched
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -24,7 +25,7 @@ def _serving(text: str, *flags: str) -> Any:
 
 @command
 def serve(
-    loading: option.PairLoading,
+    loading: option.SpreadLoading,
     cluster: Cluster,
     target: Annotated[
         str | None, Argument(help="Folder or hub id; left out: the pair that ships.")
@@ -78,7 +79,9 @@ def serve(
         raise InputError(f"--drain is {drain:g}; give seconds from 0 to 3600")
     if "" in (api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
-    cluster.require()
+    cluster.require(loading.tensor_parallel)
+    if launched():
+        raise InputError("foretoken serve starts the ranks of its engine; run it without torchrun")
     chosen = speculative(speculative_config, draft)
     loading.require(target)
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")

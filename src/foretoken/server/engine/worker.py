@@ -21,7 +21,14 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 
-from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
+from foretoken.errors import (
+    BusyError,
+    ControlError,
+    ForetokenError,
+    InputError,
+    LostError,
+    one_line,
+)
 from foretoken.server.engine.logs import Logs
 from foretoken.server.engine.messages import (
     Abort,
@@ -129,12 +136,16 @@ class Worker:
         self.over = False
 
     def run(self) -> None:
-        """Until the other end says so, or is gone."""
+        """Until the other end says so, or is gone, or part of the model: then a process is to be
+        started anew."""
         Thread(target=self._listen, name="foretoken requests", daemon=True).start()
         self._send(Ready(self._facts()))
         while self._wait():
             try:
                 events = self.engine.step()
+            except LostError as error:
+                log.error("%s", one_line(error))
+                break
             except Exception as error:  # nobody knows of which request
                 log.exception("a step failed")
                 self._fail(one_line(error))
