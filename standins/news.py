@@ -16,8 +16,10 @@ import models
 import parallel
 from commands import Sizes, distill, flags, foretoken, tables
 from foretoken.storage import files
+from foretoken.train import corpus
 
-VOCABULARY, CONTEXT, HELD_OUT_TEXTS = 8192, 256, 16
+VOCABULARY, CONTEXT = 8192, 256
+PROMPTS, WORDS = 200, 8  # for the recipe: beginnings of held-out lines
 PAPER: dict[str, Sizes] = {  # its widths are divided
     "target": {"hidden": 768, "feed_forward": 3072, "layers": 12, "heads": 12, "kv_heads": 12},
     "draft": {"hidden": 256, "feed_forward": 1024, "layers": 2, "heads": 4, "kv_heads": 4},
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
     given = parser.parse_args()
     out = given.out
-    prepare(given.text, out / "text")
+    prepare(given.text, out)
     for name, sizes in PAPER.items():
         shape = {k: n // given.divisor if k in WIDTHS else n for k, n in sizes.items()}
         own = {} if name == "target" else {"tokenizer": out / "target" / "model"}
@@ -50,14 +52,20 @@ def main() -> None:
     models.record(out, "alphas", found)
 
 
-def prepare(texts: list[Path], folder: Path) -> None:
-    """The texts in files that the trainer reads, in parts: one in sixteen is held out."""
+def prepare(texts: list[Path], out: Path) -> None:
+    """The texts in files that the trainer reads, in parts, of which it holds some out, and
+    beginnings of lines of those."""
     lines = [line for path in texts for line in parallel.lines(path)]
-    folder.mkdir(parents=True, exist_ok=True)
-    size = -(-len(lines) // (HELD_OUT_TEXTS**2))
-    for number, start in enumerate(range(0, len(lines), size)):
-        part = "\n".join(lines[start : start + size])
-        files.write(folder / f"{number:03}.txt", part.encode())
+    (out / "text").mkdir(parents=True, exist_ok=True)
+    size = -(-len(lines) // corpus.HELD_OUT_EVERY**2)
+    parts = ["\n".join(lines[start : start + size]) for start in range(0, len(lines), size)]
+    for number, part in enumerate(parts):
+        files.write(out / "text" / f"{number:03}.txt", part.encode())
+    _, held_out = corpus.split(parts)
+    words = [line.split() for part in held_out for line in part.split("\n")]
+    prompts = [" ".join(line[:WORDS]) for line in words if len(line) > WORDS]
+    chosen = prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
+    files.write(out / "prompts.txt", "\n".join(chosen).encode())
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def prepare(given: argparse.Namespace, gaps: Path, articles: Path) -> None:
     known = [pair for name in given.articles for pair in parallel.read(name, given.keys)]
     known = [(cut(article), summary) for article, summary in parallel.cleaned(known, ())]
     parallel.write(articles, known)
-    learnt, _ = corpus.hold_out(known)
+    learnt, held_out = corpus.hold_out(known)
+    parallel.write(given.out / "held-out.jsonl", held_out)  # for the recipe
     texts = [article for article, _ in learnt]
     texts += ["\n".join(parallel.lines(path)) for path in given.texts]
     found = (pair for text in texts for pair in gap_pairs(text))

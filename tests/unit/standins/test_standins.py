@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from foretoken.errors import InputError
-from foretoken.train import examples
+from foretoken.train import corpus, examples
 from pairs import relative
 from scripts import STANDINS, standin
 from tiny import byte_level, folder, t5
@@ -88,11 +88,17 @@ def test_spaces_within_a_novel_are_single(tmp_path):
 
 
 def test_news_in_parts_of_which_some_are_held_out(tmp_path):
-    (tmp_path / "news.en").write_text("\n".join(map(str, range(1000))))
-    standin("news").prepare([tmp_path / "news.en"], tmp_path / "text")
+    (tmp_path / "news.en").write_text("\n".join(f"{i} b c d e f g h i" for i in range(1000)))
+    standin("news").prepare([tmp_path / "news.en"], tmp_path)
     parts = sorted((tmp_path / "text").iterdir())
     assert len(parts) == 250
-    assert "\n".join(p.read_text() for p in parts).split("\n") == [str(i) for i in range(1000)]
+    lines = "\n".join(p.read_text() for p in parts).split("\n")
+    assert [line.split()[0] for line in lines] == [str(i) for i in range(1000)]
+    learnt, held_out = corpus.split(corpus.read_texts(tmp_path / "text"))
+    prompts = (tmp_path / "prompts.txt").read_text().split("\n")
+    assert len(prompts) == 60 and all(p.endswith(" b c d e f g h") for p in prompts)
+    assert all(any(p in text for text in held_out) for p in prompts)
+    assert not any(p in f"\n{text}" for text in learnt for p in (f"\n{p}" for p in prompts))
 
 
 def test_the_better_draft_is_kept_in_bfloat16_with_all_alphas(tmp_path):
