@@ -267,3 +267,13 @@ def test_a_kept_conversion_that_is_damaged_is_made_again(tmp_path: Path) -> None
     (entry,) = [one for one in store.entries() if one.name == path]
     (entry.folder / "decoder.bin").write_bytes(b"broken")
     assert load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens == expected
+
+
+@pytest.mark.parametrize(("threads", "pinned"), [(1, False), (3, False), (4, True)])
+def test_threads_are_pinned_only_where_a_process_has_all_processors(
+    threads: int, pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first threads of several processes would all be on the first processors."""
+    monkeypatch.setattr(conversion.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(conversion.torch, "get_num_threads", lambda: threads)
+    assert conversion.settings("float32")["ENABLE_CPU_PINNING"] is pinned

@@ -118,6 +118,9 @@ class Serving:
     draft_reading: Table  # the same of the draft
     around: Table  # what a step of so many rows takes beside draft, pass and verdict
     joining: float  # to take a request on and to hand it back, beside reading it
+    # what drafts and passes take among so many rows at work, relative to `costs`
+    drafts: Table = ((1, 1.0),)
+    passes: Table = ((1, 1.0),)
 
 
 @dataclass(frozen=True, slots=True)

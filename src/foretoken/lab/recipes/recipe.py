@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -207,7 +208,7 @@ def placed(name: str, folder: Path) -> str:
     names of drafters stay. Of `ngram:FILE` and `heads:FILE` it is the file."""
     kind, colon, file = name.rpartition(":")
     try:
-        place = (folder / file).resolve()
+        place = Path(os.path.normpath(folder / file))  # a link keeps its own name
         return f"{kind}{colon}{place}" if file and place.exists() else name
     except OSError:  # a name that is too long
         return name

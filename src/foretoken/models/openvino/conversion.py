@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ def settings(dtype: str) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": kind,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype in ROUNDED else "0",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        # Pinned, the first threads of every process are on the same processors
+        "ENABLE_CPU_PINNING": torch.get_num_threads() >= (os.cpu_count() or 1),
     }
 
 

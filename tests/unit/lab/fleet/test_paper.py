@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,6 +61,19 @@ def test_a_draft_is_as_long_as_it_was_not_silent(parts: Parts):
     drafter.leave([1])
     draw = Draw([RowKey(0, 0)], [5], [SamplingParams()])
     assert drafter.propose([2], draw).lengths.tolist() == [2]
+
+
+def test_rows_at_work_take_longer_than_rows_alike(parts: Parts):
+    parts.serving = replace(SERVING, drafts=((1, 1.0), (2, 3.0)), passes=((1, 1.0), (2, 2.0)))
+    target, drafter = PaperTarget(parts), PaperDrafter(parts)
+    target.start([[0], [1]])
+    began = parts.clock()
+    target.score([[0], [0]], [1, 1])
+    assert parts.clock() - began == 2 * 1.25
+    drafter.start([0, 1], [[0], [1]], None)
+    began = parts.clock()
+    drafter.propose([1, 1], Draw([RowKey(0, 0), RowKey(0, 1)], [1, 1], [SamplingParams()] * 2))
+    assert parts.clock() - began == pytest.approx(3 * 0.5 * 1.5)
 
 
 def test_a_verdict_takes_what_follows_a_pass(parts: Parts):

@@ -56,6 +56,8 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
     assert recipe.drafts[0].draft == "models/draft"  # not there: the loader says so
     assert recipe.prompts.file == str(tmp_path / "prompts.txt")
     assert placed("ngram:table.ngram", tmp_path) == f"ngram:{tmp_path / 'table.ngram'}"
+    (tmp_path / "link").symlink_to(tmp_path / "table.ngram")
+    assert placed("link", tmp_path) == str(tmp_path / "link")  # not what it leads to
     for name in ("google/t5-v1_1-xl", "lookup", "self:int8", "ngram:other.ngram"):
         assert placed(name, tmp_path) == name
     shown = shown_from(recipe, tmp_path)
