@@ -73,7 +73,7 @@ def test_rows_at_work_take_longer_than_rows_alike(parts: Parts):
     drafter.start([0, 1], [[0], [1]], None)
     began = parts.clock()
     drafter.propose([1, 1], Draw([RowKey(0, 0), RowKey(0, 1)], [1, 1], [SamplingParams()] * 2))
-    assert parts.clock() - began == pytest.approx(3 * 0.5 * 1.5)
+    assert parts.clock() - began == pytest.approx(3 * COSTS.drafting(1, 2, 2))
 
 
 def test_a_verdict_takes_what_follows_a_pass(parts: Parts):
