@@ -70,9 +70,9 @@ def test_rows_at_work_take_longer_than_rows_alike(parts: Parts):
     began = parts.clock()
     target.score([[0], [0]], [1, 1])
     assert parts.clock() - began == 2 * 1.25
-    drafter.start([0, 1], [[0], [1]], None)
+    drafter.start([0, 1], [[0, 0, 0], [1]], None)
     began = parts.clock()
-    drafter.propose([1, 1], Draw([RowKey(0, 0), RowKey(0, 1)], [1, 1], [SamplingParams()] * 2))
+    drafter.propose([1, 1], Draw([RowKey(0, 0), RowKey(0, 1)], [3, 1], [SamplingParams()] * 2))
     assert parts.clock() - began == pytest.approx(3 * COSTS.drafting(1, 2, 2))
 
 
