@@ -51,7 +51,13 @@ def serve(
     max_length: Annotated[
         int | None, _serving("Tokens of a text, prompt included; left out: the context.")
     ] = None,
-    kv_memory: Annotated[int | None, _serving("Bytes for keys and values.")] = None,
+    kv_memory: Annotated[
+        int | None,
+        _serving(
+            "Bytes for keys and values; left out: what texts need, and up to 1 GB of those that "
+            "have left."
+        ),
+    ] = None,
     max_tokens: Annotated[int | None, _serving("New tokens of a text at most.")] = None,
     max_texts: Annotated[int, _serving("Texts of one request at most.")] = 16,
     max_body: Annotated[int, _serving("Bytes of one request at most.")] = 4_000_000,
