@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from foretoken.lab.machine import Machine
     from foretoken.lab.recipes.recipe import Recipe
     from foretoken.lab.report.chapter import Report
-    from foretoken.lab.report.run import Standing
+    from foretoken.lab.report.results import Results
+    from foretoken.lab.report.run import Job, Standing
 
 NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
 
@@ -42,6 +43,13 @@ def report(
     quick: Annotated[
         bool, Option("--quick", help="Minutes in place of hours: fewer tokens, texts and repeats.")
     ] = False,
+    as_measured: Annotated[
+        bool,
+        Option(
+            "--as-measured",
+            help="Measure nothing: show what results.jsonl holds, of whatever machine and weights.",
+        ),
+    ] = False,
     as_json: option.Json = False,
 ) -> None:
     """Measure the paper's experiments; write a page, Markdown and JSON with its figures beside.
@@ -50,22 +58,30 @@ def report(
     What fails is marked with its reason, and the others go on.
     """
     asked = _read(recipes)
-    _require(asked, out)
+    _require(asked, out, measuring=not as_measured)
     made = [recipe.quick() for recipe in asked] if quick else asked
     from foretoken.lab.report import files  # late: torch takes seconds to import
     from foretoken.lab.report.chapter import report as made_of
     from foretoken.lab.report.document import document
     from foretoken.lab.report.results import Results
+    from foretoken.lab.report.run import as_measured as measured
     from foretoken.lab.report.run import jobs, run
 
     quietly()
-    machine = _machine()
-    cases = jobs(made, machine)
-    out.mkdir(parents=True, exist_ok=True)
     results = Results(out / files.RESULTS)
-    interrupted = _follow(run(cases, results))
-    told = {"date": date.today().isoformat(), "command": _command(recipes, out, quick)}
-    whole = made_of(cases, results, machine, quick=quick, **told)
+    interrupted = False
+    if as_measured:
+        cases = measured(made, results)
+    else:
+        machine = _machine()
+        cases = jobs(made, machine)
+        _tell_anew(cases, results)
+        out.mkdir(parents=True, exist_ok=True)
+        interrupted = _follow(run(cases, results, machine))
+    flags = {"--quick": quick, "--as-measured": as_measured}
+    typed = _command(recipes, out, [flag for flag, given in flags.items() if given])
+    told = {"date": date.today().isoformat(), "command": typed}
+    whole = made_of(cases, results, quick=quick, **told)
     paths = files.write(whole, out)
     if as_json:
         print(json.dumps(document(whole), allow_nan=False))
@@ -89,7 +105,7 @@ def _read(paths: list[Path]) -> list[Recipe]:
     return recipes
 
 
-def _require(recipes: list[Recipe], out: Path) -> None:
+def _require(recipes: list[Recipe], out: Path, *, measuring: bool) -> None:
     """InputError for what would fail at once: before torch is imported."""
     from foretoken.lab.recipes import prompts  # late, as above
     from foretoken.options import require_place  # late: NumPy
@@ -99,7 +115,7 @@ def _require(recipes: list[Recipe], out: Path) -> None:
             raise InputError(f"a report needs {name}; pip install 'foretoken[report]'")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give another --out, a folder")
-    for recipe in recipes:
+    for recipe in recipes if measuring else []:
         prompts.read(recipe.prompts)
         require_place("auto", recipe.dtype)
         if recipe.target is not None:
@@ -114,9 +130,20 @@ def _machine() -> Machine:
     return describe(torch.device("cpu"))
 
 
-def _command(recipes: list[Path], out: Path, quick: bool) -> str:
+def _tell_anew(asked: list[Job], results: Results) -> None:
+    """On standard error: which recipes' measurements are there but are not used, and why."""
+    for of, recipe in {job.of: job.recipe for job in asked}.items():
+        last = results.last(recipe.name)
+        if last is not None and not results.seconds(of):
+            print(
+                f"{recipe.name}: measured anew; {results.path} has it of another recipe, other "
+                f"weights or another machine ({results.origin(last)}): --as-measured shows that",
+                file=sys.stderr,
+            )
+
+
+def _command(recipes: list[Path], out: Path, flags: list[str]) -> str:
     """As one would type it."""
-    flags = ["--quick"] if quick else []
     return shlex.join(["foretoken", "report", *map(str, recipes), "--out", str(out), *flags])
 
 

@@ -33,6 +33,11 @@ class Machine:
     gpu: str | None
     versions: dict[str, str]  # of the libraries that results depend on
 
+    def __str__(self) -> str:
+        parts = [self.cpu, f"{self.cores} cores", f"{self.threads} threads"]
+        parts += [self.gpu] if self.gpu else []
+        return ", ".join([*parts, *(f"{name} {v}" for name, v in self.versions.items())])
+
 
 def describe(device: torch.device) -> Machine:
     """The machine that this process runs on."""

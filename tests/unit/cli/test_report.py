@@ -63,7 +63,39 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     kept = (out / "results.jsonl").read_text().splitlines()
     assert kept[:5] == lines and len(kept) == 7  # what failed was tried again
     assert all("wrong" in line for line in kept[5:])
+    shown = console("report", recipe, "--out", out, "--as-measured", "--json")
+    assert json.loads(shown.out)["chapters"] == document["chapters"]
+    assert (out / "results.jsonl").read_text().splitlines() == kept
     assert f"foretoken report {recipe} --out {out}" in (out / "report.md").read_text()
+
+
+def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
+    console: Run, recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plots, "DPI", 20)  # the same, sooner
+    monkeypatch.setattr(curves, "MAX_GAMMA", 8)
+    text = RECIPE.replace('"walltime", "trace", "observations"', '"trace"')
+    text = text.replace('"target"', f'"{recipe.parent}/target"')
+    text = text.replace('"draft"', f'"{recipe.parent}/draft"')
+    (tmp_path / "prompts.txt").write_text("the day\nit was\n")
+    own = tmp_path / "own.toml"
+    own.write_text(text)
+    out = tmp_path / "report"
+    assert "measured anew" not in console("report", own, "--out", out).err
+    own.write_text(text + "\n")
+    assert "measured anew" not in console("report", own, "--out", out).err
+    own.write_text(text.replace("max_new_tokens = 8", "max_new_tokens = 9"))
+    said = console("report", own, "--out", out).err
+    assert f"tiny: measured anew; {out}/results.jsonl has it of another recipe" in said
+    (tmp_path / "prompts.txt").unlink()
+    mistake(console("report", own, "--out", out), "there is no")
+    shown = console("report", own, "--out", out, "--as-measured")
+    assert shown.code == 0 and "Measured: " in (out / "report.md").read_text()
+    mistake(
+        console("report", own, "--out", tmp_path / "none", "--as-measured"),
+        "has no measurement of tiny; leave --as-measured out",
+    )
+    assert not (tmp_path / "none").exists()
 
 
 def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):

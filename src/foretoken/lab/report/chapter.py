@@ -15,7 +15,6 @@ from foretoken.lab.experiments.experiment import (
     named,
     plus_minus,
 )
-from foretoken.lab.machine import Machine
 from foretoken.lab.recipes.recipe import Recipe, shown_from
 from foretoken.lab.report import arithmetic
 from foretoken.lab.report.results import Results
@@ -43,6 +42,7 @@ class Chapter:
     found: Found = field(default_factory=dict[str, list[Row]])
     failed: list[str] = field(default_factory=list[str])
     missing: int = 0  # cases that are not measured yet
+    origin: str = ""  # when and on what machine its rows were measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +50,25 @@ class Report:
     """All that is shown. `quick`: whether its figures are the quick ones."""
 
     chapters: list[Chapter]
-    machine: Machine
     date: str
     command: str
     quick: bool
     seconds: float  # that its measurements took
 
 
-def report(
-    asked: list[Job], results: Results, machine: Machine, *, date: str, command: str, quick: bool
-) -> Report:
+def report(asked: list[Job], results: Results, *, date: str, command: str, quick: bool) -> Report:
     """Made of the rows that there are; `asked`: all cases, recipe by recipe."""
     recipes = {job.of: job.recipe for job in asked}
     chapters = [
-        _chapter(recipe, [job for job in asked if job.of == of], results)
+        _chapter(recipe, [job for job in asked if job.of == of], results, results.origin(of))
         for of, recipe in recipes.items()
     ]
     chapters.append(Chapter("paper", ARITHMETIC, [arithmetic.section()]))
     seconds = sum(sum(results.seconds(of)) for of in recipes)
-    return Report(chapters, machine, date, command, quick, seconds)
+    return Report(chapters, date, command, quick, seconds)
 
 
-def _chapter(recipe: Recipe, asked: list[Job], results: Results) -> Chapter:
+def _chapter(recipe: Recipe, asked: list[Job], results: Results, origin: str) -> Chapter:
     found: dict[str, list[Row]] = {}
     failed: list[str] = []
     missing = 0
@@ -91,7 +88,9 @@ def _chapter(recipe: Recipe, asked: list[Job], results: Results) -> Chapter:
     sections = [section for section in made if section is not None]
     lines = _headlines(recipe, found)
     shown = shown_from(recipe, Path.cwd())
-    return Chapter(recipe.name, recipe.title, sections, shown, lines, found, failed, missing)
+    return Chapter(
+        recipe.name, recipe.title, sections, shown, lines, found, failed, missing, origin
+    )
 
 
 def _headlines(recipe: Recipe, found: Found) -> list[Headline]:

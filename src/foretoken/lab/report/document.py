@@ -20,7 +20,6 @@ def document(report: Report) -> dict[str, Any]:
         "command": report.command,
         "quick": report.quick,
         "seconds": round(report.seconds, 1),
-        "machine": asdict(report.machine),
         "chapters": [_chapter(chapter) for chapter in report.chapters],
     }
 
@@ -31,6 +30,7 @@ def _chapter(chapter: Chapter) -> dict[str, Any]:
         "name": chapter.name,
         "title": chapter.title,
         "recipe": None if recipe is None else recipe.model_dump(),
+        "measured": chapter.origin,
         "headlines": [headline._asdict() for headline in chapter.headlines],
         "missing": chapter.missing,
         "failed": chapter.failed,

@@ -14,11 +14,9 @@ def markdown(report: Report, pictures: dict[tuple[str, str], str]) -> str:
 
 
 def _lines(report: Report, pictures: dict[tuple[str, str], str]) -> Iterator[str]:
-    machine = report.machine
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     yield "# The paper's experiments, measured here"
     yield ""
-    yield f"{report.date}, on {machine.cpu} ({machine.cores} cores); {versions}."
+    yield f"Written on {report.date}."
     yield ""
     if report.quick:
         yield "The quick report: few tokens, texts and repeats, so that intervals are wide."
@@ -34,6 +32,7 @@ def _chapter(chapter: Chapter, pictures: dict[tuple[str, str], str]) -> Iterator
         drafts = ", ".join(draft.label for draft in chapter.recipe.drafts)
         target = _inline(chapter.recipe.target or "the pair that ships")
         yield f"Target: {target}. Drafts: {drafts}."
+        yield f"Measured: {_inline(chapter.origin or 'nothing yet')}."
         yield ""
     for headline in chapter.headlines:
         yield f"- **{headline.figure}** {_inline(headline.words)}"

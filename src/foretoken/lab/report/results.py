@@ -17,7 +17,7 @@ from foretoken.storage import files
 
 
 class Line(BaseModel):
-    """One measurement. `of`: a digest of what it depends on: recipe and machine."""
+    """One measurement. `of`: a digest of what it depends on: recipe, weights and machine."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     recipe: str
@@ -27,6 +27,8 @@ class Line(BaseModel):
     seconds: float
     result: dict[str, Any] = {}
     failed: str | None = None
+    machine: str = "not recorded"
+    date: str = "not recorded"
 
     @property
     def row(self) -> Row:
@@ -40,6 +42,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: dict[tuple[str, str, str], Line] = {}
+        self._last: dict[str, str] = {}
         with files.naming(path):
             content = path.read_bytes() if path.exists() else b""
         whole = 0  # bytes that are usable
@@ -71,6 +74,21 @@ class Results:
         line = self._lines.get((of, experiment, _key(case)))
         return None if line is None else line.row
 
+    def last(self, recipe: str) -> str | None:
+        """The digest of the recipe's latest measurement; None where there is none."""
+        return self._last.get(recipe)
+
+    def cases(self, of: str) -> list[tuple[str, Case]]:
+        """What was measured: experiments and their cases."""
+        return [(line.experiment, line.case) for line in self._lines.values() if line.of == of]
+
+    def origin(self, of: str) -> str:
+        """When and on what machine they were measured; "" where there are none."""
+        lines = [line for line in self._lines.values() if line.of == of]
+        dates = sorted({line.date for line in lines})
+        machines = sorted({line.machine for line in lines})
+        return f"{' to '.join(dates[:1] + dates[1:][-1:])}, {'; '.join(machines)}" if lines else ""
+
     def seconds(self, of: str, experiment: str | None = None) -> list[float]:
         """What its measurements took, those of one experiment or of all."""
         return [
@@ -81,6 +99,7 @@ class Results:
 
     def _keep(self, line: Line) -> None:
         self._lines[line.of, line.experiment, _key(line.case)] = line
+        self._last[line.recipe] = line.of
 
 
 def _parsed(text: bytes) -> Line | None:

@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import date
 from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from foretoken.errors import ForetokenError, one_line
+from foretoken.errors import ForetokenError, InputError, one_line
 from foretoken.lab.experiments import (
     acceptance,
     beyond,
@@ -74,8 +75,7 @@ def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
             if name in recipe.experiments
             for case in experiment.cases(recipe)
         ]
-        labels = [draft.label for draft in recipe.drafts]
-        asked += sorted(own, key=lambda job: labels.index(job.case["draft"]))
+        asked += _by_draft(own)
     return asked
 
 
@@ -85,7 +85,34 @@ def digest(recipe: Recipe, machine: Machine) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run(asked: list[Job], results: Results) -> Iterator[Standing]:
+def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
+    """The cases of each recipe's latest measurements, wherever they were made: needs neither models
+    nor prompts. InputError for a recipe that has none."""
+    asked: list[Job] = []
+    for recipe in recipes:
+        of = results.last(recipe.name)
+        if of is None:
+            raise InputError(
+                f"{results.path} has no measurement of {recipe.name}; leave --as-measured out"
+            )
+        labels = [draft.label for draft in recipe.drafts]
+        asked += _by_draft(
+            [
+                Job(recipe, of, experiment, case)
+                for experiment, case in results.cases(of)
+                if case["draft"] in labels
+            ]
+        )
+    return asked
+
+
+def _by_draft(own: list[Job]) -> list[Job]:
+    """A recipe's cases in the order of its drafts."""
+    labels = [draft.label for job in own[:1] for draft in job.recipe.drafts]
+    return sorted(own, key=lambda job: labels.index(job.case["draft"]))
+
+
+def run(asked: list[Job], results: Results, machine: Machine) -> Iterator[Standing]:
     """Measure the cases that have no result, those that failed before included; says before each
     how far it is. A case that fails is a result, with its reason, and the others go on."""
     missing = [job for job in asked if _missing(job, results)]
@@ -97,7 +124,7 @@ def run(asked: list[Job], results: Results) -> Iterator[Standing]:
         if pairs is None or pairs.recipe is not job.recipe:
             pairs = None  # one recipe's models at a time
             pairs = Pairs(job.recipe)
-        results.add(_line(job, _measured(pairs, job)))
+        results.add(_line(job, _measured(pairs, job), machine))
     yield Standing(len(asked), len(asked), "", 0.0)
 
 
@@ -121,7 +148,7 @@ def _measured(pairs: Pairs, job: Job) -> Row:
     return Row(job.case, seconds, {} if failed else result, failed)
 
 
-def _line(job: Job, row: Row) -> Line:
+def _line(job: Job, row: Row, machine: Machine) -> Line:
     return Line(
         recipe=job.recipe.name,
         of=job.of,
@@ -130,6 +157,8 @@ def _line(job: Job, row: Row) -> Line:
         seconds=row.seconds,
         result=row.result,
         failed=row.failed,
+        machine=str(machine),
+        date=date.today().isoformat(),
     )
 
 

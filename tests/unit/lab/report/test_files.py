@@ -39,10 +39,11 @@ def made(tmp_path_factory) -> Report:
         for row in own_rows:
             asked.append(Job(own, of, name, row.case))
             line = {"recipe": own.name, "of": of, "experiment": name, "case": row.case}
+            line |= {"machine": str(MACHINE), "date": "2026-11-22"}
             results.add(Line(**line, seconds=row.seconds, result=row.result, failed=row.failed))
     asked.append(Job(own, of, "timeline", {"draft": "small"}))
     told = {"date": "2026-11-23", "command": "foretoken report tables.toml --out report"}
-    return report(asked, results, MACHINE, quick=True, **told)
+    return report(asked, results, quick=True, **told)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,12 @@ def test_the_page_is_whole_and_loads_nothing(folder):
 
 def test_the_page_says_what_it_is_made_of(folder):
     text = (folder / "report.html").read_text()
-    for part in ("a processor, 2 cores", "The quick report", "2026-11-23", "tables.toml"):
+    for part in (
+        "Measured: 2026-11-22, a processor, 2 cores",
+        "The quick report",
+        "2026-11-23",
+        "tables.toml",
+    ):
         assert part in text
     assert "1 measurement failed" in text and "1 is not done yet" in text
     assert "1.90 ± 0.01x" in text and "T=0: small, gamma 2" in text
@@ -131,7 +137,7 @@ def test_json_has_rows_and_sections(folder):
     document = json.loads((folder / "report.json").read_text())
     own, paper = document["chapters"]
     assert paper["recipe"] is None and own["recipe"]["name"] == "tables"
-    assert document["machine"]["cpu"] == "a processor" and document["quick"] is True
+    assert own["measured"] == f"2026-11-22, {MACHINE}" and document["quick"] is True
     assert len(own["rows"]["acceptance"]) == 6 and own["missing"] == 1
     assert own["headlines"][0]["figure"] == "1.90 ± 0.01x"
     titles = [section["title"] for section in own["sections"]]

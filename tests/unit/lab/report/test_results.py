@@ -39,6 +39,25 @@ def test_what_is_there_is_read_again(tmp_path):
     assert again.seconds("digest", "walltime") == [] and again.seconds("digest") == [2.0]
 
 
+def test_the_latest_of_a_recipe_and_where_it_was_measured(tmp_path):
+    results = Results(tmp_path / "results.jsonl")
+    assert results.last("tables") is None and results.origin("digest") == ""
+    here = {"machine": "a machine", "date": "2026-11-23"}
+    for draft, changed in [
+        ("a", {"of": "old"}),
+        ("b", here),
+        ("c", here | {"date": "2026-11-24"}),
+        ("d", here | {"date": "2026-11-25"}),
+    ]:
+        results.add(line(draft).model_copy(update=changed))
+    for again in (results, Results(results.path)):
+        assert again.last("tables") == "digest" and again.last("another") is None
+        assert again.origin("digest") == "2026-11-23 to 2026-11-25, a machine"
+        assert again.origin("old") == "not recorded, not recorded"
+    results.add(line("a").model_copy(update={"of": "old"}))  # measured again
+    assert results.last("tables") == Results(results.path).last("tables") == "old"
+
+
 def test_a_later_line_takes_the_place_of_one_before(tmp_path):
     path = tmp_path / "results.jsonl"
     first = Results(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from foretoken.errors import InputError
 from foretoken.lab.recipes.recipe import Prompts
 from foretoken.lab.report import run as module
 from foretoken.lab.report.results import Results
-from foretoken.lab.report.run import Job, digest, jobs, run
+from foretoken.lab.report.run import Job, as_measured, digest, jobs, run
 from laboratory import MACHINE, TablePairs, recipe
 
 
@@ -61,21 +62,36 @@ def test_results_are_of_a_recipe_on_a_machine(own):
     assert digest(own.quick().model_copy(update={"seed": 1}), MACHINE) != first
 
 
+def test_the_latest_measurements_are_found_without_models_and_prompts(own, measured, tmp_path):
+    results = Results(tmp_path / "results.jsonl")
+    with pytest.raises(InputError, match="has no measurement of tables; leave --as-measured out"):
+        as_measured([own], results)
+    another = replace(MACHINE, cpu="another")
+    jobs_before = jobs([own], another)
+    list(run(jobs_before, results, another))
+    (tmp_path / "prompts.txt").unlink()
+    again = as_measured([own], Results(results.path))
+    assert again == jobs_before
+    case = again[0]
+    today = date.today().isoformat()
+    assert results.origin(case.of) == f"{today}, another, 2 cores, 2 threads, foretoken 0"
+
+
 def test_each_is_kept_and_none_is_measured_again(own, measured, tmp_path):
     asked, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    standings = run(asked, Results(path))
+    standings = run(asked, Results(path), MACHINE)
     for _ in range(4):  # three are done, and the fourth is to begin
         next(standings)
     standings.close()
     assert len(measured) == 3
-    rest = list(run(asked, Results(path)))
+    rest = list(run(asked, Results(path), MACHINE))
     assert rest[0].done == 3 and rest[0].all == 12 and rest[-1].done == 12
     assert len(measured) == 12 and measured[3] == asked[3].case
 
 
 def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
     asked, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    list(run(asked, Results(path)))
+    list(run(asked, Results(path), MACHINE))
     results = Results(path)
     reasons = {
         (job.experiment, job.case["draft"]): row.failed
@@ -86,7 +102,7 @@ def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
     assert reasons["acceptance", "large"] == "ValueError: no room"
     assert reasons["walltime", "bigram"] == "no table"
     measured.clear()
-    list(run(asked, results))
+    list(run(asked, results, MACHINE))
     assert {case["draft"] for case in measured} == {"large", "bigram"} and len(measured) == 6
 
 
@@ -94,7 +110,7 @@ def test_a_figure_that_is_no_number_is_a_failure(own, measured, tmp_path, monkey
     nan = {"figure": float("nan")}
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", lambda pairs, case: nan)
     asked, results = jobs([own], MACHINE)[:1], Results(tmp_path / "results.jsonl")
-    list(run(asked, results))
+    list(run(asked, results, MACHINE))
     row = results.row(asked[0].of, "acceptance", asked[0].case)
     assert row is not None and row.failed is not None and "not JSON compliant" in row.failed
 
@@ -107,14 +123,14 @@ def test_ctrl_c_is_no_failure(own, measured, tmp_path, monkeypatch):
     asked: list[Job] = jobs([own], MACHINE)
     results = Results(tmp_path / "results.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        list(run(asked, results))
+        list(run(asked, results, MACHINE))
     assert not (tmp_path / "results.jsonl").exists()
 
 
 def test_the_time_left_follows_the_seconds_recorded(own, measured, tmp_path, monkeypatch):
     clock = iter(range(0, 1000, 5))
     monkeypatch.setattr(module, "perf_counter", lambda: next(clock))
-    standings = list(run(jobs([own], MACHINE), Results(tmp_path / "results.jsonl")))
+    standings = list(run(jobs([own], MACHINE), Results(tmp_path / "results.jsonl"), MACHINE))
     lefts = [at.seconds_left for at in standings]
     assert lefts[0] is None and lefts[1:4] == [55.0, 50.0, 45.0] and lefts[-1] == 0
     assert standings[0].next == "tables: acceptance, draft small, T 0"
