@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import yaml
 from typer.main import get_command
 
@@ -23,6 +24,22 @@ def options(command: str) -> set[str]:
 def test_every_configuration_is_yaml() -> None:
     kinds = [each.get("kind") or next(iter(each)) for block in BLOCKS for each in block]
     assert kinds == ["target", "Deployment", "services", "RayJob", "Service"]
+
+
+def test_kubernetes_knows_every_field() -> None:
+    """By the schemas of `pip install kubernetes-validate` (108 MB, so not in the extra dev); of the
+    RayJob its pods, as KubeRay's own schema is not among them."""
+    schemas = pytest.importorskip("kubernetes_validate")
+    (deployment,), (job, service) = BLOCKS[1], BLOCKS[3]
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
+    pods = [head | {"template": group["template"]} for group in groups]
+    for document in (deployment, service, *pods):
+        schemas.validate(document, "1.33", strict=True)
+    wrong = pods[0] | {"template": {"spec": {"container": []}}}
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate(wrong, "1.33", strict=True)
 
 
 def test_every_option_of_a_command_is_one() -> None:
