@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,7 +60,9 @@ def export(
     if as_json:
         print(json.dumps(_document(made, setting), allow_nan=False))
     else:
-        _show(made, setting, page())
+        for line in made.steps:
+            print(line)
+        _show(made, setting, page(sys.stderr))  # not into a script that the rest is written to
 
 
 def _planned(files: list[Path]) -> Setting:
@@ -109,8 +112,6 @@ def _document(made: Export, setting: Setting) -> dict[str, Any]:
 
 def _show(made: Export, setting: Setting, console: Console) -> None:
     system = made.system
-    for line in made.steps:
-        console.print(line, soft_wrap=True, markup=False)
     console.print()
     what = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
     head = f"{system.name} {system.version}"

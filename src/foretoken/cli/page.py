@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from textwrap import wrap
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -18,10 +18,11 @@ WHOLE = 100_000  # wider than any line
 T = TypeVar("T")
 
 
-def page() -> Console:
-    """Standard output, as wide as its terminal or as COLUMNS says."""
-    console = Console(highlight=False)
-    sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+def page(stream: TextIO | None = None) -> Console:
+    """Standard output or another stream, as wide as its terminal or as COLUMNS says."""
+    file = stream or sys.stdout
+    console = Console(file=file, highlight=False)
+    sized = file.isatty() or "COLUMNS" in os.environ
     console.width = max(LEAST, console.width) if sized else WHOLE
     return console
 

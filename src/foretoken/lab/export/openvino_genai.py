@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path, PurePath
+
 from foretoken.errors import RefusedError
 from foretoken.lab.export.base import Fact, Setting, System
 
@@ -9,13 +12,16 @@ NGRAM = 3  # tokens of a match, as in its own example
 
 
 def steps(setting: Setting) -> list[str]:
-    """Lines of a script. RefusedError above temperature 0, where its rule is wrong."""
+    """Lines of a script, the conversions as comments. RefusedError above temperature 0, where its
+    rule is wrong."""
     if setting.temperature and setting.kind != "plain":
         raise RefusedError(
             f"temperature is {setting.temperature:g}: above 0 OpenVINO GenAI's speculative "
             "sampling does not keep the target's law; give --temperature 0, or --draft none"
         )
-    draft = f'genai.draft_model("{setting.draft}", "CPU")'
+    # its own default is bfloat16 on processors that can: another law
+    place = '"CPU", INFERENCE_PRECISION_HINT="f32"'
+    draft = f'genai.draft_model("{_folder(setting.draft)}", {place})'
     more = {"plain": "", "model": f", draft_model={draft}", "lookup": ", prompt_lookup=True"}
     how = {
         "plain": "",
@@ -25,12 +31,28 @@ def steps(setting: Setting) -> list[str]:
     law = "do_sample=False"
     if setting.temperature:
         law = f"do_sample=True, temperature={setting.temperature:g}, top_k=0"
+    models = [setting.target, *([setting.draft] if setting.kind == "model" else [])]
+    convert = "optimum-cli export openvino --task text-generation-with-past --weight-format fp32"
     return [
+        *(
+            f"# {convert} --model {shlex.quote(model)} {_folder(model)}"
+            for model in models
+            if _folder(model) != model
+        ),
         "import openvino_genai as genai",
-        f'pipeline = genai.LLMPipeline("{setting.target}", "CPU"{more[setting.kind]})',
+        f'pipeline = genai.LLMPipeline("{_folder(setting.target)}", {place}{more[setting.kind]})',
         f"config = genai.GenerationConfig(max_new_tokens=64, {law}{how[setting.kind]})",
         'print(pipeline.generate("It was", config))',
     ]
+
+
+def _folder(model: str) -> str:
+    """A model's converted folder, in the working folder, named by the last two parts of its path;
+    one that is converted is itself."""
+    if (Path(model) / "openvino_model.xml").exists():
+        return model
+    parts = [part for part in PurePath(model).parts if part.strip("./")]
+    return "-".join([*parts[-2:], "openvino"])
 
 
 OPENVINO_GENAI = System(
@@ -57,8 +79,14 @@ OPENVINO_GENAI = System(
             "site/docs/concepts/optimization-techniques/speculative-decoding.mdx of its repository",
         ),
         Fact(
-            "it reads folders that `optimum-cli export openvino --model MODEL FOLDER` makes",
+            "it reads folders that `optimum-cli export openvino` makes (of optimum-intel)",
             "https://openvinotoolkit.github.io/openvino.genai/docs/samples/python/text_generation",
+        ),
+        Fact(
+            "it computes in bfloat16 on processors that can, unless INFERENCE_PRECISION_HINT is "
+            "f32, as above",
+            "https://docs.openvino.ai/2025/openvino-workflow/running-inference/"
+            "optimize-inference/precision-control.html",
         ),
         Fact(
             "gamma is one number for all steps: it is not chosen from what the rows have kept",

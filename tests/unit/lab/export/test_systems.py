@@ -68,13 +68,22 @@ def test_llama_cpp():
 def test_openvino_genai():
     script = export(OPENVINO_GENAI, MODEL).steps
     ast.parse("\n".join(script))
-    assert 'draft_model=genai.draft_model("b/d", "CPU")' in script[1]
-    assert "do_sample=False, num_assistant_tokens=4)" in script[2]
+    assert script[1].startswith("# optimum-cli export openvino ")
+    assert script[1].endswith(" --model b/d b-d-openvino")
+    exactly = '"CPU", INFERENCE_PRECISION_HINT="f32"'
+    assert f'draft_model=genai.draft_model("b-d-openvino", {exactly})' in script[3]
+    assert "do_sample=False, num_assistant_tokens=4)" in script[4]
     looked = export(OPENVINO_GENAI, LOOKUP).steps
-    assert "prompt_lookup=True" in looked[1] and "max_ngram_size=3" in looked[2]
-    assert "temperature=0.7" in export(OPENVINO_GENAI, Setting("t", "none", 0, 0.7)).steps[2]
+    assert "prompt_lookup=True" in looked[2] and "max_ngram_size=3" in looked[3]
+    assert "temperature=0.7" in export(OPENVINO_GENAI, Setting("t", "none", 0, 0.7)).steps[3]
     with pytest.raises(ForetokenError, match="temperature is 0.7: .* does not keep the target's"):
         export(OPENVINO_GENAI, SAMPLED)
+
+
+def test_a_folder_that_is_converted_is_read_as_it_is(tmp_path):
+    (tmp_path / "openvino_model.xml").touch()
+    script = export(OPENVINO_GENAI, Setting(str(tmp_path), "lookup", 4)).steps
+    assert script[0].startswith("import") and f'LLMPipeline("{tmp_path}"' in script[1]
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
