@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from foretoken.errors import InputError, RefusedError
@@ -102,6 +104,15 @@ def require(system: System, setting: Setting) -> None:
             f"revision {revision} of a model on the hub: {system.name} reads converted files; "
             "give the folder of that revision"
         )
+
+
+def with_tokenizer(setting: Setting) -> list[str]:
+    """A shell command that gives a draft's folder, where it has no tokenizer, the target's: other
+    systems' converters want one in each."""
+    draft = Path(setting.draft)
+    if setting.kind != "model" or not draft.is_dir() or [*draft.glob("*tokenizer*")]:
+        return []
+    return [f"cp {shlex.quote(setting.target)}/*tokenizer* {shlex.quote(setting.draft)}"]
 
 
 def export(system: System, setting: Setting) -> Export:

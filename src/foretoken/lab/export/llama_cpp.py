@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePath
 
-from foretoken.lab.export.base import Fact, Setting, System
+from foretoken.lab.export.base import Fact, Setting, System, with_tokenizer
 
 OPTIONS = "https://github.com/ggml-org/llama.cpp/blob/00dc8057ab/tools/server/README.md"
 
@@ -26,7 +26,7 @@ def steps(setting: Setting) -> list[str]:
     # its own defaults are another law: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
     command += ["--temp", f"{setting.temperature:g}"]
     command += ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
-    return [shlex.join(each) for each in (*conversions, command)]
+    return [*with_tokenizer(setting), *(shlex.join(each) for each in (*conversions, command))]
 
 
 def _file(model: str) -> str:

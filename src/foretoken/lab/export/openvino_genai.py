@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path, PurePath
 
 from foretoken.errors import RefusedError
-from foretoken.lab.export.base import Fact, Setting, System
+from foretoken.lab.export.base import Fact, Setting, System, with_tokenizer
 
 NGRAM = 3  # tokens of a match, as in its own example
 
@@ -34,6 +34,7 @@ def steps(setting: Setting) -> list[str]:
     models = [setting.target, *([setting.draft] if setting.kind == "model" else [])]
     convert = "optimum-cli export openvino --task text-generation-with-past --weight-format fp32"
     return [
+        *(f"# {step}" for step in with_tokenizer(setting)),
         *(
             f"# {convert} --model {shlex.quote(model)} {_folder(model)}"
             for model in models

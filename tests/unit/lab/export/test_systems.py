@@ -80,6 +80,15 @@ def test_openvino_genai():
         export(OPENVINO_GENAI, SAMPLED)
 
 
+@pytest.mark.parametrize("system", [LLAMA_CPP, OPENVINO_GENAI], ids=lambda system: system.name)
+def test_a_draft_without_a_tokenizer_gets_the_targets(system: System, tmp_path):
+    (tmp_path / "config.json").touch()
+    setting = Setting("t", str(tmp_path), 4)
+    assert export(system, setting).steps[0].removeprefix("# ") == f"cp t/*tokenizer* {tmp_path}"
+    (tmp_path / "tokenizer.json").touch()
+    assert not any("cp " in step for step in export(system, setting).steps)
+
+
 def test_a_folder_that_is_converted_is_read_as_it_is(tmp_path):
     (tmp_path / "openvino_model.xml").touch()
     script = export(OPENVINO_GENAI, Setting(str(tmp_path), "lookup", 4)).steps
