@@ -21,6 +21,7 @@ from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet as quietly
 from foretoken.errors import InputError
 from foretoken.loading import hub
+from foretoken.storage import files as storage
 
 if TYPE_CHECKING:
     from foretoken.lab.machine import Machine
@@ -55,7 +56,7 @@ def report(
     """Measure the paper's experiments; write a page, Markdown and JSON with its figures beside.
 
     Each measurement is kept as soon as it is done, so that a report that was interrupted goes on.
-    What fails is marked with its reason, and the others go on.
+    What fails is marked with its reason, and the others go on; the exit status is then 1.
     """
     asked = _read(recipes)
     _require(asked, out, measuring=not as_measured)
@@ -69,17 +70,20 @@ def report(
 
     quietly()
     results = Results(out / files.RESULTS)
+    _tell_unreadable(results)
+    given = {"--quick": quick, "--as-measured": as_measured}
+    typed = _command(recipes, out, [flag for flag, on in given.items() if on])
     interrupted = False
     if as_measured:
         cases = measured(made, results)
+        _tell_changed(made, cases)
     else:
         machine = _machine()
         cases = jobs(made, machine)
         _tell_anew(cases, results)
-        out.mkdir(parents=True, exist_ok=True)
-        interrupted = _follow(run(cases, results, machine))
-    flags = {"--quick": quick, "--as-measured": as_measured}
-    typed = _command(recipes, out, [flag for flag, given in flags.items() if given])
+        with storage.naming(out):
+            out.mkdir(parents=True, exist_ok=True)
+        interrupted = _follow(run(cases, results, machine, typed))
     told = {"date": date.today().isoformat(), "command": typed}
     whole = made_of(cases, results, quick=quick, **told)
     paths = files.write(whole, out)
@@ -87,10 +91,12 @@ def report(
         print(json.dumps(document(whole), allow_nan=False))
     else:
         print(*paths, sep="\n")
-    _tell_failed(whole)
+    failed = _tell_failed(whole)
     if interrupted:
         print(f"interrupted; the same command picks up {results.path}", file=sys.stderr)
         raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _read(paths: list[Path]) -> list[Recipe]:
@@ -130,6 +136,32 @@ def _machine() -> Machine:
     return describe(torch.device("cpu"))
 
 
+def _tell_unreadable(results: Results) -> None:
+    """On standard error: which lines are passed over."""
+    if results.unreadable:
+        lines = ", ".join(map(str, results.unreadable[:5]))
+        more = len(results.unreadable) - 5
+        said = f"{lines} and {more} more" if more > 0 else lines
+        print(f"{results.path}: cannot read line {said}; left as it is", file=sys.stderr)
+
+
+def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:
+    """On standard error: which recipes say something else now than what is shown."""
+    from foretoken.lab.recipes.recipe import shown_from  # late: pydantic
+
+    then = {job.recipe.name: job.recipe for job in asked}
+    for recipe in recipes:
+        now = shown_from(recipe, Path.cwd()).model_dump(exclude={"experiments"})
+        was = then[recipe.name].model_dump()
+        changed = [name for name in now if now[name] != was[name]]
+        if changed:
+            print(
+                f"{recipe.name}: shown as it was measured; the recipe says otherwise now: "
+                f"{', '.join(changed)}",
+                file=sys.stderr,
+            )
+
+
 def _tell_anew(asked: list[Job], results: Results) -> None:
     """On standard error: which recipes' measurements are there but are not used, and why."""
     for of, recipe in {job.of: job.recipe for job in asked}.items():
@@ -137,7 +169,7 @@ def _tell_anew(asked: list[Job], results: Results) -> None:
         if last is not None and not results.seconds(of):
             print(
                 f"{recipe.name}: measured anew; {results.path} has it of another recipe, other "
-                f"weights or another machine ({results.origin(last)}): --as-measured shows that",
+                "weights or another machine: --as-measured shows that",
                 file=sys.stderr,
             )
 
@@ -182,8 +214,9 @@ def left(seconds: float | None) -> str:
     return f"about {seconds / 3600:.1f} h left"
 
 
-def _tell_failed(whole: Report) -> None:
-    """Every measurement that failed, on standard error."""
-    for chapter in whole.chapters:
-        for line in chapter.failed:
-            print(f"failed: {chapter.name}: {line}", file=sys.stderr)
+def _tell_failed(whole: Report) -> bool:
+    """Every measurement that failed, on standard error; whether one did."""
+    failed = [f"{chapter.name}: {line}" for chapter in whole.chapters for line in chapter.failed]
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return bool(failed)

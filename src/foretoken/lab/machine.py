@@ -34,7 +34,11 @@ class Machine:
     versions: dict[str, str]  # of the libraries that results depend on
 
     def __str__(self) -> str:
-        parts = [self.cpu, f"{self.cores} cores", f"{self.threads} threads"]
+        parts = [
+            self.cpu,
+            f"{self.cores} cores",
+            f"{self.threads} thread{'s' * (self.threads != 1)}",
+        ]
         parts += [self.gpu] if self.gpu else []
         return ", ".join([*parts, *(f"{name} {v}" for name, v in self.versions.items())])
 

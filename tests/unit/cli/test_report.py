@@ -49,20 +49,20 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     monkeypatch.setattr(curves, "MAX_GAMMA", 8)
     out = tmp_path / "new" / "report"
     done = console("report", recipe, "--out", out)
-    assert done.code == 0 and done.out.splitlines() == [
+    assert done.code == 1 and done.out.splitlines() == [
         str(out / name) for name in ("report.html", "report.md", "report.json")
     ]
     failures = [line for line in done.err.splitlines() if line.startswith("failed: ")]
     assert len(failures) == 2 and all("no-such/folder" in line for line in failures)
     lines = (out / "results.jsonl").read_text().splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6  # what they were made with, and the measurements
     again = console("report", recipe, "--out", out, "--json")
     document = json.loads(again.out)
     own = document["chapters"][0]
     assert set(own["rows"]) == {"acceptance", "walltime", "trace"} and not document["quick"]
     kept = (out / "results.jsonl").read_text().splitlines()
-    assert kept[:5] == lines and len(kept) == 7  # what failed was tried again
-    assert all("wrong" in line for line in kept[5:])
+    assert kept[:6] == lines and len(kept) == 8  # what failed was tried again
+    assert all("wrong" in line for line in kept[6:])
     shown = console("report", recipe, "--out", out, "--as-measured", "--json")
     assert json.loads(shown.out)["chapters"] == document["chapters"]
     assert (out / "results.jsonl").read_text().splitlines() == kept
@@ -77,6 +77,7 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     text = RECIPE.replace('"walltime", "trace", "observations"', '"trace"')
     text = text.replace('"target"', f'"{recipe.parent}/target"')
     text = text.replace('"draft"', f'"{recipe.parent}/draft"')
+    text = text[: text.rindex("[[drafts]]")]  # without the one that cannot be loaded
     (tmp_path / "prompts.txt").write_text("the day\nit was\n")
     own = tmp_path / "own.toml"
     own.write_text(text)
@@ -89,8 +90,20 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     assert f"tiny: measured anew; {out}/results.jsonl has it of another recipe" in said
     (tmp_path / "prompts.txt").unlink()
     mistake(console("report", own, "--out", out), "there is no")
+    content = (out / "results.jsonl").read_bytes()
+    (out / "results.jsonl").write_bytes(b"<<<<<<< HEAD\n" + content)
+    own.write_text(text.replace("temperatures = [1]", "temperatures = [0]"))
     shown = console("report", own, "--out", out, "--as-measured")
+    assert "cannot read line 1; left as it is" in shown.err
+    assert (
+        "tiny: shown as it was measured; the recipe says otherwise now: temperatures, max_new_tokens"
+        in shown.err
+    )
     assert shown.code == 0 and "Measured: " in (out / "report.md").read_text()
+    assert (out / "results.jsonl").read_bytes().endswith(content)
+    (out / "results.jsonl").write_bytes(content.replace(b'"lines"', b'"others"'))
+    shown = console("report", own, "--out", out, "--as-measured")
+    assert shown.code == 1 and "its measurements cannot be shown (KeyError: 'lines')" in shown.err
     mistake(
         console("report", own, "--out", tmp_path / "none", "--as-measured"),
         "has no measurement of tiny; leave --as-measured out",

@@ -17,7 +17,7 @@ from foretoken.lab.experiments.experiment import (
 )
 from foretoken.lab.recipes.recipe import Recipe, shown_from
 from foretoken.lab.report import arithmetic
-from foretoken.lab.report.results import Results
+from foretoken.lab.report.results import Origin, Results
 from foretoken.lab.report.run import EXPERIMENTS, Job
 
 ARITHMETIC = "The paper's arithmetic"
@@ -42,7 +42,16 @@ class Chapter:
     found: Found = field(default_factory=dict[str, list[Row]])
     failed: list[str] = field(default_factory=list[str])
     missing: int = 0  # cases that are not measured yet
-    origin: str = ""  # when and on what machine its rows were measured
+    origins: list[Origin] = field(default_factory=list[Origin])  # of its rows, the latest last
+
+    @property
+    def measured(self) -> str:
+        """When its rows were measured, on what machine and by what command."""
+        if not self.origins:
+            return "nothing yet"
+        dates = sorted({origin.date for origin in self.origins})
+        on = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        return f"{on}, {self.origins[-1].machine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ def report(asked: list[Job], results: Results, *, date: str, command: str, quick
     """Made of the rows that there are; `asked`: all cases, recipe by recipe."""
     recipes = {job.of: job.recipe for job in asked}
     chapters = [
-        _chapter(recipe, [job for job in asked if job.of == of], results, results.origin(of))
+        _chapter(recipe, [job for job in asked if job.of == of], results, results.origins(of))
         for of, recipe in recipes.items()
     ]
     chapters.append(Chapter("paper", ARITHMETIC, [arithmetic.section()]))
@@ -68,10 +77,11 @@ def report(asked: list[Job], results: Results, *, date: str, command: str, quick
     return Report(chapters, date, command, quick, seconds)
 
 
-def _chapter(recipe: Recipe, asked: list[Job], results: Results, origin: str) -> Chapter:
+def _chapter(recipe: Recipe, asked: list[Job], results: Results, origins: list[Origin]) -> Chapter:
+    """`origins`: of its digest; they know how many cases there are where `asked` has rows alone."""
     found: dict[str, list[Row]] = {}
     failed: list[str] = []
-    missing = 0
+    missing = max([0, *(origin.cases - len(asked) for origin in origins[-1:])])
     for job in asked:
         row = results.row(job.of, job.experiment, job.case)
         if row is None:
@@ -80,16 +90,18 @@ def _chapter(recipe: Recipe, asked: list[Job], results: Results, origin: str) ->
         found.setdefault(job.experiment, []).append(row)
         if row.failed is not None:
             failed.append(f"{job.experiment}, {named(job.case)}: {row.failed}")
-    made = [
-        experiment.section(recipe, found)
-        for name, experiment in EXPERIMENTS.items()
-        if name in recipe.experiments
-    ]
-    sections = [section for section in made if section is not None]
-    lines = _headlines(recipe, found)
+    sections: list[Section] = []
+    lines: list[Headline] = []
+    try:
+        for name in (name for name in EXPERIMENTS if name in recipe.experiments):
+            section = EXPERIMENTS[name].section(recipe, found)
+            sections += [section] if section is not None else []
+        lines = _headlines(recipe, found)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of another version
+        failed.append(f"its measurements cannot be shown ({type(error).__name__}: {error})")
     shown = shown_from(recipe, Path.cwd())
     return Chapter(
-        recipe.name, recipe.title, sections, shown, lines, found, failed, missing, origin
+        recipe.name, recipe.title, sections, shown, lines, found, failed, missing, origins
     )
 
 

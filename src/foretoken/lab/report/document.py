@@ -30,7 +30,7 @@ def _chapter(chapter: Chapter) -> dict[str, Any]:
         "name": chapter.name,
         "title": chapter.title,
         "recipe": None if recipe is None else recipe.model_dump(),
-        "measured": chapter.origin,
+        "measured": [origin.model_dump(exclude={"recipe"}) for origin in chapter.origins],
         "headlines": [headline._asdict() for headline in chapter.headlines],
         "missing": chapter.missing,
         "failed": chapter.failed,

@@ -29,11 +29,12 @@ def _lines(report: Report, pictures: dict[tuple[str, str], str]) -> Iterator[str
 def _chapter(chapter: Chapter, pictures: dict[tuple[str, str], str]) -> Iterator[str]:
     yield f"\n## {_inline(chapter.title)}\n"
     if chapter.recipe is not None:
-        drafts = ", ".join(draft.label for draft in chapter.recipe.drafts)
+        drafts = _inline(", ".join(draft.label for draft in chapter.recipe.drafts))
         target = _inline(chapter.recipe.target or "the pair that ships")
         yield f"Target: {target}. Drafts: {drafts}."
-        yield f"Measured: {_inline(chapter.origin or 'nothing yet')}."
+        yield f"Measured: {_inline(chapter.measured)}."
         yield ""
+        yield from (f"    {origin.command}\n" for origin in chapter.origins[-1:])
     for headline in chapter.headlines:
         yield f"- **{headline.figure}** {_inline(headline.words)}"
     if chapter.missing:

@@ -1,6 +1,7 @@
 """The file of a report's measurements: a JSON line each, written as soon as it is done.
 
-What is in it is not measured again. A kill or a full disk loses one measurement at most.
+What is in it is not measured again. A kill or a full disk loses one measurement at most. Lines that
+cannot be read stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,19 @@ from foretoken.lab.experiments.experiment import Case, Row
 from foretoken.storage import files
 
 
+class Origin(BaseModel):
+    """What the measurements of a digest were made with; before the first of them, and again where
+    it has changed. `recipe`: all of its fields; `cases`: how many it asks for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    of: str
+    recipe: dict[str, Any]
+    cases: int
+    machine: str
+    date: str
+    command: str
+
+
 class Line(BaseModel):
     """One measurement. `of`: a digest of what it depends on: recipe, weights and machine."""
 
@@ -27,8 +41,6 @@ class Line(BaseModel):
     seconds: float
     result: dict[str, Any] = {}
     failed: str | None = None
-    machine: str = "not recorded"
-    date: str = "not recorded"
 
     @property
     def row(self) -> Row:
@@ -41,25 +53,25 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.unreadable: list[int] = []  # numbers of lines that are passed over
         self._lines: dict[tuple[str, str, str], Line] = {}
+        self._origins: dict[str, list[Origin]] = {}
         self._last: dict[str, str] = {}
         with files.naming(path):
             content = path.read_bytes() if path.exists() else b""
-        whole = 0  # bytes that are usable
-        for text in content.splitlines(keepends=True):
-            line = _parsed(text)
-            if line is None:
-                break
-            self._keep(line)
-            whole += len(text)
-        if whole < len(content):  # a line was cut off: nothing may follow in it
-            files.write(path, content[:whole])
+        whole, _, self._torn = content.rpartition(b"\n")
+        for number, text in enumerate(whole.split(b"\n"), 1):
+            if text.strip():
+                self._read(number, text)
 
-    def add(self, line: Line) -> None:
-        """Append one measurement; what a full disk took of it is removed again."""
+    def add(self, line: Line | Origin) -> None:
+        """Append one; what a full disk took of it is removed again, and so is a line before that
+        was cut off."""
         text = (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
         with files.naming(self.path), open(self.path, "ab", buffering=0) as out:
-            size = out.seek(0, os.SEEK_END)
+            size = out.seek(0, os.SEEK_END) - len(self._torn)
+            out.truncate(size)
+            self._torn = b""
             try:
                 left = memoryview(text)
                 while left:
@@ -82,12 +94,9 @@ class Results:
         """What was measured: experiments and their cases."""
         return [(line.experiment, line.case) for line in self._lines.values() if line.of == of]
 
-    def origin(self, of: str) -> str:
-        """When and on what machine they were measured; "" where there are none."""
-        lines = [line for line in self._lines.values() if line.of == of]
-        dates = sorted({line.date for line in lines})
-        machines = sorted({line.machine for line in lines})
-        return f"{' to '.join(dates[:1] + dates[1:][-1:])}, {'; '.join(machines)}" if lines else ""
+    def origins(self, of: str) -> list[Origin]:
+        """What its measurements were made with, the latest last."""
+        return self._origins.get(of, [])
 
     def seconds(self, of: str, experiment: str | None = None) -> list[float]:
         """What its measurements took, those of one experiment or of all."""
@@ -97,19 +106,20 @@ class Results:
             if line.of == of and experiment in (None, line.experiment) and line.failed is None
         ]
 
-    def _keep(self, line: Line) -> None:
+    def _read(self, number: int, text: bytes) -> None:
+        try:
+            fields = files.parse_json(text)
+            kind = Origin if isinstance(fields, dict) and "command" in fields else Line
+            self._keep(kind.model_validate(fields))
+        except (ValueError, ValidationError):
+            self.unreadable.append(number)
+
+    def _keep(self, line: Line | Origin) -> None:
+        if isinstance(line, Origin):
+            self._origins.setdefault(line.of, []).append(line)
+            return
         self._lines[line.of, line.experiment, _key(line.case)] = line
         self._last[line.recipe] = line.of
-
-
-def _parsed(text: bytes) -> Line | None:
-    """None for a line that is not whole."""
-    if not text.endswith(b"\n"):
-        return None
-    try:
-        return Line.model_validate(files.parse_json(text))
-    except (ValueError, ValidationError):
-        return None
 
 
 def _key(case: Case) -> str:

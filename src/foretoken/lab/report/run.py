@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ from foretoken.lab.experiments import (
 from foretoken.lab.experiments.experiment import Case, Experiment, Row, named
 from foretoken.lab.machine import Machine
 from foretoken.lab.recipes.pairs import Pairs
-from foretoken.lab.recipes.recipe import Recipe
-from foretoken.lab.report.results import Line, Results
+from foretoken.lab.recipes.recipe import Recipe, shown_from
+from foretoken.lab.report.results import Line, Origin, Results
 
 EXPERIMENTS: dict[str, Experiment] = {  # in the order of the page
     "acceptance": acceptance,
@@ -86,23 +87,17 @@ def digest(recipe: Recipe, machine: Machine) -> str:
 
 
 def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
-    """The cases of each recipe's latest measurements, wherever they were made: needs neither models
-    nor prompts. InputError for a recipe that has none."""
+    """The cases of each recipe's latest measurements, wherever they were made, with the recipe as
+    it was then: needs neither models nor prompts. InputError for a recipe that has none."""
     asked: list[Job] = []
     for recipe in recipes:
         of = results.last(recipe.name)
-        if of is None:
+        if of is None or not results.origins(of):
             raise InputError(
                 f"{results.path} has no measurement of {recipe.name}; leave --as-measured out"
             )
-        labels = [draft.label for draft in recipe.drafts]
-        asked += _by_draft(
-            [
-                Job(recipe, of, experiment, case)
-                for experiment, case in results.cases(of)
-                if case["draft"] in labels
-            ]
-        )
+        then = Recipe.model_validate(results.origins(of)[-1].recipe | {"title": recipe.title})
+        asked += _by_draft([Job(then, of, *case) for case in results.cases(of)])
     return asked
 
 
@@ -112,7 +107,7 @@ def _by_draft(own: list[Job]) -> list[Job]:
     return sorted(own, key=lambda job: labels.index(job.case["draft"]))
 
 
-def run(asked: list[Job], results: Results, machine: Machine) -> Iterator[Standing]:
+def run(asked: list[Job], results: Results, machine: Machine, command: str) -> Iterator[Standing]:
     """Measure the cases that have no result, those that failed before included; says before each
     how far it is. A case that fails is a result, with its reason, and the others go on."""
     missing = [job for job in asked if _missing(job, results)]
@@ -124,8 +119,23 @@ def run(asked: list[Job], results: Results, machine: Machine) -> Iterator[Standi
         if pairs is None or pairs.recipe is not job.recipe:
             pairs = None  # one recipe's models at a time
             pairs = Pairs(job.recipe)
-        results.add(_line(job, _measured(pairs, job), machine))
+            _begin(results, job, sum(one.of == job.of for one in asked), machine, command)
+        results.add(_line(job, _measured(pairs, job)))
     yield Standing(len(asked), len(asked), "", 0.0)
+
+
+def _begin(results: Results, job: Job, cases: int, machine: Machine, command: str) -> None:
+    """Write down what the recipe's measurements are made with, unless the file says so."""
+    origin = Origin(
+        of=job.of,
+        recipe=shown_from(job.recipe, Path.cwd()).model_dump(),
+        cases=cases,
+        machine=str(machine),
+        date=date.today().isoformat(),
+        command=command,
+    )
+    if origin not in results.origins(job.of)[-1:]:
+        results.add(origin)
 
 
 def _missing(job: Job, results: Results) -> bool:
@@ -148,7 +158,7 @@ def _measured(pairs: Pairs, job: Job) -> Row:
     return Row(job.case, seconds, {} if failed else result, failed)
 
 
-def _line(job: Job, row: Row, machine: Machine) -> Line:
+def _line(job: Job, row: Row) -> Line:
     return Line(
         recipe=job.recipe.name,
         of=job.of,
@@ -157,8 +167,6 @@ def _line(job: Job, row: Row, machine: Machine) -> Line:
         seconds=row.seconds,
         result=row.result,
         failed=row.failed,
-        machine=str(machine),
-        date=date.today().isoformat(),
     )
 
 

@@ -14,7 +14,7 @@ from foretoken.lab.recipes.recipe import Prompts
 from foretoken.lab.report import plots
 from foretoken.lab.report.chapter import Report, report
 from foretoken.lab.report.files import write
-from foretoken.lab.report.results import Line, Results
+from foretoken.lab.report.results import Line, Origin, Results
 from foretoken.lab.report.run import Job, digest
 from laboratory import MACHINE, found, recipe
 
@@ -35,11 +35,12 @@ def made(tmp_path_factory) -> Report:
         "lenience": [Row({"draft": "small", "temperature": 0.0}, 1.0, failed=f"no {EVIL}")],
     }
     asked: list[Job] = []
+    origin = {"of": of, "recipe": own.model_dump(), "cases": 4, "machine": str(MACHINE)}
+    results.add(Origin(**origin, date="2026-11-22", command="foretoken report <then>"))
     for name, own_rows in rows.items():
         for row in own_rows:
             asked.append(Job(own, of, name, row.case))
             line = {"recipe": own.name, "of": of, "experiment": name, "case": row.case}
-            line |= {"machine": str(MACHINE), "date": "2026-11-22"}
             results.add(Line(**line, seconds=row.seconds, result=row.result, failed=row.failed))
     asked.append(Job(own, of, "timeline", {"draft": "small"}))
     told = {"date": "2026-11-23", "command": "foretoken report tables.toml --out report"}
@@ -106,6 +107,7 @@ def test_the_page_says_what_it_is_made_of(folder):
     text = (folder / "report.html").read_text()
     for part in (
         "Measured: 2026-11-22, a processor, 2 cores",
+        "report &lt;then&gt;",
         "The quick report",
         "2026-11-23",
         "tables.toml",
@@ -137,7 +139,9 @@ def test_json_has_rows_and_sections(folder):
     document = json.loads((folder / "report.json").read_text())
     own, paper = document["chapters"]
     assert paper["recipe"] is None and own["recipe"]["name"] == "tables"
-    assert own["measured"] == f"2026-11-22, {MACHINE}" and document["quick"] is True
+    (origin,) = own["measured"]
+    assert origin["date"] == "2026-11-22" and origin["machine"] == str(MACHINE)
+    assert document["quick"] is True
     assert len(own["rows"]["acceptance"]) == 6 and own["missing"] == 1
     assert own["headlines"][0]["figure"] == "1.90 ± 0.01x"
     titles = [section["title"] for section in own["sections"]]

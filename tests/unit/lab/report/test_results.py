@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.lab.report.results import Line, Results
+from foretoken.lab.report.results import Line, Origin, Results
 
 
 def line(draft: str, alpha: float = 0.5, failed: str | None = None) -> Line:
@@ -39,21 +39,17 @@ def test_what_is_there_is_read_again(tmp_path):
     assert again.seconds("digest", "walltime") == [] and again.seconds("digest") == [2.0]
 
 
-def test_the_latest_of_a_recipe_and_where_it_was_measured(tmp_path):
+def test_the_latest_of_a_recipe_and_what_it_was_made_with(tmp_path):
     results = Results(tmp_path / "results.jsonl")
-    assert results.last("tables") is None and results.origin("digest") == ""
-    here = {"machine": "a machine", "date": "2026-11-23"}
-    for draft, changed in [
-        ("a", {"of": "old"}),
-        ("b", here),
-        ("c", here | {"date": "2026-11-24"}),
-        ("d", here | {"date": "2026-11-25"}),
-    ]:
-        results.add(line(draft).model_copy(update=changed))
+    assert results.last("tables") is None and results.origins("digest") == []
+    first = Origin(of="digest", recipe={}, cases=2, machine="a", date="2026-11-23", command="b")
+    second = first.model_copy(update={"date": "2026-11-24"})
+    for each in (line("a").model_copy(update={"of": "old"}), first, line("b"), second):
+        results.add(each)
     for again in (results, Results(results.path)):
         assert again.last("tables") == "digest" and again.last("another") is None
-        assert again.origin("digest") == "2026-11-23 to 2026-11-25, a machine"
-        assert again.origin("old") == "not recorded, not recorded"
+        assert again.origins("digest") == [first, second] and again.origins("old") == []
+        assert again.cases("digest") == [("acceptance", line("b").case)]
     results.add(line("a").model_copy(update={"of": "old"}))  # measured again
     assert results.last("tables") == Results(results.path).last("tables") == "old"
 
@@ -80,14 +76,30 @@ def test_a_line_cut_off_is_dropped_and_the_next_follows_whole(tmp_path, cut):
     assert (alpha(last, "a"), alpha(last, "b"), alpha(last, "c")) == (0.5, None, 0.9)
 
 
-@pytest.mark.parametrize("wrong", [b"{}\n", b'{"recipe": 1}\n', b"[]\n", b"\xff\xfe\n"])
-def test_what_follows_a_line_that_is_none_is_not_read(tmp_path, wrong):
+@pytest.mark.parametrize(
+    "wrong", [b"{}", b'{"recipe": 1}', b"[]", b"\xff\xfe", b"<<<<<<< HEAD", b'{"command": 1}']
+)
+def test_what_cannot_be_read_is_passed_over_and_stays(tmp_path, wrong):
     path = tmp_path / "results.jsonl"
     first = Results(path)
     first.add(line("a"))
-    whole = path.read_bytes()
-    path.write_bytes(whole + wrong + whole)
-    assert alpha(Results(path), "a") == 0.5 and path.read_bytes() == whole
+    first.add(line("b"))
+    one, other = path.read_bytes().splitlines(keepends=True)
+    content = wrong + b"\n" + one + b"\n" + wrong + b"\n" + other
+    path.write_bytes(content)
+    again = Results(path)
+    assert again.unreadable == [1, 4]
+    assert alpha(again, "a") == alpha(again, "b") == 0.5 and path.read_bytes() == content
+    again.add(line("c"))
+    assert path.read_bytes().startswith(content) and alpha(Results(path), "c") == 0.5
+
+
+def test_reading_writes_nothing(tmp_path):
+    path = tmp_path / "results.jsonl"
+    Results(path).add(line("a"))
+    path.write_bytes(path.read_bytes() + b'{"recipe": "ta')
+    content = path.read_bytes()
+    assert alpha(Results(path), "a") == 0.5 and path.read_bytes() == content
 
 
 def test_a_full_disk_leaves_results_whole(tmp_path, full_disk):

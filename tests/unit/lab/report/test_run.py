@@ -67,31 +67,35 @@ def test_the_latest_measurements_are_found_without_models_and_prompts(own, measu
     with pytest.raises(InputError, match="has no measurement of tables; leave --as-measured out"):
         as_measured([own], results)
     another = replace(MACHINE, cpu="another")
-    jobs_before = jobs([own], another)
-    list(run(jobs_before, results, another))
+    before = jobs([own], another)
+    list(run(before, results, another, "foretoken report"))
     (tmp_path / "prompts.txt").unlink()
-    again = as_measured([own], Results(results.path))
-    assert again == jobs_before
-    case = again[0]
-    today = date.today().isoformat()
-    assert results.origin(case.of) == f"{today}, another, 2 cores, 2 threads, foretoken 0"
+    now = own.model_copy(update={"tokens": 777, "drafts": own.drafts[:1], "title": "Better"})
+    again = as_measured([now], Results(results.path))
+    assert [job[1:] for job in again] == [job[1:] for job in before]
+    then = again[0].recipe
+    assert (then.tokens, then.drafts, then.title) == (own.tokens, own.drafts, "Better")
+    (origin,) = results.origins(again[0].of)
+    assert origin.machine == "another, 2 cores, 2 threads, foretoken 0"
+    assert (origin.cases, origin.command) == (12, "foretoken report")
+    assert origin.date == date.today().isoformat()
 
 
 def test_each_is_kept_and_none_is_measured_again(own, measured, tmp_path):
     asked, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    standings = run(asked, Results(path), MACHINE)
+    standings = run(asked, Results(path), MACHINE, "report")
     for _ in range(4):  # three are done, and the fourth is to begin
         next(standings)
     standings.close()
     assert len(measured) == 3
-    rest = list(run(asked, Results(path), MACHINE))
+    rest = list(run(asked, Results(path), MACHINE, "report"))
     assert rest[0].done == 3 and rest[0].all == 12 and rest[-1].done == 12
     assert len(measured) == 12 and measured[3] == asked[3].case
 
 
 def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
     asked, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    list(run(asked, Results(path), MACHINE))
+    list(run(asked, Results(path), MACHINE, "report"))
     results = Results(path)
     reasons = {
         (job.experiment, job.case["draft"]): row.failed
@@ -102,7 +106,7 @@ def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
     assert reasons["acceptance", "large"] == "ValueError: no room"
     assert reasons["walltime", "bigram"] == "no table"
     measured.clear()
-    list(run(asked, results, MACHINE))
+    list(run(asked, results, MACHINE, "report"))
     assert {case["draft"] for case in measured} == {"large", "bigram"} and len(measured) == 6
 
 
@@ -110,7 +114,7 @@ def test_a_figure_that_is_no_number_is_a_failure(own, measured, tmp_path, monkey
     nan = {"figure": float("nan")}
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", lambda pairs, case: nan)
     asked, results = jobs([own], MACHINE)[:1], Results(tmp_path / "results.jsonl")
-    list(run(asked, results, MACHINE))
+    list(run(asked, results, MACHINE, "report"))
     row = results.row(asked[0].of, "acceptance", asked[0].case)
     assert row is not None and row.failed is not None and "not JSON compliant" in row.failed
 
@@ -123,14 +127,16 @@ def test_ctrl_c_is_no_failure(own, measured, tmp_path, monkeypatch):
     asked: list[Job] = jobs([own], MACHINE)
     results = Results(tmp_path / "results.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        list(run(asked, results, MACHINE))
-    assert not (tmp_path / "results.jsonl").exists()
+        list(run(asked, results, MACHINE, "report"))
+    assert Results(results.path).last("tables") is None
 
 
 def test_the_time_left_follows_the_seconds_recorded(own, measured, tmp_path, monkeypatch):
     clock = iter(range(0, 1000, 5))
     monkeypatch.setattr(module, "perf_counter", lambda: next(clock))
-    standings = list(run(jobs([own], MACHINE), Results(tmp_path / "results.jsonl"), MACHINE))
+    standings = list(
+        run(jobs([own], MACHINE), Results(tmp_path / "results.jsonl"), MACHINE, "report")
+    )
     lefts = [at.seconds_left for at in standings]
     assert lefts[0] is None and lefts[1:4] == [55.0, 50.0, 45.0] and lefts[-1] == 0
     assert standings[0].next == "tables: acceptance, draft small, T 0"
