@@ -114,8 +114,10 @@ def ngram(
         str | None,
         typer.Option(help="Target whose samples to count; --from-text then gives their prompts."),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="How many to sample.")] = 100_000,
-    temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
+    tokens: Annotated[
+        int | None, typer.Option(help="How many to sample; left out: 100,000.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the samples; left out: 1.")] = None,
     seed: option.Seed = 0,
     as_json: option.Json = False,
 ) -> None:
@@ -126,11 +128,14 @@ def ngram(
     """
     if order < 1:  # before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
+    if from_samples is None and (tokens is not None or temperature is not None):
+        raise InputError("--tokens and --temperature are of samples; give --from-samples too")
     option.require_file(out)
     quiet()
     if from_samples is not None:
         spec = _load(loading, from_samples)
-        texts = _sample(spec, tokens, from_text, temperature, seed)
+        law = 1.0 if temperature is None else temperature
+        texts = _sample(spec, 100_000 if tokens is None else tokens, from_text, law, seed)
         table, bits = _fit_samples(spec, texts, order)
     elif from_text is not None and loading.tokenizer is not None:
         table, bits = _fit_text(from_text, loading, order)

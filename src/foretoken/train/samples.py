@@ -9,6 +9,7 @@ import numpy as np
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.request import Completion
+from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import BATCH, Speculator
 
 PROMPT, LENGTH = 16, 240  # tokens of a prompt, and of the target's continuation
@@ -26,6 +27,9 @@ def samples(
         raise RefusedError("an encoder-decoder has no text of its own; fit to text instead")
     if tokens < 1:
         raise InputError(f"tokens is {tokens}; give 1 or more")
+    if prompts is not None and len(prompts) <= PROMPT:
+        raise InputError(f"the text gives {len(prompts)} tokens; give more than {PROMPT}")
+    SamplingParams(temperature)  # raises for one that is invalid, before the work
     context = spec.target.context or PROMPT + LENGTH
     if context <= PROMPT:
         raise RefusedError(f"the target's context of {context} leaves no room to sample in")
@@ -51,8 +55,9 @@ def _sampled(
     random = np.random.default_rng(seed)
     written = 0
     while written < tokens:
-        batch = [_prompt(spec, prompts, random) for _ in range(BATCH)]
-        keys = [(seed, written + b) for b in range(BATCH)]
+        rows = min(BATCH, -(-(tokens - written) // length))
+        batch = [_prompt(spec, prompts, random) for _ in range(rows)]
+        keys = [(seed, written + b) for b in range(rows)]
         options = {"temperature": temperature, "gamma": 0, "seed": keys}
         for completion in completed(spec, batch, max_new_tokens=length, **options):
             written += len(completion.tokens)

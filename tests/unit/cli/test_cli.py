@@ -448,7 +448,7 @@ def test_ngram(run, base, tmp_path, source):
     out, target = tmp_path / "table.safetensors", base / "target"
     args = {
         "text": ("--from-text", base / "text", "--tokenizer", target),
-        "samples": ("--from-samples", target, "--tokens", 20),
+        "samples": ("--from-samples", target, "--tokens", 2000),
     }[source]
     result = run("train", "ngram", "--out", out, "--order", 2, *args)
     assert result.code == 0 and "order 2, vocabulary 320" in result.out
@@ -462,6 +462,13 @@ def test_ngram(run, base, tmp_path, source):
     drafted = run("generate", "It was", *options, "--gamma", 3)
     plain = run("generate", "It was", "--target", target, "--draft", "none", "--max-new-tokens", 9)
     assert drafted.code == 0 and drafted.out == plain.out
+
+
+def test_options_of_samples_are_none_of_text(run, base, tmp_path):
+    of = ("--from-text", base / "text", "--tokenizer", base / "target")
+    for option in (("--tokens", 5), ("--temperature", 0.5)):
+        said = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
+        mistake(said, "--tokens and --temperature are of samples; give --from-samples too")
 
 
 def test_bad_training_input(run, base, tmp_path):

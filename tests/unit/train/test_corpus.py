@@ -29,9 +29,10 @@ def test_line_ends_and_blank_lines_are_made_uniform(tmp_path):
     assert corpus.read_texts(tmp_path) == ["one\n\ntwo\nthree"]
 
 
-def test_bytes_that_are_no_text_are_replaced(tmp_path):
+def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"a\xffb")
-    assert corpus.read_texts(tmp_path) == ["a\ufffdb"]
+    with pytest.raises(InputError, match=r"a.txt is not UTF-8 \(byte 1\); convert it"):
+        corpus.read_texts(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
-from foretoken.speculator import BATCH
 from foretoken.train.samples import PROMPT, completed, samples
 from tiny import llama, t5
 
@@ -21,7 +20,8 @@ def spec():
 
 def test_as_many_tokens_as_asked_for_and_the_same_again(spec):
     texts = list(samples(spec, 50, **OPTIONS))
-    assert len(texts) == BATCH and sum(map(len, texts)) >= 50
+    written = [len(text) for text in texts]
+    assert sum(written) >= 50 > sum(written[:-1]) - max(written)  # a few more at most
     assert texts == list(samples(spec, 50, **OPTIONS))
     assert texts != list(samples(spec, 50, **{**OPTIONS, "seed": 4}))
 
@@ -43,6 +43,10 @@ def test_prompts_are_cut_from_the_ids(spec, monkeypatch):
 def test_what_cannot_be_sampled(spec):
     with pytest.raises(InputError, match="tokens is 0; give 1 or more"):
         samples(spec, 0, **OPTIONS)
+    with pytest.raises(InputError, match="temperature is -1"):
+        samples(spec, 1, **{**OPTIONS, "temperature": -1})
+    with pytest.raises(InputError, match=f"the text gives {PROMPT} tokens; give more than"):
+        samples(spec, 1, **{**OPTIONS, "prompts": np.zeros(PROMPT, dtype=np.uint16)})
     with pytest.raises(RefusedError, match="leaves no room to sample in"):
         samples(load(llama(V=64, context=PROMPT), "none"), 1, **OPTIONS)
     with pytest.raises(RefusedError, match="an encoder-decoder has no text of its own"):

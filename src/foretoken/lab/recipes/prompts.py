@@ -41,6 +41,12 @@ def read(prompts: Prompts) -> list[Task]:
             tasks.append(task)
         if len(tasks) == prompts.limit:
             break
+    bare = [task for task in tasks if task.reference is None]
+    if kind == "tsv" and 0 < len(bare) < len(tasks):
+        raise InputError(
+            f"{path}: {len(bare)} of {len(tasks)} prompts have no reference, the first "
+            f"{shown(bare[0].prompt)}; give all of them one, or none"
+        )
     if len(tasks) < 2:
         fitting = "" if prompts.longest is None else f" of {prompts.longest} characters at most"
         raise InputError(f"{path} holds {len(tasks)} prompts{fitting}; give 2 or more, one a line")
@@ -59,10 +65,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _from_tsv(place: str, line: str, prompts: Prompts) -> Task:
-    prompt, tab, reference = line.partition("\t")
+    prompt, *references = line.split("\t")
     if not prompt.strip():
         raise InputError(f"{place}: the prompt is empty; give prompt<TAB>reference")
-    return Task(prompts.prefix + prompt, reference if tab else None)
+    if len(references) > 1:
+        raise InputError(f"{place}: {len(references) + 1} columns; give prompt<TAB>reference")
+    return Task(prompts.prefix + prompt, *references)
 
 
 def _from_json(place: str, line: str, prompts: Prompts) -> Task:

@@ -31,6 +31,7 @@ Name = Literal[
     "drafts",
     "observations",
 ]
+PaperDraft = Literal["Unigram", "Bigram", "T5-small", "T5-base", "T5-large", "GPT-like 6M"]
 NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
 # What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
 QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
@@ -48,7 +49,7 @@ class Draft(Form):
     label: Annotated[str, Field(min_length=1, max_length=60)]
     draft: str | None = None  # as foretoken.load takes it
     order: Annotated[int, Field(ge=1, le=8)] | None = None  # a table fitted to the target's texts
-    paper: str | None = None  # whose figures of the paper stand beside it, such as "T5-small"
+    paper: PaperDraft | None = None  # whose figures of the paper stand beside it
     c: Annotated[float, Field(ge=0, le=100)] | None = None  # the paper's own
     distilled_from: str | None = None  # the label of what it was before it was taught
 
@@ -99,12 +100,15 @@ class Recipe(Form):
         0.1,
     ]
     max_new_tokens: Annotated[int, Field(ge=4, le=100_000)] = 128
-    tokens: Annotated[int, Field(ge=100)] = 10_000  # of the target's own, that alpha is a mean over
+    tokens: Annotated[int, Field(ge=100, le=10**8)] = (
+        10_000  # of the target's own, that alpha is a mean over
+    )
     timed: Annotated[int, Field(ge=2)] = 8  # prompts that are timed
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     dtype: str = "float32"
-    experiments: list[Name] = list(get_args(Name))  # those that do not apply are left out
+    # those that do not apply are left out
+    experiments: Annotated[list[Name], Field(min_length=1)] = list(get_args(Name))
     beyond_models: Annotated[int, Field(ge=1)] | None = None  # `beyond` runs with the first so many
 
     @model_validator(mode="after")
@@ -113,6 +117,15 @@ class Recipe(Form):
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(f"two drafts have the label {label}; give each its own")
+        return self
+
+    @model_validator(mode="after")
+    def values_differ(self) -> Recipe:
+        for name in ("temperatures", "gammas", "lenience", "experiments"):
+            values = getattr(self, name)
+            for value in values:
+                if values.count(value) > 1:
+                    raise ValueError(f"{name} has {value} twice; give each once")
         return self
 
     @model_validator(mode="after")
@@ -240,7 +253,8 @@ def _allowed(place: tuple[Any, ...]) -> list[str]:
     """The values that there are for a key."""
     if place[0] == "experiments":
         return list(get_args(Name))
-    annotation = Recipe.model_fields[place[0]].annotation
+    fields = Draft.model_fields if place[0] == "drafts" else Recipe.model_fields
+    annotation = fields[place[-1]].annotation
     literals = [annotation, *get_args(annotation)]
     return [value for each in literals for value in get_args(each) if isinstance(value, str)]
 
