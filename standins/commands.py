@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from foretoken.errors import ForetokenError, one_line
 
 Sizes = Mapping[str, int]
 T5_DRAFTS: dict[str, Sizes] = {  # about a fourth and a twelfth of a target of 4M parameters
@@ -25,6 +28,23 @@ T5_DRAFTS: dict[str, Sizes] = {  # about a fourth and a twelfth of a target of 4
         "heads": 4,
     },
 }
+
+
+def told(main: Callable[[], None]) -> None:
+    """Run a script's main; bad input is one line, and exit status 2."""
+    try:
+        main()
+    except (ForetokenError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def positive(text: str) -> int:
+    """An option's value."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
 
 
 def foretoken(*words: object) -> None:

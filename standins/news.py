@@ -14,7 +14,7 @@ from pathlib import Path
 
 import models
 import parallel
-from commands import Sizes, distill, flags, foretoken, tables
+from commands import Sizes, distill, flags, foretoken, positive, tables, told
 from foretoken.storage import files
 from foretoken.train import corpus
 
@@ -31,9 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="packed (.gz) or not")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--divisor", type=int, default=8, help="of the paper's widths")
-    parser.add_argument("--steps", type=int, default=20_000, help="of either model, at most")
-    parser.add_argument("--distill-steps", type=int, default=600)
+    parser.add_argument("--divisor", type=positive, default=8, help="of the paper's widths")
+    parser.add_argument("--steps", type=positive, default=20_000, help="of either model, at most")
+    parser.add_argument("--distill-steps", type=positive, default=600)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
     given = parser.parse_args()
     out = given.out
@@ -69,4 +69,4 @@ def prepare(texts: list[Path], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    told(main)

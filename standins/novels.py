@@ -15,7 +15,7 @@ from pathlib import Path
 import foretoken as package
 import models
 import parallel
-from commands import distill, flags, foretoken
+from commands import distill, flags, foretoken, positive, told
 from foretoken.storage import files
 
 ASSETS = Path(package.__file__).parent / "assets"
@@ -27,10 +27,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--novels", nargs="+", type=Path, required=True, help=".txt, packed or not")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=12_000, help="of the target, at most")
-    parser.add_argument("--draft-steps", type=int, default=2000, help="on samples, at most")
-    parser.add_argument("--samples", type=int, default=2_000_000, help="tokens by the target")
-    parser.add_argument("--distill-steps", type=int, default=600)
+    parser.add_argument("--steps", type=positive, default=12_000, help="of the target, at most")
+    parser.add_argument("--draft-steps", type=positive, default=2000, help="on samples, at most")
+    parser.add_argument("--samples", type=positive, default=2_000_000, help="tokens by the target")
+    parser.add_argument("--distill-steps", type=positive, default=600)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
     given = parser.parse_args()
     out = given.out
@@ -63,4 +63,4 @@ def prepare(novels: list[Path], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    told(main)

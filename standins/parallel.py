@@ -10,6 +10,7 @@ import html
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,14 +26,31 @@ def read(name: str, keys: tuple[str, str]) -> list[Pair]:
     NAME.KEY each. `keys`: how source and target are called in JSON or in the files' names."""
     path = Path(name)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return [(row[keys[0]], row[keys[1]]) for row in map(json.loads, lines(path))]
+        return [_row(f"{path}, line {n}", line, keys) for n, line in enumerate(lines(path), 1)]
     if path.name.endswith((".tsv", ".tsv.gz")):
         rows = [line.split("\t") for line in lines(path)]
+        for number, row in enumerate(rows, 1):
+            if len(row) != 2:
+                raise InputError(
+                    f"{path}, line {number}: {len(row)} columns; give source, tab, target"
+                )
         return [(source, target) for source, target in rows]
     sides = [lines(_either(Path(f"{name}.{key}"))) for key in keys]
     if len(sides[0]) != len(sides[1]):
         raise InputError(f"{name} has {len(sides[0])} sources and {len(sides[1])} targets")
     return list(zip(*sides, strict=True))
+
+
+def _row(place: str, line: str, keys: tuple[str, str]) -> Pair:
+    try:
+        row = files.parse_json(line)
+        source, target = (row[key] for key in keys)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{place} is no object with {keys[0]} and {keys[1]} ({type(error).__name__}); "
+            "name them in --keys"
+        ) from None
+    return source, target
 
 
 def lines(path: Path) -> list[str]:
@@ -41,7 +59,10 @@ def lines(path: Path) -> list[str]:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    try:
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be unpacked: {error}") from None
     return content.decode("utf-8-sig", errors="replace").removesuffix("\n").split("\n")
 
 

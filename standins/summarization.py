@@ -16,7 +16,7 @@ from pathlib import Path
 
 import models
 import parallel
-from commands import T5_DRAFTS, Sizes, distill, seq2seq, tables
+from commands import T5_DRAFTS, Sizes, distill, positive, seq2seq, tables, told
 from foretoken.lab.quality import lead, rouge, sentences
 from foretoken.train import corpus
 
@@ -44,9 +44,9 @@ def main() -> None:
     parser.add_argument("--texts", nargs="*", default=[], type=Path, help=".txt, packed or not")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
-    parser.add_argument("--steps", type=int, default=8000, help="on gap sentences, at most")
-    parser.add_argument("--article-steps", type=int, default=2000, help="on articles, at most")
-    parser.add_argument("--distill-steps", type=int, default=400)
+    parser.add_argument("--steps", type=positive, default=8000, help="on gap sentences, at most")
+    parser.add_argument("--article-steps", type=positive, default=2000, help="on articles, at most")
+    parser.add_argument("--distill-steps", type=positive, default=400)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
     given = parser.parse_args()
     out = given.out
@@ -129,4 +129,4 @@ def train(data: Path, out: Path, options: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    told(main)

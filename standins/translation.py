@@ -17,7 +17,7 @@ from pathlib import Path
 
 import models
 import parallel
-from commands import T5_DRAFTS, Sizes, distill, seq2seq, tables
+from commands import T5_DRAFTS, Sizes, distill, positive, seq2seq, tables, told
 
 LENGTH = 128  # tokens of a target
 WORDS, RATIO = 120, 3.0  # a longer text, or a pair of more different lengths, is left out
@@ -50,13 +50,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=DRAFTS)
-    parser.add_argument("--steps", type=int, default=20_000, help="of the target, at most")
-    parser.add_argument("--draft-steps", type=int, default=6000, help="of a draft, at most")
-    parser.add_argument("--distill-steps", type=int, default=600)
+    parser.add_argument("--steps", type=positive, default=20_000, help="of the target, at most")
+    parser.add_argument("--draft-steps", type=positive, default=6000, help="of a draft, at most")
+    parser.add_argument("--distill-steps", type=positive, default=600)
     parser.add_argument("--dropout", type=float, default=0.0, help="of the target")
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
-    parser.add_argument("--limit", type=int, help="sentences of a test set; left out: all")
+    parser.add_argument("--limit", type=positive, help="sentences of a test set; left out: all")
     given = parser.parse_args()
+    if "prepare" in given.stages and not given.train:
+        parser.error("--train is missing; give pairs, or --stages without prepare")
     given.out.mkdir(parents=True, exist_ok=True)
     target = given.out / "target"
     data = given.out / "pairs.jsonl"
@@ -128,4 +130,4 @@ def _looked_up(look_up: Callable[[str], str], sources: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    told(main)
