@@ -86,6 +86,8 @@ def _given(target: str | None, draft: str | None, gamma: int | None, temperature
             "gamma is chosen before every step here, other systems take one number; give --gamma, "
             "as foretoken plan picks it"
         )
+    if draft == "none" and gamma:
+        raise InputError(f"gamma is {gamma} with --draft none; leave --gamma out, or name a draft")
     return Setting(target, draft, gamma or 0, temperature, encoder_decoder=_encodes(Path(target)))
 
 

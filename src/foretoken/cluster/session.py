@@ -50,8 +50,8 @@ def threads(replicas: int, asked: int | None) -> int:
     each = asked or max(1, there // replicas)
     if each * replicas > there:
         raise InputError(
-            f"{replicas} replicas of {each} threads need {each * replicas} processors, the cluster "
-            f"has {there}; give fewer --replicas or --threads"
+            f"{replicas} replicas with --threads {each} need {each * replicas} processors; there "
+            f"are {there} in the cluster; give fewer --replicas or --threads"
         )
     return each
 

@@ -41,6 +41,7 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("vllm", "--target", "a/t", "--gamma", 4), "a target of yours needs --draft"),
         (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken plan picks"),
         (("vllm", "--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
+        (("vllm", "--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
         (("vllm", "m.json", *GIVEN), "not both"),
         (("vllm", tmp_path / "m.json"), "there is no"),
     ):

@@ -27,6 +27,14 @@ FULL = 8  # batches of requests that wait at once where capacity is found
 Track = Callable[[Sequence[int]], Iterable[int]]
 
 
+MOST = {  # more would not be simulated in an hour
+    "replicas": 10_000,
+    "requests": 1_000_000,
+    "prompt_tokens": 100_000,
+    "output_tokens": 20_000,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What is simulated. Lengths in tokens; None: those of the measured prompts and texts. gamma:
@@ -41,10 +49,10 @@ class Fleet:
 
     def require(self) -> None:
         """InputError for numbers that make no fleet."""
-        for name in ("replicas", "requests", "prompt_tokens", "output_tokens"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; give 1 or more")
+            if value is not None and not 1 <= value <= most:
+                raise InputError(f"{name} is {value}; give 1 to {most:,}")
         if self.gamma is not None and self.gamma < 0:
             raise InputError(f"gamma is {self.gamma}; give 0 or more, or leave it out")
 

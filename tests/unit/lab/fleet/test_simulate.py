@@ -75,7 +75,8 @@ def test_files_that_do_not_serve_are_refused():
 @pytest.mark.parametrize(
     "fleet, said",
     [
-        (Fleet(replicas=0), "replicas is 0; give 1 or more"),
+        (Fleet(replicas=0), "replicas is 0; give 1 to 10,000"),
+        (Fleet(output_tokens=10**6), "output_tokens is 1000000; give 1 to 20,000"),
         (Fleet(prompt_tokens=0), "prompt_tokens is 0"),
         (Fleet(gamma=-1), "gamma is -1; give 0 or more"),
     ],
