@@ -21,10 +21,9 @@ from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet as quietly
 from foretoken.errors import InputError
 from foretoken.loading import hub
-from foretoken.storage import files as storage
+from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.lab.machine import Machine
     from foretoken.lab.recipes.recipe import Recipe
     from foretoken.lab.report.chapter import Report
     from foretoken.lab.report.results import Results
@@ -58,35 +57,30 @@ def report(
     Each measurement is kept as soon as it is done, so that a report that was interrupted goes on.
     What fails is marked with its reason, and the others go on; the exit status is then 1.
     """
+    if quick and as_measured:
+        raise InputError("--quick measures and --as-measured does not; give one of them")
     asked = _read(recipes)
     _require(asked, out, measuring=not as_measured)
     made = [recipe.quick() for recipe in asked] if quick else asked
-    from foretoken.lab.report import files  # late: torch takes seconds to import
-    from foretoken.lab.report.chapter import report as made_of
+    from foretoken.lab.report.chapter import report as made_of  # late: torch takes seconds
     from foretoken.lab.report.document import document
+    from foretoken.lab.report.files import RESULTS, write
     from foretoken.lab.report.results import Results
-    from foretoken.lab.report.run import as_measured as measured
-    from foretoken.lab.report.run import jobs, run
+    from foretoken.lab.report.run import as_measured as latest
 
     quietly()
-    results = Results(out / files.RESULTS)
+    results = Results(out / RESULTS)
     _tell_unreadable(results)
     given = {"--quick": quick, "--as-measured": as_measured}
     typed = _command(recipes, out, [flag for flag, on in given.items() if on])
-    interrupted = False
     if as_measured:
-        cases = measured(made, results)
+        cases, interrupted = latest(made, results), False
         _tell_changed(made, cases)
     else:
-        machine = _machine()
-        cases = jobs(made, machine)
-        _tell_anew(cases, results)
-        with storage.naming(out):
-            out.mkdir(parents=True, exist_ok=True)
-        interrupted = _follow(run(cases, results, machine, typed))
+        cases, interrupted = _measured(made, results, typed)
     told = {"date": date.today().isoformat(), "command": typed}
     whole = made_of(cases, results, quick=quick, **told)
-    paths = files.write(whole, out)
+    paths = write(whole, out)
     if as_json:
         print(json.dumps(document(whole), allow_nan=False))
     else:
@@ -97,6 +91,22 @@ def report(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _measured(recipes: list[Recipe], results: Results, command: str) -> tuple[list[Job], bool]:
+    """All cases, measured; whether Ctrl-C ended it."""
+    import torch  # late: it takes seconds
+
+    from foretoken.lab.machine import describe
+    from foretoken.lab.report.run import jobs, run
+
+    machine = describe(torch.device("cpu"))
+    cases = jobs(recipes, machine)
+    _tell_anew(cases, results)
+    folder = results.path.parent
+    with files.naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return cases, _follow(run(cases, results, machine, command))
 
 
 def _read(paths: list[Path]) -> list[Recipe]:
@@ -126,14 +136,6 @@ def _require(recipes: list[Recipe], out: Path, *, measuring: bool) -> None:
         require_place("auto", recipe.dtype)
         if recipe.target is not None:
             hub.way(hub.path(recipe.target), None)
-
-
-def _machine() -> Machine:
-    import torch  # late: it takes seconds
-
-    from foretoken.lab.machine import describe
-
-    return describe(torch.device("cpu"))
 
 
 def _tell_unreadable(results: Results) -> None:

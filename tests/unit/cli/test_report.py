@@ -111,6 +111,8 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
 def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
     out = tmp_path / "out"
     mistake(console("report", tmp_path / "none.toml", "--out", out), "there is no")
+    both = ("--quick", "--as-measured")
+    mistake(console("report", recipe, "--out", out, *both), "--quick measures and --as-measured")
     mistake(console("report", recipe, recipe, "--out", out), "two recipes have the name tiny")
     (tmp_path / "file").touch()
     mistake(console("report", recipe, "--out", tmp_path / "file"), "is a file; give another --out")
