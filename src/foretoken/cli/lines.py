@@ -78,7 +78,7 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
     with needing("ray"):
         from foretoken.cluster import session
 
-        session.require_answer(where.address)  # before ray is imported, which takes seconds
+        session.prepare(where.address)  # before ray is imported
         from foretoken.cluster import lines as cluster
     session.join(where.address)
     try:

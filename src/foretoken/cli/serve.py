@@ -124,7 +124,7 @@ def serve(
     with needing("serve,ray"):
         from foretoken.cluster import session
 
-        session.require_answer(cluster.address)  # before ray is imported, which takes seconds
+        session.prepare(cluster.address)  # before ray is imported
         from foretoken.cluster import front
     count, threads = cluster.replicas or 1, cluster.threads
     front.run(setup, settings, host, port, replicas=count, threads=threads, address=cluster.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from logging import WARNING
 from pathlib import Path
@@ -12,12 +13,25 @@ LOCAL = "local"
 OBJECTS = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
 ANSWER = 5.0  # seconds for an address to answer
 BASE = 400_000_000  # bytes of a replica beside weights, keys and values
+# Where it is 0, Ray takes the loopback address for this machine's and listens nowhere else, as it
+# does by itself on macOS and Windows
+CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def prepare(address: str) -> None:
+    """Before ray is imported, which takes seconds: a Ray that `join` is to start here (LOCAL)
+    listens on the loopback alone, unless the environment says otherwise. InputError for an address
+    that is none, or does not answer."""
+    if address == LOCAL:
+        os.environ.setdefault(CLUSTERS, "0")
+    elif address != "auto":
+        _require_answer(address)
 
 
 def join(address: str, cpus: int | None = None) -> None:
     """Become part of the cluster at `address` ("host:port", or "auto": the one that this machine is
     part of); LOCAL: of one that is started here with so many `cpus`, and ends with this process.
-    InputError where that is impossible."""
+    `prepare` comes before. InputError where that is impossible."""
     import ray
 
     own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
@@ -78,11 +92,9 @@ def weights(*models: str | None) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def require_answer(address: str) -> None:
+def _require_answer(address: str) -> None:
     """InputError for an address that nobody listens at: Ray itself waits a minute for one, and says
     so in many lines."""
-    if address in (LOCAL, "auto"):
-        return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"--ray is {address!r}; give host:port, auto or {LOCAL}")

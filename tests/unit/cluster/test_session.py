@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,23 +44,64 @@ def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -
 def test_one_that_is_joined_is_left_as_it_is(cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"127.0.0.1:{there.getsockname()[1]}"
-        session.require_answer(address)
+        session.prepare(address)
         session.join(address)
     assert cluster["address"] == address
     assert not {"num_cpus", "object_store_memory"} & cluster.keys()
 
 
+STARTED = """
+import os
+from pathlib import Path
+from foretoken.cluster import session
+session.prepare("local")
+session.join("local", 1)
+import ray
+ray.get(ray.remote(lambda: 1).remote())
+own = set()
+for process in Path("/proc").glob("[0-9]*"):
+    try:
+        if b"RAY_PORTS_OF=here" in (process / "environ").read_bytes():
+            own |= {os.readlink(file) for file in (process / "fd").iterdir()}
+    except OSError:
+        pass  # it has just ended, or is not ours
+for table in ("tcp", "tcp6"):
+    for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+            print(fields[1].partition(":")[0])
+session.leave()
+"""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
+def test_what_is_started_here_listens_on_the_loopback_alone() -> None:
+    pytest.importorskip("ray")
+    told = subprocess.run(
+        [sys.executable, "-c", STARTED],
+        env=os.environ | {"RAY_PORTS_OF": "here"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert told.returncode == 0, told.stderr
+    listening = told.stdout.split()
+    assert len(listening) > 4  # the head, the node, its agents, the driver and a worker
+    assert set(listening) <= LOOPBACK
+
+
 @pytest.mark.parametrize("address", ["nowhere", "a:b", ":7", "host:0", "host:70000"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(InputError, match="give host:port, auto or local"):
-        session.require_answer(address)
+        session.prepare(address)
 
 
 def test_an_address_that_does_not_answer_is_told_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"127.0.0.1:{there.getsockname()[1]}"
     with pytest.raises(InputError, match=f"no Ray answers at {address} .Connection refused."):
-        session.require_answer(address)
+        session.prepare(address)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ConnectionError, ValueError, Exception])
