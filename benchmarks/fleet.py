@@ -4,10 +4,11 @@ Each replica is a process with an engine and one thread; requests are the measur
 when they are due to the replica with the fewest that are not done. Expected: p50, p99 and
 throughput within 15 % at 1 and 2 replicas.
 
-    OMP_NUM_THREADS=1 python benchmarks/fleet.py MEASUREMENT --load 0.5 --load 0.8 --replicas 2
+    OMP_NUM_THREADS=1 python benchmarks/fleet.py ONE.json TWO.json --load 0.5 --load 0.8
 
-MEASUREMENT is a file of `foretoken measure --rows 8 --out`, made on this machine with one thread. A
-load is a share of the capacity that is simulated.
+The files are of `foretoken measure --rows 8 --out`, made on this machine with one thread: for one
+replica, and with `--beside 1` for two, which share it. A load is a share of the capacity that is
+simulated.
 """
 
 from __future__ import annotations
@@ -47,22 +48,21 @@ class Sent:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("measurement", type=Path)
+    parser.add_argument("measurements", type=Path, nargs="+")
     parser.add_argument("--load", type=float, action="append", help="left out: 0.5 and 0.8")
-    parser.add_argument("--replicas", type=int, action="append", help="left out: 1 and 2")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: a replica has one thread")
-    measured = load(given.measurement)
     results: list[dict[str, Any]] = []
-    for replicas in given.replicas or [1, 2]:
-        fleet = Fleet(replicas, given.requests, seed=given.seed)
+    for path in given.measurements:
+        measured = load(path)
+        fleet = Fleet(1 + require(measured, str(path)).beside, given.requests, seed=given.seed)
         for share in given.load or [0.5, 0.8]:
-            results.append(compared(measured, str(given.measurement), fleet, share))
+            results.append(compared(measured, str(path), fleet, share))
             print(line(results[-1]), file=sys.stderr)
-    settings = vars(given) | {"measurement": str(given.measurement)}
+    settings = vars(given) | {"measurements": [*map(str, given.measurements)]}
     print(save("fleet", {"command": " ".join(sys.argv), "arguments": settings, "runs": results}))
 
 
@@ -192,9 +192,7 @@ def loaded(measured: Measurement) -> tuple[Any, list[Any]]:
     from foretoken import load as load_pair
 
     options = measured.options
-    names = ("dtype", "draft_dtype", "kv_dtype", "device", "runtime", "revision", "draft_revision")
-    more = {name: getattr(options, name) for name in (*names, "exact_shapes", "tokenizer")}
-    spec = load_pair(options.target, options.draft, **more)
+    spec = load_pair(options.target, options.draft, **options.loading)
     lines = prompt_files.read(None, Path(options.prompts))[: len(measured.prompts)]
     return spec, [prompt_files.for_model(each, spec) for each in lines]
 

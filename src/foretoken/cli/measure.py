@@ -44,6 +44,9 @@ def measure(
         int | None,
         Option(help="Measure a batch of so many requests too, for foretoken simulate."),
     ] = None,
+    beside: Annotated[
+        int, Option(help="Other such engines at work meanwhile: replicas that share the machine.")
+    ] = 0,
     out: Annotated[
         Path | None, Option(help="JSON file to write, for foretoken plan; resumed after a kill.")
     ] = None,
@@ -90,6 +93,10 @@ def run(
     keys_of(parameters["seed"], [1])
     if (rows := parameters.get("rows")) is not None and rows < 1:
         raise InputError(f"rows is {rows}; give the requests that run at a time, 1 or more")
+    if (beside := parameters.get("beside", 0)) and rows is None:
+        raise InputError("--beside is for a batch; give --rows too, or leave it out")
+    if not 0 <= beside <= 64:
+        raise InputError(f"beside is {beside}; give the other engines on the machine, 0 to 64")
     loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure
@@ -104,13 +111,20 @@ def run(
     texts = [prompt_files.for_model(line, spec) for line in lines]
     track = partial(bar, text="measuring")
     if out is None:
-        return measure(spec, texts, options, rows=rows, track=track)
+        return measure(spec, texts, options, rows=rows, beside=beside, track=track)
     part = Part(out, options, describe(spec.target.device))
     if part.done:
         print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:
         measurement = measure(
-            spec, texts, options, rows=rows, done=part.done, keep=part.add, track=track
+            spec,
+            texts,
+            options,
+            rows=rows,
+            beside=beside,
+            done=part.done,
+            keep=part.add,
+            track=track,
         )
     except KeyboardInterrupt:
         print("interrupted; the same command picks up", part.path, file=sys.stderr)

@@ -110,14 +110,10 @@ class PaperTarget:
         sizes = [len(part) for part in blocks if part]
         tokens, last = sum(sizes), self.sizes.last
         self.padding = self.sizes.missing(tokens, PADDED, single=max(sizes) == 1)
-        serving, size = self.parts.serving, tokens + self.padding
-        read = tokens - judged
-        seconds = at(serving.costs.score, max(1, size - read)) + serving.costs.change * (
-            size != last
+        size = tokens + self.padding
+        self.parts.clock.add(
+            self.parts.serving.passing(size, tokens - judged, len(blocks), changed=size != last)
         )
-        more = at(serving.reading, size) - at(serving.reading, max(1, size - read))
-        slower = at(serving.passes, len(blocks))
-        self.parts.clock.add(float(slower * seconds + max(0.0, more)))
 
     def _laws(self, b: int, need: int, width: int) -> list[float]:
         """The probabilities of 0 behind the last `need` tokens of a row; 1 in the padding."""
@@ -162,9 +158,7 @@ class PaperDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         asked = zip(self._texts, self._lengths, gamma, strict=True)
         counts = [_offered(text, length, g) for text, length, g in asked]
-        serving, rows = self.parts.serving, len(counts)
-        seconds = serving.costs.drafting(max(counts), sum(counts), rows)
-        self.parts.clock.add(float(seconds * at(serving.drafts, rows)))
+        self.parts.clock.add(self.parts.serving.drafting(counts))
         return pack([[0] * count for count in counts], calls=max(counts))
 
     def commit(self, tokens: list[list[int]]) -> None:

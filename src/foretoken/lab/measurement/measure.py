@@ -49,14 +49,16 @@ def measure(
     options: Options,
     *,
     rows: int | None = None,
+    beside: int = 0,
     done: Sequence[Observed] = (),
     keep: Callable[[Observed], Any] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on `prompts`.
 
-    rows: measure what a batch of so many costs too; done: the first prompts, measured before; keep:
-    called with each of the others; track: an iterable around their numbers, for a progress bar.
+    rows: measure what a batch of so many costs too; beside: with as many other engines at work;
+    done: the first prompts, measured before; keep: called with each of the others; track: an
+    iterable around their numbers, for a progress bar.
     Raises InputError for prompts that the models cannot continue, KeyboardInterrupt where a run was
     interrupted.
     """
@@ -78,7 +80,7 @@ def measure(
     if rows is None:
         return measured
     began = others.read()
-    costs = serving.serving(spec, prompts, options.wishes, rows)
+    costs = serving.serving(spec, prompts, options, rows, beside)
     taken = [*(one.taken for one in observed), others.taken(began)]
     return replace(measured, serving=costs, others=others.share(taken))
 

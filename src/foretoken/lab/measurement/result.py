@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken.costs import Costs, Table
+from foretoken.costs import Costs, Table, at
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
@@ -23,6 +23,18 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.measurement", 1
+LOADING = (
+    "dtype",
+    "draft_dtype",
+    "kv_dtype",
+    "device",
+    "runtime",
+    "exact_shapes",
+    "revision",
+    "draft_revision",
+    "trust_remote_code",
+    "tokenizer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,12 @@ class Options:
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What `foretoken.load` is given beside target and draft."""
+        ignored = "ignore" if self.ignore_generation_config else None
+        return {name: getattr(self, name) for name in LOADING} | {"generation_config": ignored}
 
     @property
     def wishes(self) -> SamplingParams:
@@ -121,6 +139,20 @@ class Serving:
     # what drafts and passes take among so many rows at work, relative to `costs`
     drafts: Table = ((1, 1.0),)
     passes: Table = ((1, 1.0),)
+    beside: int = 0  # other engines that worked on the machine meanwhile
+
+    def drafting(self, guesses: list[int]) -> float:
+        """Seconds of a draft of so many guesses for each row."""
+        rows = len(guesses)
+        return float(self.costs.drafting(max(guesses), sum(guesses), rows) * at(self.drafts, rows))
+
+    def passing(self, size: int, read: int, rows: int, *, changed: bool) -> float:
+        """Seconds of the target's pass over `size` positions, `read` of them of prompts; changed:
+        the pass before was of another size."""
+        own = max(1, size - read)
+        seconds = at(self.costs.score, own) + self.costs.change * changed
+        more = at(self.reading, size) - at(self.reading, own)
+        return float(at(self.passes, rows) * seconds + max(0.0, more))
 
 
 @dataclass(frozen=True, slots=True)

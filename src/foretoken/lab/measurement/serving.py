@@ -4,19 +4,20 @@ and of many, prompts that are read, and what an engine does beside its models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 
 from foretoken.claim import claimed
-from foretoken.costs import TICK, Costs, Table, at
+from foretoken.costs import TICK, Table, at
 from foretoken.engine.batch import threads
 from foretoken.errors import RefusedError
-from foretoken.lab.measurement.result import Serving
+from foretoken.lab.measurement.beside import beside
+from foretoken.lab.measurement.result import Options, Serving
 from foretoken.options import Prompt
-from foretoken.request import Completion, StepRecord
+from foretoken.request import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
@@ -36,24 +37,31 @@ def require(spec: Speculator) -> None:
 
 
 def serving(
-    spec: Speculator, prompts: Sequence[Prompt], wishes: SamplingParams, rows: int
+    spec: Speculator, prompts: Sequence[Prompt], options: Options, rows: int, engines: int = 0
 ) -> Serving:
-    """Measure it, in some seconds, on requests like `prompts`. The models must be idle."""
+    """Measure it, in some seconds, on requests like `prompts`, beside so many other engines at
+    work. The models must be idle."""
+    wishes = options.wishes
     requests = spec.requests(list(prompts), wishes, 0)
-    costs = spec.step_costs(requests[0].params, rows)
+    costs = spec.step_costs(requests[0].params, rows)  # alone: the policy of a replica has these
     ids = list(chain.from_iterable(request.prompt for request in requests))
-    reading, draft_reading = _reading(spec, ids)
-    found = {n: _at_work(spec, prompts, wishes, n, rows, costs) for n in sorted({1, rows})}
-    return Serving(
-        rows,
-        costs,
-        reading,
-        draft_reading,
-        around=tuple((n, work.around) for n, work in found.items()),
-        joining=found[rows].joining,
-        drafts=tuple((n, work.drafts) for n, work in found.items()),
-        passes=tuple((n, work.passes) for n, work in found.items()),
+    with beside(engines, options, prompts, rows):
+        reading, draft_reading = _reading(spec, ids)
+        works = [_at_work(spec, prompts, wishes, n, rows) for n in sorted({1, rows})]
+    known = Serving(
+        rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0, beside=engines
     )
+
+    def table(of: Callable[[_Work], float]) -> Table:
+        return tuple((work.count, of(work)) for work in works)
+
+    known = replace(
+        known,
+        around=table(lambda work: _mean([step.around for step in work.plain])),
+        drafts=table(lambda work: _drafts(work, known)),
+        passes=table(lambda work: _passes(work, known)),
+    )
+    return replace(known, joining=_joining(works[-1], known))
 
 
 def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
@@ -89,90 +97,115 @@ def _table(seconds: dict[int, float]) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """Of an engine at work: seconds of a step beside what its records tell, the mean; seconds of
-    each request to come and go, beside what is read; drafts and passes over what costs expect."""
+class _Step:
+    """A step of an engine at work."""
 
-    around: float
-    joining: float
-    drafts: float
-    passes: float
+    seconds: float
+    rows: list[StepRecord]
+    joined: list[int]  # tokens of the prompts of rows that it began with
+    before: int  # positions of the pass before; 0: not known
+
+    @property
+    def around(self) -> float:
+        """What draft, pass and verdict leave."""
+        one = self.rows[0]
+        return self.seconds - one.draft_seconds - one.score_seconds - one.verify_seconds
+
+    @property
+    def guesses(self) -> list[int]:
+        return [row.drafted for row in self.rows]
+
+    @property
+    def size(self) -> int:
+        """Positions of its pass."""
+        return len(self.rows) + sum(self.guesses) + self.rows[0].padding
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Seconds of the steps of as many rows as may run: what they took, and what costs expect."""
+class _Work:
+    """What an engine of so many requests at a time did."""
 
-    costs: Costs
-    steps: int = 0
-    around: float = 0.0
-    drafts: float = 0.0
-    passes: float = 0.0
-    expected_drafts: float = 0.0
-    expected_passes: float = 0.0
+    count: int
+    steps: list[_Step] = field(default_factory=list[_Step])
+    adding: list[float] = field(default_factory=list[float])  # seconds to take a request on
 
-    def note(self, steps: list[StepRecord], seconds: float, last: int) -> int:
-        """A step, told by each of its rows, behind a pass over `last` positions; its own."""
-        one, guesses, rows = steps[0], [step.drafted for step in steps], len(steps)
-        size = rows + sum(guesses) + one.padding
-        self.steps += 1
-        self.around += seconds - _parts(one)
-        self.drafts += one.draft_seconds
-        self.passes += one.score_seconds
-        self.expected_drafts += float(self.costs.drafting(max(guesses), sum(guesses), rows))
-        self.expected_passes += float(at(self.costs.score, size))
-        self.expected_passes += self.costs.change * (size != last)
-        return size
+    @property
+    def plain(self) -> list[_Step]:
+        """Steps of all rows, which no row began with."""
+        known = [step for step in self.steps if step.before and not step.joined]
+        return [step for step in known if len(step.rows) == self.count]
 
 
 def _at_work(
-    spec: Speculator,
-    prompts: Sequence[Prompt],
-    wishes: SamplingParams,
-    count: int,
-    rows: int,
-    costs: Costs,
+    spec: Speculator, prompts: Sequence[Prompt], wishes: SamplingParams, count: int, rows: int
 ) -> _Work:
     """An engine of `rows` rows that has `count` requests at a time, until some have ended. Costs
     were measured on rows alike; here they are of several lengths, and come and go."""
     wishes = replace(wishes, ignore_eos=True)
-    sums, told, steps, last = _Sums(costs), 0.0, 0, 0
-    done: list[Completion] = []
+    work, last, fresh = _Work(count), 0, dict[int, int]()
     left = requests = ROUNDS * count
     with Engine(spec, rows, prefix_cache=False) as engine:
-        began = perf_counter()
         while left or engine.running or engine.waiting:
             for _ in range(min(left, count - engine.running - engine.waiting)):
-                number = requests - left
-                engine.add(prompts[number % len(prompts)], wishes, seed=(number, 0))
+                number, began = (requests - left) % len(prompts), perf_counter()
+                id = engine.add(prompts[number], wishes, seed=(requests - left, 0))
+                work.adding.append(perf_counter() - began)
+                fresh[id] = len(spec.requests([prompts[number]], wishes, 0)[0].prompt)
                 left -= 1
-            joined, step = engine.waiting, perf_counter()
+            began = perf_counter()
             events = engine.step()
-            seconds = perf_counter() - step
+            seconds = perf_counter() - began
             records = [event.steps[-1] for event in events if event.steps]
-            if records and not joined and len(records) == records[0].rows == count:
-                last = sums.note(records, seconds, last)
-            elif records:
-                last = 0
-            told += _parts(records[0]) if records else seconds  # else it only read
-            steps += bool(records)
-            done += [event.completion for event in events if event.completion is not None]
-        whole = perf_counter() - began
-    around = max(TICK, sums.around / max(1, sums.steps))
-    reading = sum({one.stats.prefill_seconds for one in done})  # those that join together share it
-    rest = whole - told - reading - around * steps
-    return _Work(
-        around,
-        max(0.0, rest) / requests,
-        _over(sums.drafts, sums.expected_drafts),
-        _over(sums.passes, sums.expected_passes),
-    )
+            joined = [fresh.pop(event.id) for event in events if event.id in fresh]
+            if not records or len(records) < records[0].rows or engine.waiting:
+                last = 0  # of rows that are still being read nothing is told
+                continue
+            work.steps.append(_Step(seconds, records, joined, last))
+            last = work.steps[-1].size
+    return work
 
 
-def _over(seconds: float, expected: float) -> float:
-    """1 where there was nothing."""
-    return seconds / expected if seconds > 0 and expected > 0 else 1.0
+def _mean(seconds: list[float]) -> float:
+    return max(TICK, fmean(seconds or [0.0]))
 
 
-def _parts(step: StepRecord) -> float:
-    return step.draft_seconds + step.score_seconds + step.verify_seconds
+def _over(seconds: list[float], expected: list[float]) -> float:
+    """Of all together; 1 where there was nothing."""
+    return sum(seconds) / sum(expected) if sum(seconds) > 0 and sum(expected) > 0 else 1.0
+
+
+def _drafts(work: _Work, known: Serving) -> float:
+    expected = [known.drafting(step.guesses) for step in work.plain]
+    return _over([step.rows[0].draft_seconds for step in work.plain], expected)
+
+
+def _passes(work: _Work, known: Serving) -> float:
+    expected = [
+        known.passing(step.size, 0, work.count, changed=step.size != step.before)
+        for step in work.plain
+    ]
+    return _over([step.rows[0].score_seconds for step in work.plain], expected)
+
+
+def _joining(work: _Work, known: Serving) -> float:
+    """Seconds of a request to come and go: what steps that rows begin with take beyond what is
+    known of their parts, and what comes before them; medians."""
+    beyond = [
+        (step.seconds - _expected(step, known)) / len(step.joined)
+        for step in work.steps
+        if step.joined and (len(step.rows) > len(step.joined) or len(step.rows) == 1)
+    ]
+    return max(0.0, median(beyond or [0.0]) + median(work.adding))
+
+
+def _expected(step: _Step, known: Serving) -> float:
+    """Of a step that rows begin with: a row alone is read by its own first pass, others by one
+    before it."""
+    rows, read = len(step.rows), sum(step.joined) - len(step.joined)
+    judged = rows + sum(step.guesses)
+    seconds = at(known.draft_reading, read) + known.drafting(step.guesses)
+    seconds += at(known.costs.verify, judged) + at(known.around, rows)
+    if rows == 1:
+        return float(seconds + known.passing(step.size + read, read, 1, changed=True))
+    own = known.passing(step.size, 0, rows, changed=step.size != read)
+    return float(seconds + known.passing(read, read, rows, changed=True) + own)

@@ -19,6 +19,7 @@ from foretoken.lab.agreement import overlaps
 from foretoken.lab.fleet.paper import Text
 from foretoken.lab.fleet.replica import Replica
 from foretoken.lab.measurement.result import Serving
+from foretoken.lab.measurement.serving import _expected, _Step
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.judge import choose
@@ -109,3 +110,25 @@ def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any)
 
 def betas(target: TableModel, drafter: LMDrafter, row: Row) -> list[float | None]:
     return overlaps(target, drafter, row.request, row.new_tokens, GREEDY)
+
+
+def test_a_step_takes_what_the_measurement_expects_of_it() -> None:
+    """So what `joining` is measured as is what steps take beyond that."""
+    serving = replace(SERVING, costs=replace(COSTS, change=0.3), passes=((1, 1.2), (3, 1.1)))
+    texts = [Text(i, 5 + i, (1.0, 0.0, 1.0)) for i in range(3)]
+    replica = Replica(texts, serving, 2)
+    sizes = [0]
+
+    def taken(joined: list[int]) -> None:
+        asked = (Request(texts[i].ids, 9, RowKey(0, i), params=GREEDY) for i in joined)
+        served = [replica.submit(request, replica.clock.seconds) for request in asked]
+        before = replica.clock.seconds
+        replica.step()
+        records = [one.row.records[-1] for one in replica.open]
+        step = _Step(0.0, records, [texts[i].prompt for i in joined], sizes[-1])
+        sizes.append(step.size)
+        spent = replica.clock.seconds - before - len(served) * serving.joining
+        assert spent == pytest.approx(_expected(step, serving))
+
+    taken([0])
+    taken([1, 2])

@@ -8,16 +8,16 @@ from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
 from foretoken.lab.measurement import serving as module
+from foretoken.lab.measurement.result import Options
 from foretoken.lab.measurement.serving import require, serving
 from foretoken.models.table import TableModel
-from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
 
 V = 6
 COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
-WISHES = SamplingParams(temperature=0.0, max_new_tokens=3)
+OPTIONS = Options("t", "d", "p.txt", "0", max_new_tokens=3)
 
 
 def speculator(**more: object) -> Speculator:
@@ -30,7 +30,7 @@ def speculator(**more: object) -> Speculator:
 def test_all_parts_are_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SIZES", (1, 4, 16, 64))
     spec = speculator(context=20)
-    found = serving(spec, [[1, 2], [3]], WISHES, 2)
+    found = serving(spec, [[1, 2], [3]], OPTIONS, 2)
     assert found.rows == 2 and found.costs == COSTS
     assert [n for n, _ in found.reading] == [1, 4, 16]  # that the context holds
     assert [n for n, _ in found.draft_reading] == [0, 1, 4, 16] and found.draft_reading[0][1] < 1e-6
@@ -42,12 +42,12 @@ def test_all_parts_are_there(monkeypatch: pytest.MonkeyPatch):
     for table in (found.drafts, found.passes):  # relative to costs, which are seconds here
         assert [n for n, _ in table] == [1, 2] and all(0 < share < 0.1 for _, share in table)
     with Engine(spec, 2) as engine:  # nothing is left in the models
-        engine.add([1], WISHES)
+        engine.add([1], OPTIONS.wishes)
 
 
 def test_one_row_is_a_batch_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SIZES", (1,))
-    assert [n for n, _ in serving(speculator(), [[1]], WISHES, 1).around] == [1]
+    assert [n for n, _ in serving(speculator(), [[1]], OPTIONS, 1).around] == [1]
 
 
 def test_an_encoder_decoder_is_refused():
