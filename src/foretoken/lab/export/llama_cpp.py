@@ -52,6 +52,12 @@ LLAMA_CPP = System(
             "model",
         ),
         Fact(
+            "build 11434 can draw guesses from q and weigh them by it, if it is told "
+            "--spec-draft-sampling probabilistic; build 10434 has no such option",
+            "common/arg.cpp and common/sampling.cpp of its repository",
+            "model",
+        ),
+        Fact(
             "exact but for rounding: a copied guess is kept where the request's own samplers draw "
             "it",
             "https://github.com/ggml-org/llama.cpp/pull/10455",
@@ -72,6 +78,11 @@ LLAMA_CPP = System(
             "it reads GGUF files, which its converter makes; keys and values are float16 unless "
             "--cache-type-k and --cache-type-v say otherwise",
             OPTIONS,
+        ),
+        Fact(
+            "its converter knows tokenizers of byte-level BPE by a list: one that was trained anew "
+            "is refused (BPE pre-tokenizer was not recognized) until it is entered there",
+            "conversion/base.py of its repository",
         ),
         Fact(
             "gamma is the most for all steps: it is not chosen from what the rows have kept",

@@ -43,7 +43,7 @@ SGLANG = System(
             "lookup",
         ),
         Fact(
-            "on CPU and XPU every text is greedy, whatever the temperature that is asked for",
+            "on CPU, XPU and ROCm every text is greedy, whatever the temperature that is asked for",
             "sglang/srt/speculative/eagle_utils.py",
         ),
         Fact(
@@ -76,14 +76,14 @@ SGLANG = System(
             "sglang/srt/speculative/eagle_utils.py",
         ),
         Fact(
-            "drafts with a vocabulary of another size are refused",
-            "sglang/srt/arg_groups/speculative_hook.py",
+            "drafts with another vocabulary, in size or in words, are refused",
+            "sglang/srt/speculative/standalone_worker_v2.py",
             "model",
         ),
         Fact(
-            "it looks up trees in all texts that it has written, not in this one alone, on CUDA "
-            "only",
-            "https://docs.sglang.io/docs/advanced_features/speculative_decoding.md",
+            "it looks up trees in all texts that it has written, not in this one alone, on CUDA, "
+            "CPU and XPU",
+            "sglang/srt/speculative/ngram_worker.py, sglang/srt/arg_groups/speculative_hook.py",
             "lookup",
         ),
     ),

@@ -50,7 +50,8 @@ VLLM = System(
         Fact(
             "exact but for rounding: a guess is kept with probability min(1, p/q), and a rejected "
             "one is replaced from max(p - q, 0)",
-            "vllm/v1/sample/rejection_sampler.py",
+            "vllm/v1/sample/rejection_sampler.py, "
+            "vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py",
             "model",
         ),
         Fact(
@@ -61,7 +62,8 @@ VLLM = System(
         ),
         Fact(
             "exact but for rounding: a copied guess is kept with probability p",
-            "vllm/v1/sample/rejection_sampler.py",
+            "vllm/v1/sample/rejection_sampler.py, "
+            "vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py",
             "lookup",
         ),
     ),
@@ -81,8 +83,10 @@ VLLM = System(
         ),
         Fact("min_p is refused with status 400", "vllm/sampling_params.py"),
         Fact(
-            "logits processors of one's own are refused at the start",
-            "vllm/v1/sample/logits_processor/__init__.py",
+            "logits processors of one's own are refused at the start by its older runner (V1), not "
+            "by the one it takes by itself where it can (V2)",
+            "vllm/v1/sample/logits_processor/__init__.py, "
+            "vllm/v1/worker/gpu/sample/logits_processor/loader.py",
         ),
         Fact(
             "no lenience with a stated bias: its lossy rule (fly) states none",
@@ -95,6 +99,11 @@ VLLM = System(
         Fact(
             "its tests of greedy texts pass where two thirds are equal to those without guesses",
             "tests/v1/e2e of its repository",
+        ),
+        Fact(
+            "drafts with a vocabulary of another size are refused",
+            "vllm/config/speculative.py",
+            "model",
         ),
         Fact(
             f"a match is of at most {NGRAM} tokens (prompt_lookup_max), here of any length",

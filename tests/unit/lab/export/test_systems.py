@@ -102,3 +102,18 @@ def test_facts_name_their_sources(system: System):
         assert made.law and made.lacks
         for fact in (*made.law, *made.lacks):
             assert "/" in fact.source and not fact.text.endswith(".")
+
+
+def test_what_was_seen_in_other_systems_is_told():
+    def told(system: System, setting: Setting) -> str:
+        made = export(system, setting)
+        return "\n".join(f"{fact.text} [{fact.source}]" for fact in (*made.law, *made.lacks))
+
+    assert "BPE pre-tokenizer was not recognized" in told(LLAMA_CPP, MODEL)
+    assert "--spec-draft-sampling probabilistic" in told(LLAMA_CPP, MODEL)
+    assert "on CPU, XPU and ROCm every text is greedy" in told(SGLANG, MODEL)
+    assert "[sglang/srt/speculative/standalone_worker_v2.py]" in told(SGLANG, MODEL)
+    assert "CPU and XPU" in told(SGLANG, LOOKUP)
+    assert "vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py" in told(VLLM, MODEL)
+    assert "drafts with a vocabulary of another size are refused" in told(VLLM, MODEL)
+    assert "older runner (V1)" in told(VLLM, MODEL)
