@@ -190,6 +190,8 @@ def test_mistakes_are_told_before_models_are_loaded(run, base, tmp_path):
     mistake(run("measure", *args, "--limit", 0), "limit is 0; give the number of prompts")
     mistake(run("measure", *args, "--limit", 1), "1 prompt; give 2 or more")
     mistake(run("measure", *args, "--top-p", 2), "top_p is 2.0")
+    mistake(run("measure", *args, "--beside", 1), "--beside is for a batch; give --rows too")
+    mistake(run("measure", *args, "--rows", 2, "--beside", 65), "beside is 65; give the other")
     mistake(run("measure", *args, "--draft", "none"), "draft is none; give one that guesses")
     mistake(run("measure", *args, "--out", tmp_path / "no" / "m"), "there is no folder")
     mistake(run("measure", "--prompts", tmp_path / "no.txt"), "no.txt cannot be read")
