@@ -21,7 +21,7 @@ def test_a_command_and_what_is_to_be_known_of_it(console: Run):
     assert told["system"] == "SGLang" and "STANDALONE" in told["steps"][0]
     assert {"text", "source"} == set(told["law"][0])
     shipped = console("export", "llama.cpp", "--gamma", 2)
-    assert "assets-target.gguf --model-draft assets-draft.gguf" in shipped.out
+    assert "--model-draft assets-draft-with-tokenizer.gguf" in shipped.out
 
 
 def test_a_plan_is_exported(console: Run, tmp_path: Path):

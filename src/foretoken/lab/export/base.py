@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -106,13 +106,16 @@ def require(system: System, setting: Setting) -> None:
         )
 
 
-def with_tokenizer(setting: Setting) -> list[str]:
-    """A shell command that gives a draft's folder, where it has no tokenizer, the target's: other
-    systems' converters want one in each."""
+def with_tokenizer(setting: Setting) -> tuple[list[str], Setting]:
+    """A shell command that copies a draft without a tokenizer into the working folder, with the
+    target's, and the setting with that copy: other systems' converters want one in each folder."""
     draft = Path(setting.draft)
     if setting.kind != "model" or not draft.is_dir() or [*draft.glob("*tokenizer*")]:
-        return []
-    return [f"cp {shlex.quote(setting.target)}/*tokenizer* {shlex.quote(setting.draft)}"]
+        return [], setting
+    folder = "-".join([*draft.parts[-2:], "with-tokenizer"])
+    made = shlex.join(["mkdir", "-p", folder])
+    files = f"{shlex.quote(setting.draft)}/* {shlex.quote(setting.target)}/*tokenizer*"
+    return [f"{made} && cp {files} {shlex.quote(folder)}"], replace(setting, draft=folder)
 
 
 def export(system: System, setting: Setting) -> Export:

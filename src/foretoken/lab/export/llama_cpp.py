@@ -11,6 +11,7 @@ OPTIONS = "https://github.com/ggml-org/llama.cpp/blob/00dc8057ab/tools/server/RE
 
 
 def steps(setting: Setting) -> list[str]:
+    copied, setting = with_tokenizer(setting)
     models = [setting.target, *([setting.draft] if setting.kind == "model" else [])]
     conversions = [
         ["python", "convert_hf_to_gguf.py", model, "--outtype", "f32", "--outfile", _file(model)]
@@ -26,7 +27,7 @@ def steps(setting: Setting) -> list[str]:
     # its own defaults are another law: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
     command += ["--temp", f"{setting.temperature:g}"]
     command += ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
-    return [*with_tokenizer(setting), *(shlex.join(each) for each in (*conversions, command))]
+    return [*copied, *(shlex.join(each) for each in (*conversions, command))]
 
 
 def _file(model: str) -> str:

@@ -19,6 +19,7 @@ def steps(setting: Setting) -> list[str]:
             f"temperature is {setting.temperature:g}: above 0 OpenVINO GenAI's speculative "
             "sampling does not keep the target's law; give --temperature 0, or --draft none"
         )
+    copied, setting = with_tokenizer(setting)
     # its own default is bfloat16 on processors that can: another law
     place = '"CPU", INFERENCE_PRECISION_HINT="f32"'
     draft = f'genai.draft_model("{_folder(setting.draft)}", {place})'
@@ -34,7 +35,7 @@ def steps(setting: Setting) -> list[str]:
     models = [setting.target, *([setting.draft] if setting.kind == "model" else [])]
     convert = "optimum-cli export openvino --task text-generation-with-past --weight-format fp32"
     return [
-        *(f"# {step}" for step in with_tokenizer(setting)),
+        *(f"# {step}" for step in copied),
         *(
             f"# {convert} --model {shlex.quote(model)} {_folder(model)}"
             for model in models

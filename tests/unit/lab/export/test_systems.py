@@ -82,9 +82,15 @@ def test_openvino_genai():
 
 @pytest.mark.parametrize("system", [LLAMA_CPP, OPENVINO_GENAI], ids=lambda system: system.name)
 def test_a_draft_without_a_tokenizer_gets_the_targets(system: System, tmp_path):
+    """In a copy: its own folder stays as it is."""
     (tmp_path / "config.json").touch()
     setting = Setting("t", str(tmp_path), 4)
-    assert export(system, setting).steps[0].removeprefix("# ") == f"cp t/*tokenizer* {tmp_path}"
+    copy, *steps = export(system, setting).steps
+    folder = f"{tmp_path.parent.name}-{tmp_path.name}-with-tokenizer"
+    made = f"mkdir -p {folder} && cp {tmp_path}/* t/*tokenizer* {folder}"
+    assert copy.removeprefix("# ") == made
+    assert any(folder in step for step in steps)
+    assert not any(str(tmp_path) in step for step in steps)
     (tmp_path / "tokenizer.json").touch()
     assert not any("cp " in step for step in export(system, setting).steps)
 
