@@ -1,15 +1,17 @@
-"""alpha of the pair that ships, or of another draft for its target, over the length of the text.
+"""alpha of the pair that ships, of other drafts for its target, or of another pair, over the length
+of the text: at temperature 0 and 1, behind each of the 40 prompts of recipes/prompts/novels.txt.
 
 Expected: about 0.65 at temperature 1, a little more when greedy; less where the text is longer
 than what the draft was trained on.
 
-    python benchmarks/alpha.py [DRAFT ...]    # a minute each
+    python benchmarks/alpha.py [DRAFT ...] [--target TARGET]    # two minutes each
 """
 
 from __future__ import annotations
 
 import argparse
-from statistics import fmean
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,37 +19,46 @@ from rich.table import Table
 
 import foretoken
 import machine
-from default_pair import PROMPTS
+from foretoken.lab.estimate import Estimate, ratio
 
-TOKENS, SPAN, GAMMA, TEXTS = 480, 160, 3, 2  # tokens of a text, of a column; texts a prompt
+PROMPTS = Path(__file__).parents[1] / "recipes" / "prompts" / "novels.txt"
+TOKENS, SPAN, GAMMA = 480, 160, 3  # tokens of a text, of a column
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("drafts", nargs="*", default=[None])
+    parser.add_argument("--target", help="left out: the one that ships")
+    given = parser.parse_args()
     spans = [f"{at}-{at + SPAN}" for at in range(0, TOKENS, SPAN)]
     table = Table("draft", "T", *spans)
     rows: list[dict[str, Any]] = []
-    for draft in parser.parse_args().drafts:
+    for draft in given.drafts:
         for temperature in (0.0, 1.0):
-            alphas = _alphas(foretoken.load(None, draft), temperature)
-            rows.append({"draft": draft or "shipped", "temperature": temperature, "alpha": alphas})
-            figures = [f"{alpha:.3f}" for alpha in alphas]
-            table.add_row(draft or "shipped", f"{temperature:g}", *figures)
+            alphas = _alphas(foretoken.load(given.target, draft), temperature)
+            names = {"target": given.target or "shipped", "draft": draft or "shipped"}
+            figures = [asdict(alpha) for alpha in alphas]
+            rows.append({**names, "temperature": temperature, "alpha": figures})
+            shown = [f"{alpha.value:.3f} ± {alpha.error:.3f}" for alpha in alphas]
+            table.add_row(draft or "shipped", f"{temperature:g}", *shown)
     Console().print(table)
     print(machine.save("alpha", {"span": SPAN, "gamma": GAMMA, "rows": rows}))
 
 
-def _alphas(spec: foretoken.Speculator, temperature: float) -> list[float]:
-    """Mean of sum min(p, q) over the guesses judged in each span of new tokens (Cor 3.6)."""
-    by_span: list[list[float]] = [[] for _ in range(TOKENS // SPAN)]
+def _alphas(spec: foretoken.Speculator, temperature: float) -> list[Estimate]:
+    """Mean of sum min(p, q) over the guesses judged in each span of new tokens (Cor 3.6), with an
+    interval over texts."""
+    spans: list[list[list[float]]] = [[] for _ in range(TOKENS // SPAN)]
     options = {"temperature": temperature, "gamma": GAMMA, "max_new_tokens": TOKENS}
-    for text in spec.generate(list(PROMPTS) * TEXTS, **options):
+    for text in spec.generate(PROMPTS.read_text().splitlines(), **options):
+        for span in spans:
+            span.append([])
         place = 0
         for step in text.steps:
-            by_span[place // SPAN] += step.overlaps
+            spans[place // SPAN][-1] += step.overlaps
             place += len(step.kept)
-    return [fmean(overlaps) for overlaps in by_span]
+    alphas = [ratio([*map(sum, span)], [*map(len, span)], 0, 1) for span in spans]
+    return [alpha for alpha in alphas if alpha is not None]
 
 
 if __name__ == "__main__":
