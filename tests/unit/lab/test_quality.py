@@ -70,13 +70,18 @@ def pair():
     return load(target, relative(target, 0.3), tokenizer=byte_level())
 
 
-def test_greedy_texts_score_the_same_with_and_without_guesses(pair):
+@pytest.mark.parametrize(
+    "score, names",
+    [(quality.translation, ["bleu", "chrf"]), (rouge, ["rouge1", "rouge2", "rougeL"])],
+)
+def test_greedy_texts_score_the_same_with_and_without_guesses(pair, score, names):
     references = [source[::-1] for source in SOURCES]
-    found = with_and_without(
-        pair, SOURCES, references, quality.translation, gamma=3, max_new_tokens=12
-    )
+    found = with_and_without(pair, SOURCES, references, score, gamma=3, max_new_tokens=12)
     assert found.same == 1 and found.plain == found.speculative
-    assert found.plain.keys() == {"bleu", "chrf"}
+    assert list(found.plain) == names
+
+
+def test_texts_are_greedy_and_stripped(pair):
     texts = greedy(pair, SOURCES, gamma=3, max_new_tokens=12)
     assert texts == [text.strip() for text in texts] and len(set(texts)) > 1
 

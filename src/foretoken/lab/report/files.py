@@ -29,7 +29,7 @@ def write(report: Report, out: Path) -> list[Path]:
     contents = {
         PAGE: html(report),
         TEXT: markdown(report, pictures),
-        DOCUMENT: json.dumps(document(report), indent=1, allow_nan=False) + "\n",
+        DOCUMENT: json.dumps(document(report), allow_nan=False) + "\n",
     }
     for name, content in contents.items():
         files.write(out / name, content.encode())
