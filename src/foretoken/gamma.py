@@ -93,11 +93,11 @@ class Adaptive:
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         if beside == NOTHING and self._learned_nothing(rows):
             return [min(row.records[-1].gamma, row.room - 1) for row in rows]
-        known = {id(row): pasts for row, pasts in self._pasts}
+        pasts_of = {id(row): pasts for row, pasts in self._pasts}
         if beside == NOTHING and rows and all(row.records for row in rows):
             # a draft may have been silent
             self._last = sum(map(_before, rows)) + rows[0].records[-1].padding
-        self._pasts = [(row, known.get(id(row)) or self._fresh(row)) for row in rows]
+        self._pasts = [(row, pasts_of.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
             for past in pasts:
                 past.follow(row.records)
@@ -108,8 +108,8 @@ class Adaptive:
             if row.request.params.deterministic
         }
         for predicted in (True, False):
-            left = [each for each in every if id(each[0]) not in asked]
-            some = [(row, past) for row, past in left if past.predicted == predicted]
+            unasked = [each for each in every if id(each[0]) not in asked]
+            some = [(row, past) for row, past in unasked if past.predicted == predicted]
             if some:
                 drafted = (asked.get(id(row), 0) for row, past in every if not past.predicted)
                 others = len(every) - len(some)
@@ -126,7 +126,7 @@ class Adaptive:
     def _learned_nothing(self, rows: list[Row]) -> bool:
         """Whether the last answer still serves: the same rows, none of which guessed."""
         same = len(rows) == len(self._pasts) and all(
-            row is known for row, (known, _) in zip(rows, self._pasts, strict=True)
+            row is earlier for row, (earlier, _) in zip(rows, self._pasts, strict=True)
         )
         return same and all(
             row.foresight is None

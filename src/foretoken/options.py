@@ -116,8 +116,8 @@ def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
 
 def _require_count(name: str, value: int, least: int, remedy: str) -> None:
     if not whole(value) or value < least:
-        given = remedy if whole(value) else "a whole number"
-        raise InputError(f"{name} is {shown(value)}; give {given}")
+        advice = remedy if whole(value) else "a whole number"
+        raise InputError(f"{name} is {shown(value)}; give {advice}")
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:
@@ -128,19 +128,19 @@ def as_list(prompts: Prompts) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    given = _encoded(prompts) if isinstance(prompts, Mapping) else _plain(prompts)
-    if not isinstance(given, list):
+    listed = _encoded(prompts) if isinstance(prompts, Mapping) else _plain(prompts)
+    if not isinstance(listed, list):
         raise InputError(
             f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
         )
-    if given and all(_is_id(part) for part in given):
-        return [given]
-    for i, prompt in enumerate(given):
+    if listed and all(_is_id(part) for part in listed):
+        return [listed]
+    for i, prompt in enumerate(listed):
         if not isinstance(prompt, str) and not (
             isinstance(prompt, list) and all(_is_id(token) for token in cast(list[Any], prompt))
         ):
             raise InputError(f"prompt {i} is {shown(prompt)}; give a str or a list of ids")
-    return given
+    return listed
 
 
 def _plain(value: Any) -> Any:

@@ -74,11 +74,11 @@ def between(since: Reading | None, until: Reading | None) -> Taken | None:
 def share(spans: Iterable[Taken | None]) -> float | None:
     """The share of the processors that others took in all of these spans; None where they are too
     short to tell, or nothing is known."""
-    known = [span for span in spans if span is not None]
-    there = sum(span.all for span in known)
+    present = [span for span in spans if span is not None]
+    there = sum(span.all for span in present)
     if there < LEAST:
         return None
-    return round(min(1.0, max(0.0, sum(span.others for span in known) / there)), 3)
+    return round(min(1.0, max(0.0, sum(span.others for span in present) / there)), 3)
 
 
 def remark(share: float | None) -> str | None:
@@ -115,5 +115,5 @@ def _own(proc: Path, pid: int) -> int:
 
 def _below(pid: int, parents: dict[int, int]) -> list[int]:
     """The children of a process, theirs, and so on."""
-    found = [child for child, parent in parents.items() if parent == pid]
-    return found + [each for child in found for each in _below(child, parents)]
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [each for child in children for each in _below(child, parents)]

@@ -160,8 +160,8 @@ def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
 def _learned(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
     """As `Costs.prior`, behind guesses with these overlaps."""
     worth, alpha = prior
-    seen = worth + len(overlaps)
-    return min(WORTH, seen), (worth * alpha + sum(overlaps)) / seen
+    weight = worth + len(overlaps)
+    return min(WORTH, weight), (worth * alpha + sum(overlaps)) / weight
 
 
 def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:

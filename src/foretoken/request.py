@@ -301,10 +301,10 @@ class Completion:
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""
         rates = {"alpha": self.stats.alpha, "tokens_per_call": self.stats.tokens_per_call}
-        known = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
+        parts = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
         return (
             f"Completion({brief(self.text, self.tokens)}, "
-            f"finish_reason={self.finish_reason!r}{''.join(known)})"
+            f"finish_reason={self.finish_reason!r}{''.join(parts)})"
         )
 
 

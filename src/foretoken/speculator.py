@@ -119,14 +119,14 @@ class Speculator:
         tokenizer returns, whose padding is dropped.
         """
         judge = check(gamma, rule, lenience)
-        given = self.prompts(prompts, chat_template, chat_template_kwargs)
-        requests = self.requests(given, gathered(params, controls, len(given)), seed)
+        formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
+        requests = self.requests(formatted, gathered(params, controls, len(formatted)), seed)
         if not requests:
             return []
         rows = self.rows(requests)
-        done = list(self.completions(rows, judge, gamma))
+        completions = list(self.completions(rows, judge, gamma))
         _require_one(rows)
-        return done
+        return completions
 
     def completions(
         self, rows: list[Row], judge: Judge, gamma: int | None
@@ -136,14 +136,14 @@ class Speculator:
         requests = [row.request for row in rows]
         self.tell_suggested([request.params for request in requests])
         policy = self.policy(requests, gamma, len(requests))
-        left = deque(rows)
+        unfinished = deque(rows)
         try:
             for _ in self._scheduler.run(rows, judge, policy):
-                while left and left[0].finish_reason is not None:
-                    yield self.completion(left.popleft())
+                while unfinished and unfinished[0].finish_reason is not None:
+                    yield self.completion(unfinished.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        yield from map(self.completion, left)
+        yield from map(self.completion, unfinished)
 
     def stream(
         self,
@@ -166,10 +166,12 @@ class Speculator:
         texts it belongs to.
         """
         judge = check(gamma, rule, lenience)
-        given = self.prompts(prompts, chat_template, chat_template_kwargs)
-        if not given:
+        formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
+        if not formatted:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
-        requests = self.requests(given, gathered(params, controls, len(given), "stream"), seed)
+        requests = self.requests(
+            formatted, gathered(params, controls, len(formatted), "stream"), seed
+        )
         rows = self.rows(requests)
         self.tell_suggested([request.params for request in requests])
         return self._pieces(rows, judge, self.policy(requests, gamma, len(rows)))
@@ -200,8 +202,8 @@ class Speculator:
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
-        given = as_list(prompts)
-        requests = self.requests(given, gathered(None, controls, len(given), "beam_search"), 0)
+        listed = as_list(prompts)
+        requests = self.requests(listed, gathered(None, controls, len(listed), "beam_search"), 0)
         for request in requests:
             require_beams(request.params, controls)
         shaping = [row.controls for row in self.rows(requests)]
@@ -346,19 +348,19 @@ class Speculator:
                 if name and lasting and (rows == 1 or alone and costs.recall(alone)):
                     costs.keep(name, measured)
             self._costs[kind, rows] = measured
-        known = self._costs[kind, rows]
-        self._price(known)
-        return known
+        step_costs = self._costs[kind, rows]
+        self._price(step_costs)
+        return step_costs
 
-    def _price(self, known: Costs | None) -> None:
+    def _price(self, measured: Costs | None) -> None:
         """Target and draft pad their passes from now on where that is cheaper; or do not."""
         draft = getattr(self.drafter, "model", None)
         if isinstance(self.target, Pads):
-            passing = known and partial(_passing, known)
-            self.target.price(passing, known.change if known else 0.0, single=False)
+            passing = measured and partial(_passing, measured)
+            self.target.price(passing, measured.change if measured else 0.0, single=False)
         if isinstance(draft, Pads):
-            more = known and partial(mul, known.draft_token)
-            draft.price(more, known.draft_change if known else 0.0, single=True)
+            more = measured and partial(mul, measured.draft_token)
+            draft.price(more, measured.draft_change if measured else 0.0, single=True)
 
     @property
     def frozen(self) -> dict[tuple[str, int], Costs]:
@@ -395,8 +397,8 @@ class Speculator:
         ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
         if ids and max(ids) < V and (reads is None or len(ids) <= reads):
             return ids
-        known = min((i for i in self.ends.eos if 0 <= i < V), default=0)
-        return [known] * (4 if reads is None else min(4, reads))
+        token = min((i for i in self.ends.eos if 0 <= i < V), default=0)
+        return [token] * (4 if reads is None else min(4, reads))
 
     @property
     def _intake(self) -> Intake:
@@ -457,8 +459,8 @@ class Speculator:
                 pieces = [outbox.piece() for outbox in outboxes]
             yield from (piece for piece in pieces if piece is not None)
         _require_one(rows)
-        done = [self.completion(row) for row in rows]
-        return done if len(done) > 1 else done[0]
+        completions = [self.completion(row) for row in rows]
+        return completions if len(completions) > 1 else completions[0]
 
     def completion(self, row: Row) -> Completion:
         """What became of a row."""
@@ -486,9 +488,9 @@ class Speculator:
         return continued(self.tokenizer, row.request.prompt, row.visible)
 
 
-def _passing(known: Costs, tokens: int) -> float:
+def _passing(measured: Costs, tokens: int) -> float:
     """Seconds of the target's pass."""
-    return float(costs.at(known.score, tokens))
+    return float(costs.at(measured.score, tokens))
 
 
 def _require(row: Row, b: int) -> None:

@@ -187,13 +187,13 @@ def speedup(comparison: Any) -> None:
 
 def departure(answers: list[Answer], lenience: float) -> str:
     """How far lenience moved the text from the target's law, if it did."""
-    done = [answer.completion for answer in answers]
+    completions = [answer.completion for answer in answers]
     greedy = all(answer.task.params.greedy for answer in answers)
-    tokens = sum(len(completion.tokens) for completion in done)
+    tokens = sum(len(completion.tokens) for completion in completions)
     if all(_is_targets(answer, lenience) for answer in answers):
         why = f"greedy text: all {tokens} tokens are its first choice." if greedy else ""
         return f"lenience {lenience:g}: still the target's {why or 'law: nothing was guessed.'}"
-    bias = sum(completion.stats.bias * len(completion.tokens) for completion in done)
+    bias = sum(completion.stats.bias * len(completion.tokens) for completion in completions)
     if greedy:
         return (
             f"lenience {lenience:g}: not the target's greedy text. {round(bias)} of {tokens} "
@@ -237,14 +237,14 @@ def end(comparison: Any) -> None:
 def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:
     """`params`: the wishes that were given, as a line of a prompt file has them."""
     completion = answer.completion
-    known = _is_targets(answer, dials["lenience"])
+    exact = _is_targets(answer, dials["lenience"])
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
         **result(completion),
         "params": answer.task.given,
         **dials,
-        "law": "the target's" if known else "not the target's",
+        "law": "the target's" if exact else "not the target's",
         "gammas": [step.gamma for step in completion.steps],
     }
 

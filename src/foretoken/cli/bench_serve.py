@@ -180,20 +180,20 @@ class Report:
         names = [name.strip() for name in self.percentile_metrics.split(",")]
         for name in names:
             if name not in METRICS:
-                known = ", ".join(METRICS)
-                raise InputError(f"percentile_metrics holds {shown(name)}; give some of {known}")
+                choices = ", ".join(METRICS)
+                raise InputError(f"percentile_metrics holds {shown(name)}; give some of {choices}")
         return list(dict.fromkeys(names))
 
     @property
     def percentiles(self) -> list[float]:
         try:
-            found = [float(part) for part in self.metric_percentiles.split(",")]
+            percentiles = [float(part) for part in self.metric_percentiles.split(",")]
         except ValueError:
-            found = [math.nan]
-        if not all(0 <= number <= 100 for number in found):
+            percentiles = [math.nan]
+        if not all(0 <= number <= 100 for number in percentiles):
             said = shown(self.metric_percentiles)
             raise InputError(f"metric_percentiles is {said}; give numbers from 0 to 100 by commas")
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(percentiles))
 
     @property
     def limits(self) -> dict[str, float]:
@@ -288,25 +288,25 @@ def _measured(load: Load, traffic: Traffic, report: Report) -> tuple[Figures, di
         def ended(trace: Trace) -> None:
             nonlocal failed
             failed += trace.failure is not None
-            told = f"requests, {failed} failed" if failed else "requests"
-            progress.update(bar, advance=1, description=told)
+            description = f"requests, {failed} failed" if failed else "requests"
+            progress.update(bar, advance=1, description=description)
 
         seconds = load.run(due, traffic.max_concurrency, ended)
-    found = figures(load.traces, seconds, report.metrics, report.percentiles, report.limits)
+    measured = figures(load.traces, seconds, report.metrics, report.percentiles, report.limits)
     interrupted = len(load.traces) < len(due)
-    return found, found.document | {
+    return measured, measured.document | {
         "interrupted": interrupted,
-        "speculation": _speculation(load, found),
+        "speculation": _speculation(load, measured),
     }
 
 
-def _speculation(load: Load, found: Figures) -> dict[str, Any] | None:
+def _speculation(load: Load, measured: Figures) -> dict[str, Any] | None:
     """What the server counted of its guesses meanwhile, whoever asked; None where it tells none."""
-    told = load.guesses(found.output_tokens)
-    if told is None:
+    guesses = load.guesses(measured.output_tokens)
+    if guesses is None:
         return None
-    rates = {"tokens_per_call": told.tokens_per_call}
-    return asdict(told) | rates | {"accepted_per_drafted": told.accepted_per_drafted}
+    rates = {"tokens_per_call": guesses.tokens_per_call}
+    return asdict(guesses) | rates | {"accepted_per_drafted": guesses.accepted_per_drafted}
 
 
 def _asked(load: Load, traffic: Traffic, data: Data, report: Report) -> dict[str, Any]:

@@ -118,11 +118,11 @@ def named(client: Client | AsyncClient) -> Generator[None]:
         raise TextError(f"{place(client)} broke off: {one_line(error)}") from None
 
 
-def _error(status: int, said: str) -> Exception:
+def _error(status: int, reason: str) -> Exception:
     """What a status means."""
     if status == 401:
-        return InputError(f"{said}; give --api-key, or FORETOKEN_API_KEY in the environment")
-    return RejectedError(said) if status < 500 and status != 429 else TextError(said)
+        return InputError(f"{reason}; give --api-key, or FORETOKEN_API_KEY in the environment")
+    return RejectedError(reason) if status < 500 and status != 429 else TextError(reason)
 
 
 def message(response: Response) -> str:
@@ -169,9 +169,9 @@ def _chunk(data: str) -> dict[str, Any]:
     return chunk
 
 
-def _told(said: object) -> str:
+def _told(detail: object) -> str:
     """A server's words in one line."""
-    text = "".join(c if c.isprintable() else " " for c in str(said or ""))
+    text = "".join(c if c.isprintable() else " " for c in str(detail or ""))
     return " ".join(text.split())[:WIDEST].rstrip(".")
 
 

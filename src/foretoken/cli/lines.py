@@ -113,9 +113,9 @@ def _stepped(
     engine: Engine, add: Callable[[Name], int], names: list[Name], tally: Tally
 ) -> Iterator[tuple[Name, Completion]]:
     """Each as soon as it is done; so many prompts are read that none has to be waited for."""
-    left, running = iter(names), dict[int, Name]()
+    unsent, running = iter(names), dict[int, Name]()
     while True:
-        while len(running) < READ and (name := next(left, None)) is not None:
+        while len(running) < READ and (name := next(unsent, None)) is not None:
             try:
                 running[add(name)] = name
             except ForetokenError as error:

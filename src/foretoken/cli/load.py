@@ -48,11 +48,11 @@ class Server:
         with connected(self.url, self.key) as client:
             while True:
                 try:
-                    found = counters(get_bytes(client, "/metrics").decode(errors="replace"))
+                    counts = counters(get_bytes(client, "/metrics").decode(errors="replace"))
                 except ForetokenError:  # it has none
                     return None
-                if found is None or found.tokens >= least or perf_counter() > end:
-                    return found
+                if counts is None or counts.tokens >= least or perf_counter() > end:
+                    return counts
                 sleep(0.05)
 
 
@@ -144,5 +144,5 @@ def server(url: str, key: str | None, model: str | None) -> Server:
 
 def _tells_ids(listed: dict[str, Any]) -> bool:
     models = listed.get("data")
-    known = models if isinstance(models, list) else []
-    return any(isinstance(model, dict) and model.get("owned_by") in TELLING for model in known)
+    entries = models if isinstance(models, list) else []
+    return any(isinstance(model, dict) and model.get("owned_by") in TELLING for model in entries)

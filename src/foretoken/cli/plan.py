@@ -80,11 +80,11 @@ def plan(
         named = _measured(prompts, limit, drafts or [None], context.params, loading)
     from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
-    made = make(named)
+    planned = make(named)
     if as_json:
-        print(json.dumps(_document(made), allow_nan=False))
+        print(json.dumps(_document(planned), allow_nan=False))
     else:
-        _show(made, page())
+        _show(planned, page())
 
 
 def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
@@ -105,8 +105,8 @@ def _own(target: str | None, loading: option.PairLoading) -> list[str]:
     from foretoken.loading.sources import source
 
     read = source(target or asset("target"), loading.revision, loading.trust_remote_code)
-    known = Known(read, Wish(loading.dtype, runtime=loading.runtime))
-    return [*kinds(loading.dtype, known.layers), "lookup"]
+    facts = Known(read, Wish(loading.dtype, runtime=loading.runtime))
+    return [*kinds(loading.dtype, facts.layers), "lookup"]
 
 
 def _measured(

@@ -146,8 +146,8 @@ def remote(
 
 def first_model(client: Client) -> str:
     try:
-        known = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
-        return known[0]
+        names = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
+        return names[0]
     except RejectedError as error:
         said = f": {error}"
     except (IndexError, KeyError, TypeError):

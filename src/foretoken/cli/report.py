@@ -61,7 +61,7 @@ def report(
         raise InputError("--quick measures and --as-measured does not; give one of them")
     asked = _read(recipes)
     _require(asked, out, measuring=not as_measured)
-    made = [recipe.quick() for recipe in asked] if quick else asked
+    chosen_recipes = [recipe.quick() for recipe in asked] if quick else asked
     from foretoken.lab.report.chapter import report as made_of  # late: torch takes seconds
     from foretoken.lab.report.document import document
     from foretoken.lab.report.files import RESULTS, write
@@ -71,15 +71,15 @@ def report(
     quietly()
     results = Results(out / RESULTS)
     _tell_unreadable(results)
-    given = {"--quick": quick, "--as-measured": as_measured}
-    typed = _command(recipes, out, [flag for flag, on in given.items() if on])
+    flags = {"--quick": quick, "--as-measured": as_measured}
+    typed = _command(recipes, out, [flag for flag, on in flags.items() if on])
     if as_measured:
-        cases, interrupted = latest(made, results), False
-        _tell_changed(made, cases)
+        cases, interrupted = latest(chosen_recipes, results), False
+        _tell_changed(chosen_recipes, cases)
     else:
-        cases, interrupted = _measured(made, results, typed)
-    told = {"date": date.today().isoformat(), "command": typed}
-    whole = made_of(cases, results, quick=quick, **told)
+        cases, interrupted = _measured(chosen_recipes, results, typed)
+    header = {"date": date.today().isoformat(), "command": typed}
+    whole = made_of(cases, results, quick=quick, **header)
     paths = write(whole, out)
     if as_json:
         print(json.dumps(document(whole), allow_nan=False))
@@ -166,9 +166,9 @@ def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:
 
 def _tell_anew(asked: list[Job], results: Results) -> None:
     """On standard error: which recipes' measurements are there but are not used, and why."""
-    for of, recipe in {job.of: job.recipe for job in asked}.items():
+    for origin, recipe in {job.of: job.recipe for job in asked}.items():
         last = results.last(recipe.name)
-        if last is not None and not results.seconds(of):
+        if last is not None and not results.seconds(origin):
             print(
                 f"{recipe.name}: measured anew; {results.path} has it of another recipe, other "
                 "weights or another machine: --as-measured shows that",

@@ -70,13 +70,13 @@ class Results:
     def write(self, name: Name, origin: str, result: dict[str, Any]) -> None:
         """Append a result; one that the disk has no room for leaves what is there whole."""
         assert self._out is not None
-        known = {"line": name[0], "copy": name[1], "origin": origin}
-        line = json.dumps(known | result, allow_nan=False)
-        left, size = line.encode() + b"\n", self._out.seek(0, 2)
+        head = {"line": name[0], "copy": name[1], "origin": origin}
+        line = json.dumps(head | result, allow_nan=False)
+        rest, size = line.encode() + b"\n", self._out.seek(0, 2)
         try:
             with naming(self.path):
-                while left:  # a disk that is nearly full takes a part
-                    left = left[self._out.write(left) :]
+                while rest:  # a disk that is nearly full takes a part
+                    rest = rest[self._out.write(rest) :]
         except OSError:
             self._out.truncate(size)
             raise
@@ -137,13 +137,13 @@ def fill(
     passes over."""
     results.require(origins)
     tally, began = Tally(), perf_counter()
-    left = [name for name in ids if name not in results.done]
-    if ids and not left:
+    missing = [name for name in ids if name not in results.done]
+    if ids and not missing:
         print(f"{results.path}: all {len(ids)} texts were there", file=sys.stderr)
         return tally
     with _bar() as bar:
-        task = bar.add_task("", total=len(ids), completed=len(ids) - len(left), rate="")
-        for name, completion in complete(left, tally):
+        task = bar.add_task("", total=len(ids), completed=len(ids) - len(missing), rate="")
+        for name, completion in complete(missing, tally):
             results.write(name, origins[name], {"id": ids[name], **answer.result(completion)})
             tally.add(completion)
             bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))

@@ -133,11 +133,11 @@ class Session:
             near = get_close_matches(name, commands, 1, 0.5)
             remedy = f"did you mean /{near[0]}?" if near else "/help lists all"
             raise InputError(f"/{name} is no command; {remedy}")
-        wanted, _, run = commands[name]
-        if argument and not wanted:
+        argument_hint, _, run = commands[name]
+        if argument and not argument_hint:
             raise InputError(f"/{name} takes nothing; leave {argument!r:.40} out")
-        if not argument and wanted and not wanted.startswith("["):
-            raise InputError(f"give /{name} {wanted}")
+        if not argument and argument_hint and not argument_hint.startswith("["):
+            raise InputError(f"give /{name} {argument_hint}")
         if said := run(argument):
             _tell(said)
 
@@ -166,8 +166,8 @@ class Session:
             wishes = changed(self.wishes, self._left_out, name, value.strip())
             self.source.require(wishes.given)
             self.wishes = wishes
-        given = self.wishes.given
-        return ", ".join(f"{name} {value}" for name, value in given.items()) or "nothing is set"
+        options = self.wishes.given
+        return ", ".join(f"{name} {value}" for name, value in options.items()) or "nothing is set"
 
     def _stats(self, _: str) -> str:
         if self.reply is None:

@@ -86,8 +86,8 @@ class Server:
 def _given(group: Any, names: Any) -> str:
     """The flag of the first of these options that is not as if it were left out; "" for none."""
     defaults = {f.name: f.default for f in fields(group)}
-    given = (name for name in names if getattr(group, name) != defaults[name])
-    return "".join(f"--{name.replace('_', '-')}" for name in list(given)[:1])
+    changed = (name for name in names if getattr(group, name) != defaults[name])
+    return "".join(f"--{name.replace('_', '-')}" for name in list(changed)[:1])
 
 
 @contextmanager

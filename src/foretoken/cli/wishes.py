@@ -159,8 +159,8 @@ class Structure:
 
     def structured(self) -> dict[str, Any] | None:
         """The value of `structured`, files read; None where nothing is asked for."""
-        known = {field.name: getattr(self, field.name) for field in fields(Structure)}
-        asked = [name for name, value in known.items() if value not in (None, [])]
+        values = {field.name: getattr(self, field.name) for field in fields(Structure)}
+        asked = [name for name, value in values.items() if value not in (None, [])]
         if len(asked) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
             raise RefusedError(f"a text cannot follow {flags} at once; give one of them")
@@ -170,7 +170,7 @@ class Structure:
             return {"json_schema": _schema(self.json_schema)}
         if self.grammar is not None:
             return {"lark": files.text(self.grammar, "a Lark grammar")}
-        return {asked[0]: known[asked[0]]}
+        return {asked[0]: values[asked[0]]}
 
 
 @dataclass(frozen=True)

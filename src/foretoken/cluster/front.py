@@ -42,9 +42,9 @@ def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.A
     def app() -> FastAPI:
         setup.logs.begin()
         fleet = Fleet(setup, partial(placed, threads=replicas.threads), replicas.count)
-        made = make(fleet, settings)
-        made.state.fleet = fleet
-        return made
+        server = make(fleet, settings)
+        server.state.fleet = fleet
+        return server
 
     @serve.deployment(
         name="front",
@@ -71,8 +71,8 @@ def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.A
 
         @property
         def _fleet(self) -> Fleet:
-            made: Any = self
-            return made.app.state.fleet
+            deployment: Any = self
+            return deployment.app.state.fleet
 
     return Front.bind()
 

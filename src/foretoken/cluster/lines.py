@@ -64,7 +64,7 @@ def texts(asked: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion 
         max_tasks_in_flight_per_actor=AHEAD,
         max_concurrent_calls_per_actor=AHEAD,
     )
-    done = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
+    completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
         Worker,  # pyright: ignore[reportArgumentType]
         batch_size=BATCH,
         compute=pool,
@@ -72,7 +72,7 @@ def texts(asked: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion 
         fn_constructor_args=(workers,),
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(workers.threads)}},
     )
-    for row in done.iter_rows():
+    for row in completed.iter_rows():
         yield int(row["place"]), pickle.loads(row["text"])
 
 

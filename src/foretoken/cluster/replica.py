@@ -55,9 +55,9 @@ class Replica:
 def unlike(own: dict[str, str], owners: dict[str, str]) -> str:
     """What to tell of versions that differ between two machines."""
     names = sorted(n for n in {*own, *owners} if own.get(n) != owners.get(n))
-    told = [f"{n} {own.get(n, 'missing')} (here {owners.get(n, 'missing')})" for n in names]
+    differences = [f"{n} {own.get(n, 'missing')} (here {owners.get(n, 'missing')})" for n in names]
     node = socket.gethostname()
-    return f"{node} has {', '.join(told)}; install the same versions on all machines"
+    return f"{node} has {', '.join(differences)}; install the same versions on all machines"
 
 
 class Remote:
@@ -66,8 +66,8 @@ class Remote:
 
     def __init__(self, setup: Setup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
-        made: Any = ray.remote(Replica)
-        self._actor = made.options(
+        actor_class: Any = ray.remote(Replica)
+        self._actor = actor_class.options(
             num_cpus=threads,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": environment},

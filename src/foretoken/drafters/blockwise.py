@@ -54,9 +54,9 @@ class Heads(nn.Module):
 
         `hidden [N, H]`: what it read last; `embedded [N, E]`: the tokens that were chosen then.
         """
-        seen = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, embedded)], -1)
+        features = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, embedded)], -1)
         inner = self.inner[first:last]
-        wide = functional.silu(functional.linear(seen, inner.flatten(0, 1)))
+        wide = functional.silu(functional.linear(features, inner.flatten(0, 1)))
         wide = wide.view(len(hidden), *inner.shape[:2])  # not -1: N may be 0
         return hidden[:, None] + torch.einsum("nki,koi->nko", wide, self.outer[first:last])
 

@@ -85,8 +85,8 @@ class CascadeDrafter:
         if any(wrong):
             self.drafter.rewind(wrong)
         for b, n in enumerate(right):
-            known = len(self._reader.texts[b]) + n  # behind it the middle model's cache is wrong
-            self._reader.cached[b] = min(self._reader.cached[b], known)
+            certain = len(self._reader.texts[b]) + n  # behind it the middle model's cache is wrong
+            self._reader.cached[b] = min(self._reader.cached[b], certain)
         rest = [kept[n:] for kept, n in zip(tokens, right, strict=True)]
         if any(rest):
             self.drafter.commit(rest)

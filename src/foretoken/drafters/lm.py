@@ -47,8 +47,8 @@ class LMDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         texts, cached = self._reader.texts, self._reader.cached
         budget = self._reader.budget(gamma)
-        known = zip(texts, cached, budget, strict=True)
-        unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(known)]
+        rows = zip(texts, cached, budget, strict=True)
+        unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
         if self._writes is not None and self._writes.writes(greedy=draw.greedy):
             return self._written(self._writes, unread, budget)
         feed: Blocks = unread

@@ -40,17 +40,19 @@ class MixtureDrafter:
                 f"parts is {parts!r:.60}; give a list of pairs, a drafter and its guesses each"
             )
         counts = [most for _, most in parts]
-        given = counts[:-1] if counts and counts[-1] is None else counts
-        if not parts or any(not whole(n) or (n or 0) < 1 for n in given):
+        numbers = counts[:-1] if counts and counts[-1] is None else counts
+        if not parts or any(not whole(n) or (n or 0) < 1 for n in numbers):
             raise InputError(
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
         self.holds = tuple(drafter for drafter, _ in parts)
         self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
-        known = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
-        self.vocab_size = known[0] if known else None
+        vocabularies = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
+        self.vocab_size = vocabularies[0] if vocabularies else None
         for drafter, _ in parts:
-            require_vocabulary(drafter, known[0] if known else 0, "another part of the mixture")
+            require_vocabulary(
+                drafter, vocabularies[0] if vocabularies else 0, "another part of the mixture"
+            )
         runtimes = {getattr(drafter, "runtime", "python"): None for drafter, _ in parts}
         self.runtime = "+".join(runtimes)
 
@@ -65,13 +67,13 @@ class MixtureDrafter:
         guesses: list[list[int]] = [[] for _ in gamma]
         drafts: list[Draft] = []
         for drafter, most in self.parts:
-            left = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
-            asked = left if most is None else [min(n, most) for n in left]
+            room = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
+            asked = room if most is None else [min(n, most) for n in room]
             if any(asked):
                 drafts.append(_continue(drafter, guesses, asked, draw))
                 _extend(guesses, drafts[-1])
-        made = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
-        return replace(made, tops=joined_tops(drafts))
+        packed = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
+        return replace(packed, tops=joined_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
         for drafter, _ in self.parts:

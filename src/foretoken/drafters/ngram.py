@@ -171,10 +171,10 @@ class NGramDrafter:
         guesses: list[list[int]] = [[] for _ in gamma]
         for i in range(G):
             contexts = zip(tails, draw.params, strict=True)
-            known = [self.law(tuple(tail), params) for tail, params in contexts]
-            for b, (row, _) in enumerate(known):
+            rows = [self.law(tuple(tail), params) for tail, params in contexts]
+            for b, (row, _) in enumerate(rows):
                 q[b, i] = row
-            cdf = known[0][1] if B == 1 else torch.cat([sums for _, sums in known])
+            cdf = rows[0][1] if B == 1 else torch.cat([sums for _, sums in rows])
             for b, token in enumerate(draw(q[:, i], i, cdf).tolist()):
                 guesses[b].append(token)
                 tails[b].append(token)

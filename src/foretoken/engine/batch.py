@@ -137,11 +137,11 @@ class Batch:
         asked = zip(self.rows, gamma, strict=True)
         predicted = [row.predicted(g) if g and row.trusts else [] for row, g in asked]
         every = zip(predicted, self.rows, gamma, strict=True)
-        given = [x or row.forced(g) for x, row, g in every]
-        if not any(given):
+        guesses = [x or row.forced(g) for x, row, g in every]
+        if not any(guesses):
             return self._claim.drafter
         places = frozenset(b for b, x in enumerate(predicted) if x)
-        return GivenDrafter(self._claim.drafter, given, places)
+        return GivenDrafter(self._claim.drafter, guesses, places)
 
     def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
         texts = [list(row.tokens) for row in rows]
@@ -179,9 +179,9 @@ class Batch:
             return []
         if read and not last:
             return row.tokens[:-1]
-        known = self._known(row.tokens[:-1])
-        whole = (len(row.tokens) - 1 - known) // PASS if read else 0
-        return row.tokens[: known + whole * PASS]
+        cached = self._known(row.tokens[:-1])
+        whole = (len(row.tokens) - 1 - cached) // PASS if read else 0
+        return row.tokens[: cached + whole * PASS]
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""
@@ -207,12 +207,12 @@ class Batch:
         logits = self.target.score(blocks, [len(block) for block in blocks])
         for row, block, own in zip(self.rows, blocks, logits, strict=True):
             if block:
-                known = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
+                scores = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
                 at = len(row.tokens) - row.behind + 1
                 count = row.request.params.prompt_logprobs or 0
-                told = logprobs(known, row.tokens[at : at + len(block)], count)
+                likelihoods = logprobs(scores, row.tokens[at : at + len(block)], count)
                 row.prompt_logprobs, row.behind = (
-                    row.prompt_logprobs + told,
+                    row.prompt_logprobs + likelihoods,
                     row.behind - len(block),
                 )
 

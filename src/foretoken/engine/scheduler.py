@@ -123,9 +123,9 @@ class Scheduler:
         of its priority."""
         with self._locked():
             last = min(reversed(self.running), key=lambda task: task.priority)
-            left = [task for task in self.running if task is not last]
+            others = [task for task in self.running if task is not last]
             # at once, for a Ctrl-C in between
-            self.waiting, self.running = _sorted([last, *self.waiting]), left
+            self.waiting, self.running = _sorted([last, *self.waiting]), others
             self.batch.leave([last.row])
             self.preempted += 1
 
@@ -285,15 +285,15 @@ class Scheduler:
             self._join(before, drafts)
         running = sum(task.row.behind == 1 for task in self.running)
         most = self.pace.most(running, len(self.running) - running + len(fresh))
-        left, now, later = most, list[Task](), list[Task]()
+        budget, now, later = most, list[Task](), list[Task]()
         for task in fresh:
             count = self.batch.unread(task.row)
-            fits = count <= left or not self.running
+            fits = count <= budget or not self.running
             (now if fits else later).append(task)
-            left -= count if fits else 0
+            budget -= count if fits else 0
         self._join(now, drafts)
         self._join(later, drafts, read=False)
-        return most - left if running else 0
+        return most - budget if running else 0
 
     def _fitting(self, fresh: list[Task]) -> list[Task]:
         """The first of them, as many as memory is enough for."""

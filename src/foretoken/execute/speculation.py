@@ -126,8 +126,8 @@ async def speculate_async(
         flag = _cancelled(function)
         if flag and flag.default is flag.empty:
             raise InputError(f"{name} wants `cancelled`; leave it out: asyncio cancels tasks")
-    given = q(x) if guesses and callable(q) else q
-    law = await given if inspect.isawaitable(given) else given
+    drafted = q(x) if guesses and callable(q) else q
+    law = await drafted if inspect.isawaitable(drafted) else drafted
     bet = Bet(finite_law("q", law) if guesses else EMPTY, guesses, seed)
     drawn = perf_counter()
     tasks: list[asyncio.Task[tuple[Any, float]]] = []

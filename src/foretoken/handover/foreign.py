@@ -55,8 +55,8 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
     if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY):
         return {}
     names = ("streamer", "assistant_model", "synced_gpus")
-    known = {name: caller.f_locals.get(name) for name in names}
-    return known | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
+    values = {name: caller.f_locals.get(name) for name in names}
+    return values | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
 
 
 def require_ours(model: PreTrainedModel, target: Model, kept: Mapping[str, Any]) -> None:

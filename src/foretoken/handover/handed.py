@@ -110,14 +110,14 @@ class Handed:
     def heard(self, target: Model) -> Iterator[None]:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch, or runs in exact shapes, reads the sources itself."""
-        if not isinstance(known := getattr(target, "heard", None), dict):
+        if not isinstance(encoded := getattr(target, "heard", None), dict):
             yield
             return
         try:
-            known.update((tuple(ids), states) for ids, states in self.sources())
+            encoded.update((tuple(ids), states) for ids, states in self.sources())
             yield
         finally:
-            known.clear()
+            encoded.clear()
 
     def guesses(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
         """The gamma that transformers' names ask for, in the call or in its config; None where

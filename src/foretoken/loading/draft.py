@@ -120,14 +120,14 @@ def drafter_of(
         require_vocabulary(drafter, target.known.V, "the target")
         return drafter
     read = read_of(draft, revision, trust)
-    known = Known(read, wish)
+    facts = Known(read, wish)
     name, tokenizer = name_of(draft), tokenizer_of(draft, revision, trust)
-    if not known.encoder_decoder:
+    if not facts.encoder_decoder:
         there = target.name, target.tokenizer, target.known.V
-        dictionary = dictionary_of((name, tokenizer, known.V), there)
+        dictionary = dictionary_of((name, tokenizer, facts.V), there)
         if dictionary is not None:
             return ForeignDraft(name, place(read, wish).model, dictionary)
-    _require_fit(name, known.encoder_decoder, known.V, tokenizer, target)
+    _require_fit(name, facts.encoder_decoder, facts.V, tokenizer, target)
     return model_drafter(read, wish, target.known.V)
 
 
@@ -177,6 +177,6 @@ def model_drafter(
 
 
 def read_of(
-    given: str | Path | PreTrainedModel, revision: str | None, trust: bool
+    model: str | Path | PreTrainedModel, revision: str | None, trust: bool
 ) -> Source | PreTrainedModel:
-    return given if in_memory(given) else source(cast(str | Path, given), revision, trust)
+    return model if in_memory(model) else source(cast(str | Path, model), revision, trust)

@@ -57,12 +57,12 @@ class OwnCopy:
         return LMDrafter(companion(read, target, dtype, self.layers))
 
 
-def own_copy(kind: str, known: Known) -> OwnCopy:
+def own_copy(kind: str, facts: Known) -> OwnCopy:
     """The copy that "self:KIND" names. InputError for a kind that is neither a rounding nor layers
     of the target."""
     if kind in ROUNDED:
         return OwnCopy(f"self:{kind}", kind, ())
-    return OwnCopy(f"self:{kind}", None, _layers(kind, known.layers))
+    return OwnCopy(f"self:{kind}", None, _layers(kind, facts.layers))
 
 
 def kinds(dtype: str, layers: int) -> list[str]:

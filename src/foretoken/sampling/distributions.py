@@ -133,8 +133,8 @@ def _by_blocks(laws: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     for law, mark, sums, (at,) in rows:
         block = min(at, len(sums) - 1)  # of an invalid law any id comes back
         inner = law[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
-        left = min(mark[0] - (sums[block - 1] if block else 0.0), np.nextafter(inner[-1], 0.0))
-        ids.append(min(block * BLOCK + int(inner.searchsorted(left, "right")), V - 1))
+        threshold = min(mark[0] - (sums[block - 1] if block else 0.0), np.nextafter(inner[-1], 0.0))
+        ids.append(min(block * BLOCK + int(inner.searchsorted(threshold, "right")), V - 1))
     return torch.tensor(ids), cdf[:, -1].clone()
 
 
@@ -260,10 +260,10 @@ def _min_p(scores: Tensor, min_p: float) -> Tensor:
 def _typical(scores: Tensor, mass: float) -> Tensor:
     """The ids whose surprise is nearest to the entropy, until they have that mass (Meister et al.
     2023, arXiv 2202.00666)."""
-    known = scores.log_softmax(-1)
-    p = known.exp()
-    entropy = -(known * p).nansum(-1, keepdim=True)
-    apart = (-known - entropy).abs()
+    log_p = scores.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(log_p * p).nansum(-1, keepdim=True)
+    apart = (-log_p - entropy).abs()
     ordered, places = apart.sort(-1)
     before = (p.gather(-1, places).cumsum(-1) < mass).sum(-1, keepdim=True)
     edge = ordered.gather(-1, before.clamp(max=scores.shape[-1] - 1))
@@ -273,9 +273,9 @@ def _typical(scores: Tensor, mass: float) -> Tensor:
 def _eta(scores: Tensor, epsilon: float) -> Tensor:
     """Without ids below min(epsilon, sqrt(epsilon) exp(-entropy)) (Hewitt et al. 2022, arXiv
     2210.15191)."""
-    known = scores.log_softmax(-1)
-    p = known.exp()
-    entropy = -(known * p).nansum(-1, keepdim=True)
+    log_p = scores.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(log_p * p).nansum(-1, keepdim=True)
     return _cut(scores, p, (epsilon**0.5 * (-entropy).exp()).clamp(max=epsilon))
 
 

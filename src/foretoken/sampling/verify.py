@@ -53,10 +53,10 @@ class Outcome:
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
         q = None if self.q is None else _picked(self.q, rows, at)
-        left = _left(p, q, self.x[rows, at], self.scale[rows, n])
-        mass = left.sum(-1, keepdim=True)
+        residual = _left(p, q, self.x[rows, at], self.scale[rows, n])
+        mass = residual.sum(-1, keepdim=True)
         # only rounding can reject a guess where nothing is left
-        return torch.where(rejected[:, None] & (mass > 0), left.div_(mass), p)
+        return torch.where(rejected[:, None] & (mass > 0), residual.div_(mass), p)
 
 
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
@@ -107,10 +107,10 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
 
 def _left(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
     """(a p - q)+ `[..., V]`, q being all on x where it is None; p, q `[..., V]`, x, a `[...]`."""
-    left = p * a[..., None].to(p.dtype)
+    residual = p * a[..., None].to(p.dtype)
     if q is None:
-        return left.scatter_(-1, x[..., None], 0.0)
-    return left.sub_(q).clamp_(min=0)
+        return residual.scatter_(-1, x[..., None], 0.0)
+    return residual.sub_(q).clamp_(min=0)
 
 
 def _picked(laws: Tensor, rows: Tensor, i: Tensor) -> Tensor:

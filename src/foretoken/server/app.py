@@ -157,8 +157,11 @@ class Server:
         messages = None if asked.messages is None else turns(asked.messages, "messages")
         prompt = asked.prompt if messages is None else messages
         texts = asked.return_token_strs
-        told = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
-        return told | {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
+        answer = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
+        return answer | {
+            "count": len(answer["tokens"]),
+            "max_model_len": self.link.facts["context"],
+        }
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
         asked = await self._read(request, Detokenize)
@@ -172,22 +175,26 @@ class Server:
         return self._model()
 
     async def speculation(self) -> dict[str, Any]:
-        told = await self.link.ask("speculation")
+        answer = await self.link.ask("speculation")
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         names += ("chat", "text", "temperature", "max_rows")
         facts = {name: self.link.facts[name] for name in names}
         if self.settings.chat_template is not None:
             facts["chat"] = True
-        told["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
-        return facts | told | {"active": facts["draft"] is not None and told["active"] is not False}
+        answer["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
+        return (
+            facts
+            | answer
+            | {"active": facts["draft"] is not None and answer["active"] is not False}
+        )
 
     async def health(self) -> Response:
         """Whether there is an engine, or the first one loads; 503 while one that died is started
         again."""
         good = self.link.state in ("ready", "loading", "draining")
-        told = {"status": self.link.state, "engine": self.link.facts.get("pid")}
-        told |= {"engines": self.link.states}
-        return JSONResponse(told, 200 if good else 503)
+        health = {"status": self.link.state, "engine": self.link.facts.get("pid")}
+        health |= {"engines": self.link.states}
+        return JSONResponse(health, 200 if good else 503)
 
     async def ready(self) -> Response:
         """Whether requests are taken now."""
@@ -205,13 +212,13 @@ class Server:
     async def _read(self, request: Request, kind: type[T]) -> T:
         raw = await request.body()
         try:
-            given = json.loads(raw, parse_constant=_refuse)
+            document = json.loads(raw, parse_constant=_refuse)
             if b"\\u" in raw:  # halves of characters are no text
-                json.dumps(given, ensure_ascii=False).encode()
+                json.dumps(document, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             said = str(error).encode(errors="replace").decode()
             raise BadRequestError(f"the body is no JSON: {said}"[:200]) from None
-        asked = read(kind, given)
+        asked = read(kind, document)
         model = getattr(asked, "model", None)
         if model is not None:
             self._require_model(model)
@@ -242,8 +249,8 @@ class Server:
         ask, first = self.link.ask, list[Known]()
         text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
         if asked.logprobs is not None:
-            told = await ask("tokenize", prompt=prompt, template={}, texts=True)
-            first = [Known(word, word.encode(), 0.0, [], 0, 0) for word in told["token_strs"][:1]]
+            answer = await ask("tokenize", prompt=prompt, template={}, texts=True)
+            first = [Known(word, word.encode(), 0.0, [], 0, 0) for word in answer["token_strs"][:1]]
         return completions.Echo(text, tuple(first))
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -265,8 +272,8 @@ class Server:
         n: int,
         options: dict[str, Any],
     ) -> Writing:
-        given = options.get("max_new_tokens")
-        limit = self.settings.limits.require(len(prompts) * n, given)
+        max_new_tokens = options.get("max_new_tokens")
+        limit = self.settings.limits.require(len(prompts) * n, max_new_tokens)
         if limit is None and self.settings.limits.tokens is not None:
             options["most_tokens"] = self.settings.limits.tokens
         if self.settings.gamma is not None:
@@ -285,7 +292,7 @@ class Server:
         """The endpoint's answer, whole or as server-sent events. What still runs is freed with its
         end, and when the client is gone."""
         began, path, id = perf_counter(), request.url.path, request.state.id
-        given = (asked, self.settings.name, writing, *more)
+        arguments = (asked, self.settings.name, writing, *more)
 
         def over(status: int) -> None:
             seconds = perf_counter() - began
@@ -300,12 +307,12 @@ class Server:
             over(answered(error).status)
             raise
         if asked.stream:
-            return Events(endpoint.events(*given), writing, over)
+            return Events(endpoint.events(*arguments), writing, over)
         status = 499  # the client is gone
         try:
             await _unless_gone(request, writing.all())
             status = 200
-            return JSONResponse(endpoint.body(*given))
+            return JSONResponse(endpoint.body(*arguments))
         except (RefusedRequest, UnavailableError) as error:
             status = answered(error).status
             raise

@@ -49,9 +49,9 @@ class Keys:
         if not self.keys:
             return ""
         scheme, _, key = _header(scope, b"authorization").partition(" ")
-        given = key.encode("latin-1") if scheme.lower() == "bearer" else b""
-        same = [hmac.compare_digest(given, key.encode()) for key in self.keys]  # all, always
-        return hashlib.sha256(given).hexdigest() if any(same) else None
+        token = key.encode("latin-1") if scheme.lower() == "bearer" else b""
+        same = [hmac.compare_digest(token, key.encode()) for key in self.keys]  # all, always
+        return hashlib.sha256(token).hexdigest() if any(same) else None
 
 
 class Gate:

@@ -55,8 +55,8 @@ class Automaton:
         if after is not None:
             return ((token, to) for token, to in after.items() if token >= 0)
         n = self.length[state]
-        known = n < len(self.ids) and self.ids[n] >= 0
-        return iter([(self.ids[n], self._at[n + 1])] if known else [])
+        within = n < len(self.ids) and self.ids[n] >= 0
+        return iter([(self.ids[n], self._at[n + 1])] if within else [])
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The state of the longest end of `tokens` that occurs in the text, and its length."""
@@ -96,7 +96,7 @@ class Automaton:
 
     def pop(self) -> int:
         """Take the last token back; returns it. IndexError where there is none."""
-        state, made = self.last, len(self.length) - 1
+        state, newest = self.last, len(self.length) - 1
         for p in reversed(self._ends()):
             self.recent[p] = self._before.pop()
             self.count[p] -= 1
@@ -108,12 +108,12 @@ class Automaton:
         while p >= 0 and self._to(p, token) == state:
             del self._ways(p)[token]
             p = self.link[p]
-        if made != state:
+        if newest != state:
             whole = self._split.pop()
-            while p >= 0 and self._to(p, token) == made:
+            while p >= 0 and self._to(p, token) == newest:
                 self._ways(p)[token] = whole
                 p = self.link[p]
-            self.link[whole] = self.link[made]
+            self.link[whole] = self.link[newest]
             self._drop()
         self._drop()
         return token

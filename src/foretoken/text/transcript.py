@@ -104,10 +104,10 @@ class Transcript:
         Nothing shown lies behind the cut: a match that began there would have held it back.
         """
         window = settled + held
-        found = [(at, at + len(stop)) for stop in self._stops if (at := window.find(stop)) >= 0]
-        if not found:
+        spans = [(at, at + len(stop)) for stop in self._stops if (at := window.find(stop)) >= 0]
+        if not spans:
             return None
-        start, end = min(found)
+        start, end = min(spans)
         behind = len(window) - (end if self._include else start)
         waiting = "".join(self._waiting) + held
         self._end(waiting[: len(waiting) - behind])

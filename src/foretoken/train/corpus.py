@@ -123,11 +123,11 @@ def _byte_level(texts: list[str], vocab_size: int, special: list[str]) -> Tokeni
 
 
 def tokenizer_of_run(
-    out: Path, given: Path | None, make: Callable[[], PreTrainedTokenizerFast]
+    out: Path, tokenizer_folder: Path | None, make: Callable[[], PreTrainedTokenizerFast]
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder `given`, or else the run's own, made where it has none yet."""
-    folder = given or out / "tokenizer"
-    if given is None and not folder.exists():
+    """The tokenizer in the folder given, or else the run's own, made where it has none yet."""
+    folder = tokenizer_folder or out / "tokenizer"
+    if tokenizer_folder is None and not folder.exists():
         fresh = make()
         with files.folder(folder) as part:
             fresh.save_pretrained(part)

@@ -87,15 +87,15 @@ class Own:
         prompts: list[Prompt] = [list(task.prompt) for task in tasks]
         how = {"gamma": self.gamma, "rule": self.rule, "seed": [task.seed for task in tasks]}
         began = perf_counter()
-        done = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
+        completions = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
         seconds = perf_counter() - began
-        return [_run(text, done, seconds) for text in done]
+        return [_run(text, completions, seconds) for text in completions]
 
 
-def _run(text: Completion, done: list[Completion], seconds: float) -> Run:
+def _run(text: Completion, completions: list[Completion], seconds: float) -> Run:
     """A text of a call that took so long; what is around its rows comes before the first token."""
     stats, first, steady = text.stats, text.steps[0], text.steady
-    around = seconds - max(each.stats.seconds for each in done)
+    around = seconds - max(each.stats.seconds for each in completions)
     return Run(
         tokens=text.tokens,
         first_tokens=len(first.kept),

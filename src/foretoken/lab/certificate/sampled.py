@@ -60,10 +60,12 @@ def completions(
     for first in track(range(0, count, BATCH), f"{trial.name}: {what}"):
         batch = range(first, min(first + BATCH, count))
         alone = [k for k in batch if trial.gamma and k % ALONE == 0]
-        made: dict[int, Completion] = {}
+        completions_of: dict[int, Completion] = {}
         for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):
-            made |= zip(numbers, _generate(spec, prompts, trial, stream, numbers), strict=True)
-        yield batch, [made[k] for k in batch]
+            completions_of |= zip(
+                numbers, _generate(spec, prompts, trial, stream, numbers), strict=True
+            )
+        yield batch, [completions_of[k] for k in batch]
 
 
 def _generate(
@@ -112,12 +114,12 @@ class Evidence:
 
     def tests(self, name: str, lags: int, level: float) -> list[Test]:
         """Whether the tokens follow the target's law."""
-        hits, chances, of = torch.cat(self.hits), torch.cat(self.chances), "tokens"
+        hits, chances, unit = torch.cat(self.hits), torch.cat(self.chances), "tokens"
         return [
-            binned(f"{name}: target's law, by rank", of, torch.cat(self.ranked), level),
-            binned(f"{name}: target's law, by id", of, torch.cat(self.by_id), level),
-            balanced(f"{name}: pull towards the draft", of, hits, chances, level),
-            unrelated(f"{name}: independence along a text", of, self.by_id, lags),
+            binned(f"{name}: target's law, by rank", unit, torch.cat(self.ranked), level),
+            binned(f"{name}: target's law, by id", unit, torch.cat(self.by_id), level),
+            balanced(f"{name}: pull towards the draft", unit, hits, chances, level),
+            unrelated(f"{name}: independence along a text", unit, self.by_id, lags),
         ]
 
 
@@ -162,8 +164,8 @@ def against_plain(
             for k, row in zip(numbers, rows, strict=True):
                 samples[-1][k % len(prompts)].append(tuple(row.tokens))
     counted = tables(samples[0], ours, samples[1])
-    name, of = f"{plain.name}: against plain", "texts"
+    name, unit = f"{plain.name}: against plain", "texts"
     tests = [
-        two_samples(f"{name}, prompt {i}", of, [table], level) for i, table in enumerate(counted)
+        two_samples(f"{name}, prompt {i}", unit, [table], level) for i, table in enumerate(counted)
     ]
-    return [*tests, two_samples(f"{name}, all prompts", of, counted, level)]
+    return [*tests, two_samples(f"{name}, all prompts", unit, counted, level)]

@@ -82,10 +82,10 @@ class Watched:
 
     def _check_certain(self, b: int, guesses: list[int]) -> None:
         for i, token in enumerate(guesses):
-            known = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
-            if known != token:
+            earlier = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
+            if earlier != token:
                 self.log.lies.append(
-                    f"guesses {known} and {token} after the same text, both said to be certain"
+                    f"guesses {earlier} and {token} after the same text, both said to be certain"
                 )
 
     def commit(self, tokens: list[list[int]]) -> None:

@@ -52,10 +52,10 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """alpha over the texts that the target writes at that temperature."""
     spec = pairs.spec(case["draft"])
     texts = pairs.texts(case["temperature"])
-    found = alpha(spec.target, spec.drafter, texts, case["temperature"])
+    acceptance = alpha(spec.target, spec.drafter, texts, case["temperature"])
     size = of_drafter(spec.drafter, spec.draft_name, pairs.recipe.dtype)
     return {
-        "alpha": asdict(found),
+        "alpha": asdict(acceptance),
         "tokens": sum(len(text.tokens) for text in texts),
         "texts": len(texts),
         "parameters": size.parameters,
@@ -70,15 +70,15 @@ def alpha(target: Model, drafter: Drafter, texts: list[Written], temperature: fl
         [beta or 0.0 for beta in overlaps(target, drafter, request, text, params)]
         for request, text in texts
     ]
-    found = ratio([sum(one) for one in betas], [len(one) for one in betas], 0, 1)
-    if found is None:
+    acceptance = ratio([sum(one) for one in betas], [len(one) for one in betas], 0, 1)
+    if acceptance is None:
         raise InputError(f"{len(texts)} text; give two prompts or more, intervals are over texts")
-    return found
+    return acceptance
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The table beside the paper's, and what it says."""
-    rows = done(found, "acceptance")
+    rows = done(results, "acceptance")
     if not rows:
         return None
     lines = [_line(recipe, row) for row in rows]
@@ -91,9 +91,9 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     )
 
 
-def known(found: Found, draft: str, temperature: float) -> Estimate | None:
+def known(results: Found, draft: str, temperature: float) -> Estimate | None:
     """alpha as measured here."""
-    for row in done(found, "acceptance"):
+    for row in done(results, "acceptance"):
         if row.case == {"draft": draft, "temperature": temperature}:
             return estimate(row.result["alpha"])
     return None

@@ -97,19 +97,19 @@ def _in_turn(pairs: Pairs, case: Case, specs: dict[str, tuple[Speculator, Option
     return turns.in_turn(ways, pairs.timed, repeats=recipe.repeats, **settings)
 
 
-def _figures(done: Turns) -> dict[str, dict[str, float]]:
+def _figures(runs_of: Turns) -> dict[str, dict[str, float]]:
     return {
         name: {
             "seconds_per_token": turns.seconds_per_token(runs),
             "tokens_per_call": turns.tokens_per_call(runs),
         }
-        for name, runs in done.items()
+        for name, runs in runs_of.items()
     }
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """A table and a paragraph for each of the three."""
-    rows = done(found, "beyond")
+    rows = done(results, "beyond")
     if not rows:
         return None
     said: list[str] = []

@@ -45,11 +45,11 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return walltime.measure(pairs, case)
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """Beside the paper's claim."""
-    rows = done(found, "bigram") + [
+    rows = done(results, "bigram") + [
         row
-        for row in done(found, "walltime")
+        for row in done(results, "walltime")
         if row.case["gamma"] == paper.BIGRAM_GAMMA and _is_bigram(recipe.draft(row.case["draft"]))
     ]
     if not rows:
@@ -57,8 +57,8 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     caption = f"A bigram table with gamma {paper.BIGRAM_GAMMA}"
     return Section(
         "Section 3.6: 1.25x by a bigram table",
-        [_claim(), *(_said(found, row) for row in rows)],
-        [Table(caption, HEAD, [_line(found, row) for row in rows])],
+        [_claim(), *(_said(results, row) for row in rows)],
+        [Table(caption, HEAD, [_line(results, row) for row in rows])],
     )
 
 
@@ -70,9 +70,9 @@ def _claim() -> str:
     )
 
 
-def _said(found: Found, row: Row) -> str:
+def _said(results: Found, row: Row) -> str:
     """Of one temperature, what stands between the claim and the clock."""
-    own, speed = _alpha(found, row), walltime.speed(row)
+    own, speed = _alpha(results, row), walltime.speed(row)
     free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
@@ -88,17 +88,17 @@ def _said(found: Found, row: Row) -> str:
     return said
 
 
-def _alpha(found: Found, row: Row) -> float:
-    return walltime.alpha(found, row) or 0.0
+def _alpha(results: Found, row: Row) -> float:
+    return walltime.alpha(results, row) or 0.0
 
 
-def _line(found: Found, row: Row) -> tuple[str, ...]:
-    own = _alpha(found, row)
+def _line(results: Found, row: Row) -> tuple[str, ...]:
+    own = _alpha(results, row)
     return (
         f"{row.case['temperature']:g}",
         rounded(own, 3),
         rounded(row.result["c"], 3),
         rounded(theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)),
-        rounded(walltime.expected(found, row)),
+        rounded(walltime.expected(results, row)),
         plus_minus(walltime.speed(row), 2),
     )

@@ -37,18 +37,18 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     raise AssertionError(case)
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """A table and a paragraph for each kind that the recipe has."""
-    best = walltime.fastest(found)
-    told = [show(recipe, found, best) for show in (_others, _distilled)]
-    known = [each for each in told if each is not None]
-    if not known:
+    best = walltime.fastest(results)
+    candidates = [show(recipe, results, best) for show in (_others, _distilled)]
+    parts = [each for each in candidates if each is not None]
+    if not parts:
         return None
-    said, tables = zip(*known, strict=True)
+    said, tables = zip(*parts, strict=True)
     return Section("Beyond the paper: other drafts", [*said], [*tables])
 
 
-def _others(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | None:
+def _others(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | None:
     """What is neither a model of its own nor a table."""
     other = [d.label for d in recipe.drafts if not d.is_model and d.order is None]
     lines: list[tuple[str, ...]] = []
@@ -57,7 +57,7 @@ def _others(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | Non
     for (label, temperature), row in best.items():
         if label not in other:
             continue
-        own, alpha = speed(row), acceptance.known(found, label, temperature)
+        own, alpha = speed(row), acceptance.known(results, label, temperature)
         rivals = [r for (name, t), r in best.items() if t == temperature and name not in other]
         rival = max(rivals, key=lambda r: speed(r).value, default=None)
         lines.append(
@@ -91,7 +91,7 @@ def _others(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | Non
     return said, Table("Drafts of other kinds, at the gamma that was fastest", OTHERS, lines)
 
 
-def _distilled(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | None:
+def _distilled(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | None:
     """Drafts that were taught by the target, where their selves before are in the recipe."""
     lines: list[tuple[str, ...]] = []
     gaps: list[float] = []
@@ -100,7 +100,7 @@ def _distilled(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | 
     for draft in recipe.drafts:
         for temperature in recipe.temperatures if draft.distilled_from else ():
             labels = str(draft.distilled_from), draft.label
-            alphas = [acceptance.known(found, label, temperature) for label in labels]
+            alphas = [acceptance.known(results, label, temperature) for label in labels]
             speeds = [best.get((label, temperature)) for label in labels]
             before, after = alphas
             if before is None or after is None:
@@ -110,8 +110,8 @@ def _distilled(recipe: Recipe, found: Found, best: Best) -> tuple[str, Table] | 
             shown = [BLANK if row is None else plus_minus(speed(row), 2) for row in speeds]
             both = [speed(row).value for row in speeds if row is not None]
             ratios += [both[1] / both[0]] if len(both) == 2 else []
-            told = plus_minus(before), plus_minus(after), *shown
-            lines.append((draft.label, f"{temperature:g}", *told))
+            cells = plus_minus(before), plus_minus(after), *shown
+            lines.append((draft.label, f"{temperature:g}", *cells))
     if not lines:
         return None
     said = (

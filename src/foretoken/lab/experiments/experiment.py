@@ -84,14 +84,14 @@ class Experiment(Protocol):
         """One case, as values of JSON. ForetokenError where it cannot be measured."""
         ...
 
-    def section(self, recipe: Recipe, found: Found) -> Section | None:
+    def section(self, recipe: Recipe, results: Found) -> Section | None:
         """Made of rows alone; None where there is nothing to say."""
         ...
 
 
-def done(found: Found, name: str) -> list[Row]:
+def done(results: Found, name: str) -> list[Row]:
     """The rows of an experiment that did not fail."""
-    return [row for row in found.get(name, []) if row.failed is None]
+    return [row for row in results.get(name, []) if row.failed is None]
 
 
 def estimate(result: Mapping[str, Any]) -> Estimate:

@@ -62,10 +62,10 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
-        found = ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
-        if found is None:
+        acceptance = ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
+        if acceptance is None:
             raise InputError("1 text; give two prompts or more, intervals are over texts")
-        alphas.append(asdict(found))
+        alphas.append(asdict(acceptance))
     return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
 
 
@@ -91,9 +91,9 @@ def greedily(place: Place, lenience: list[float]) -> list[float]:
     return [theory.greedy_lenient_beta(p, q, each) for each in lenience]
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """Both tables beside the paper's, and the factors that follow."""
-    rows = done(found, "lenience")
+    rows = done(results, "lenience")
     if not rows:
         return None
     head = ("draft", *(f"l = {value:g}" for value in recipe.lenience))
@@ -205,9 +205,9 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
             values, errors = [one.value for one in alphas], [one.error for one in alphas]
             axes.errorbar(loose, values, errors, marker="o", ms=3, capsize=2, label=draft.label)
         printed = [paper.lenient(draft.paper, value, 1) for value in recipe.lenience]
-        known = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), ls="--", lw=1, color=f"C{i}")
+        points = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), ls="--", lw=1, color=f"C{i}")
     axes.set_xscale("log")
     axes.set_xticks(loose, [f"1/{value:g}" for value in recipe.lenience])
     axes.minorticks_off()

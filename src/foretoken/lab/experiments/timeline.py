@@ -67,9 +67,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {"rows": rows, "encoder_decoder": spec.target.encoder_decoder}
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The picture, and the calls counted."""
-    rows = done(found, "timeline")
+    rows = done(results, "timeline")
     if not rows:
         return None
     own = rows[0]

@@ -29,19 +29,19 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     params = SamplingParams(case["temperature"], max_new_tokens=length)
     (request,) = spec.requests([prompt], params, seed)
     (one,) = uninterrupted(spec.generate([prompt], params, gamma=case["gamma"], seed=seed))
-    told = request.prompt, one.steps, spec.tokenizer
+    arguments = request.prompt, one.steps, spec.tokenizer
     return {
         "prompt": prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
-        "html": view.html(*told),
-        "lines": [line.plain for line in view.trace(*told, marks=True)],
+        "html": view.html(*arguments),
+        "lines": [line.plain for line in view.trace(*arguments, marks=True)],
         "tokens": len(one.tokens),
         "calls": one.stats.target_calls,
     }
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The text, and how many tokens a run gave."""
-    rows = done(found, "trace")
+    rows = done(results, "trace")
     if not rows:
         return None
     own = rows[0].result

@@ -60,9 +60,9 @@ class Replica:
         """Advance all that run, and note whose first or last token came."""
         began, waiting = self.clock.seconds, len(self.scheduler.waiting)
         self.scheduler.step()
-        left = len(self.scheduler.waiting)
-        rows = len(self.open) - left  # those that have finished since are still there
-        around = float(at(self.serving.around, rows)) + (waiting - left) * self.serving.joining
+        queued = len(self.scheduler.waiting)
+        rows = len(self.open) - queued  # those that have finished since are still there
+        around = float(at(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
         self.clock.add(around)
         now = self.clock.seconds
         self.busy, self.row_seconds = (

@@ -185,9 +185,9 @@ def _figures(
 ) -> Simulated:
     span = max(one.ended for one in served) - min(one.due for one in served)
     busy = sum(replica.busy for replica in replicas)
-    done = [stats(one.row, "paper", "paper") for one in served]
+    statistics = [stats(one.row, "paper", "paper") for one in served]
     tokens = sum(len(one.row.new_tokens) for one in served)
-    drafted = sum(one.drafted for one in done)
+    drafted = sum(one.drafted for one in statistics)
     steady = rate < capacity
     return Simulated(
         rate=rate,
@@ -198,8 +198,8 @@ def _figures(
         tokens_per_second=tokens / span,
         mean_batch=sum(replica.row_seconds for replica in replicas) / busy,
         utilisation=busy / (span * len(replicas)),
-        tokens_per_call=tokens / sum(one.target_calls for one in done),
-        accepted_per_drafted=sum(one.accepted for one in done) / drafted if drafted else None,
+        tokens_per_call=tokens / sum(one.target_calls for one in statistics),
+        accepted_per_drafted=sum(one.accepted for one in statistics) / drafted if drafted else None,
     )
 
 

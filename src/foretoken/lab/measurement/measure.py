@@ -117,12 +117,12 @@ def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: in
         gamma=gamma,
         seed=[(options.seed, row)],
     )
-    (done,) = uninterrupted(rows)
-    return done
+    (completion,) = uninterrupted(rows)
+    return completion
 
 
-def _summed(done: Completion) -> Run:
-    tokens, seconds, steps = done.steady
+def _summed(completion: Completion) -> Run:
+    tokens, seconds, steps = completion.steady
     return Run(tokens, seconds, [_step(step) for step in steps])
 
 

@@ -231,16 +231,16 @@ def _said(error: ValidationError) -> str:
     """One mistake: key, value, remedy; a key that there is none of before what is missing."""
     errors = error.errors()
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    place, kind, given = first["loc"], first["type"], first["input"]
+    place, kind, value = first["loc"], first["type"], first["input"]
     key = ".".join(str(part) for part in place)
     if kind == "extra_forbidden":
         return f"{key} is no key of a recipe; {_nearest(str(place[-1]), _keys(place))}"
     if kind == "literal_error":
-        return f"{key} is {shown(given)}; {_nearest(str(given), _allowed(place))}"
+        return f"{key} is {shown(value)}; {_nearest(str(value), _allowed(place))}"
     if kind == "missing":
         return f"{key} is missing; give it"
     said = first["msg"].removeprefix("Value error, ")
-    return f"{key} is {shown(given)}: {said}" if place and kind != "value_error" else said
+    return f"{key} is {shown(value)}: {said}" if place and kind != "value_error" else said
 
 
 def _keys(place: tuple[Any, ...]) -> list[str]:
@@ -259,8 +259,8 @@ def _allowed(place: tuple[Any, ...]) -> list[str]:
     return [value for each in literals for value in get_args(each) if isinstance(value, str)]
 
 
-def _nearest(given: str, names: list[str]) -> str:
-    near = get_close_matches(given, names, 1, NEAR)
+def _nearest(value: str, names: list[str]) -> str:
+    near = get_close_matches(value, names, 1, NEAR)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 

@@ -69,9 +69,9 @@ def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
     InputError for prompts that cannot be read."""
     asked: list[Job] = []
     for recipe in recipes:
-        of = digest(recipe, machine)
+        origin = digest(recipe, machine)
         own = [
-            Job(recipe, of, name, case)
+            Job(recipe, origin, name, case)
             for name, experiment in EXPERIMENTS.items()
             if name in recipe.experiments
             for case in experiment.cases(recipe)
@@ -82,8 +82,8 @@ def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
 
 def digest(recipe: Recipe, machine: Machine) -> str:
     """Of what measurements depend on: they are used again where it is equal."""
-    known = [recipe.digest, asdict(machine)]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    facts = [recipe.digest, asdict(machine)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
@@ -91,13 +91,13 @@ def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
     it was then: needs neither models nor prompts. InputError for a recipe that has none."""
     asked: list[Job] = []
     for recipe in recipes:
-        of = results.last(recipe.name)
-        if of is None or not results.origins(of):
+        origin = results.last(recipe.name)
+        if origin is None or not results.origins(origin):
             raise InputError(
                 f"{results.path} has no measurement of {recipe.name}; leave --as-measured out"
             )
-        then = Recipe.model_validate(results.origins(of)[-1].recipe | {"title": recipe.title})
-        asked += _by_draft([Job(then, of, *case) for case in results.cases(of)])
+        then = Recipe.model_validate(results.origins(origin)[-1].recipe | {"title": recipe.title})
+        asked += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
     return asked
 
 
@@ -114,8 +114,8 @@ def run(asked: list[Job], results: Results, machine: Machine, command: str) -> I
     pairs: Pairs | None = None
     for i, job in enumerate(missing):
         what = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
-        left = _seconds_left(missing[i:], results)
-        yield Standing(len(asked) - len(missing) + i, len(asked), what, left)
+        seconds_left = _seconds_left(missing[i:], results)
+        yield Standing(len(asked) - len(missing) + i, len(asked), what, seconds_left)
         if pairs is None or pairs.recipe is not job.recipe:
             pairs = None  # one recipe's models at a time
             pairs = Pairs(job.recipe)
@@ -172,10 +172,10 @@ def _line(job: Job, row: Row) -> Line:
 
 def _seconds_left(missing: list[Job], results: Results) -> float | None:
     """By the mean of the same experiment's measurements, or else of all of the recipe's."""
-    left = 0.0
+    total = 0.0
     for job in missing:
-        known = results.seconds(job.of, job.experiment) or results.seconds(job.of)
-        if not known:
+        measured = results.seconds(job.of, job.experiment) or results.seconds(job.of)
+        if not measured:
             return None
-        left += fmean(known)
-    return left
+        total += fmean(measured)
+    return total

@@ -135,16 +135,16 @@ class PagedModel:
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
-        known: dict[int, int] = {}
+        cached: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
-            known |= {b: self._recall(b, prompt) for b, prompt in part}
-            for blocks in passes([(b, prompt[known[b] :]) for b, prompt in part]):
+            cached |= {b: self._recall(b, prompt) for b, prompt in part}
+            for blocks in passes([(b, prompt[cached[b] :]) for b, prompt in part]):
                 read = dict(blocks)
                 every = range(len(self.lengths))
                 self.score([read.get(b, []) for b in every], [0 for _ in every])
             for b, _ in part:
                 self._note(b)
-        self.recalled = [known[b] for b in sorted(known)]
+        self.recalled = [cached[b] for b in sorted(cached)]
 
     def _apart(self, prompts: dict[int, list[int]]) -> Iterator[list[tuple[int, list[int]]]]:
         """Prompts of rows to read together; first those that the others may share pages of."""
@@ -160,9 +160,9 @@ class PagedModel:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
         pages = self._found(prompt, self.salts[b])
         self.pool.share(pages)
-        known = len(pages) * self.pool.page
-        self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:known], known
-        return known
+        length = len(pages) * self.pool.page
+        self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:length], length
+        return length
 
     def _found(self, prompt: list[int], salt: str) -> list[int]:
         prefixes = self.pool.prefixes
@@ -196,8 +196,8 @@ class PagedModel:
         ends = accumulate(len(block) for _, block in parts)
         counts = [need[b] for b, _ in parts]
         places = [i for end, n in zip(ends, counts, strict=True) for i in range(end - n, end)]
-        made = self._run(flat, past, parts, places or [0])
-        return ragged(made, need) if places else torch.zeros(len(blocks), 0, self.vocab_size)
+        logits = self._run(flat, past, parts, places or [0])
+        return ragged(logits, need) if places else torch.zeros(len(blocks), 0, self.vocab_size)
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)

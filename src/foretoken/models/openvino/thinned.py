@@ -19,8 +19,8 @@ def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
 
     Raises RefusedError where the layers do not stand in one list.
     """
-    made = twin(model)
-    stack = stack_of(made)
+    copy = twin(model)
+    stack = stack_of(copy)
     if layers[0] and any(
         getattr(part, "has_relative_attention_bias", 0) for part in stack.modules()
     ):
@@ -35,8 +35,8 @@ def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
                 setattr(part, "layer_idx", i)  # noqa: B010
-    _shorten(made, count, layers)
-    return made
+    _shorten(copy, count, layers)
+    return copy
 
 
 def stack_of(model: PreTrainedModel) -> nn.ModuleList:

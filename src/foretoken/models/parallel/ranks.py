@@ -54,12 +54,12 @@ def start(ranks: int) -> Ranks:
             )
         threads = torch.get_num_threads()
         if launched():
-            made = Ranks(Launched(ranks), threads)
+            ranks_started = Ranks(Launched(ranks), threads)
         else:
             shared = max(1, threads // ranks)  # the ranks share this machine's processors
-            made = Ranks(Processes(ranks, shared), shared)
-        STARTED[:] = [made]
-        return made
+            ranks_started = Ranks(Processes(ranks, shared), shared)
+        STARTED[:] = [ranks_started]
+        return ranks_started
 
 
 class Ranks:

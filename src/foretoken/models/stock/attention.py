@@ -182,8 +182,8 @@ class Forward:
         self, model: PreTrainedModel, attention: str | None = None, experts: str | None = None
     ) -> None:
         ragged = {ATTENTION: "ragged_sdpa" if model._supports_sdpa else "ragged_eager", PAD: None}
-        given = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
-        self._original, self._settings = model, given if attention else ragged
+        kernels = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
+        self._original, self._settings = model, kernels if attention else ragged
         self.renew()
 
     def renew(self) -> None:

@@ -111,8 +111,8 @@ class RaggedCache(DynamicCache):
             self.row = torch.arange(len(lengths), device=self.device)[:, None]
         self.tree, self.positions = tree, self.slots
         if tree is not None:
-            depths, seen = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
-            self.tree = Tree(depths, seen)
+            depths, mask = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
+            self.tree = Tree(depths, mask)
             self.positions = depths.gather(1, self.slots)
 
     def reserve(self, rows: int, slots: int) -> None:

@@ -46,20 +46,20 @@ def pack(model: PreTrainedModel) -> Packing:
     reason = objection(model)
     if reason is not None:
         return Packing(0, reason)
-    done: list[list[str]] = []
+    groups: list[list[str]] = []
     try:
         before = trial(model)
         for names in packable(model):
             put(model, names, PackedLinear(model.get_submodule(names[0])))
-            done.append(names)
+            groups.append(names)
         drift = float((trial(model) - before).abs().max() / (before.max() - before.min()))
         if not drift <= DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # unknown code on an unknown processor raises anything
         reason = f"it does not run packed: {one_line(error)}"
     if reason is None:
-        return Packing(len(done), None if done else "no layer is large enough to gain by it")
-    for names in done:
+        return Packing(len(groups), None if groups else "no layer is large enough to gain by it")
+    for names in groups:
         layer: Any = model.get_submodule(names[0])
         put(model, names, layer.unpacked())
     model.tie_weights()

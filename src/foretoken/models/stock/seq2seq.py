@@ -65,10 +65,10 @@ class Seq2SeqModel(StockModel):
 
     def _encoded(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
         """The encoder's states of every source, `[B, S, H]`."""
-        heard = [self.heard.get(tuple(source)) for source in sources]
-        known = [states for states in heard if states is not None]
-        if len(known) == len(sources):
-            return pad_sequence(known, batch_first=True)
+        cached = [self.heard.get(tuple(source)) for source in sources]
+        present = [states for states in cached if states is not None]
+        if len(present) == len(sources):
+            return pad_sequence(present, batch_first=True)
         began = perf_counter()
         with self.running(None) as model:
             read = model.get_encoder()(

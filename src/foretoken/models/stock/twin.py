@@ -77,8 +77,8 @@ def _own(value: Any, remade: dict[int, Any]) -> Any:
         return partial(*arguments, **{k: _own(v, remade) for k, v in value.keywords.items()})
     if _sharded(value):
         cells = [CellType(_own(cell.cell_contents, remade)) for cell in value.__closure__ or ()]
-        code, known = value.__code__, value.__globals__
-        return FunctionType(code, known, value.__name__, value.__defaults__, tuple(cells))
+        code, scope = value.__code__, value.__globals__
+        return FunctionType(code, scope, value.__name__, value.__defaults__, tuple(cells))
     if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
         return {name: _own(part, remade) for name, part in value.items()}
     if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):

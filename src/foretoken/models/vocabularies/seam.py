@@ -31,9 +31,9 @@ def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
     last, draft = text.last_told, text.dictionary.draft
     if last is None:
         return []
-    known = [last, *draft.longer(last)]
-    shares: list[float] = before[known].softmax(-1).tolist()
-    likely = [(share, i) for share, i in zip(shares[1:], known[1:], strict=True) if share > LEAST]
+    tokens = [last, *draft.longer(last)]
+    shares: list[float] = before[tokens].softmax(-1).tolist()
+    likely = [(share, i) for share, i in zip(shares[1:], tokens[1:], strict=True) if share > LEAST]
     begun, ways = len(draft.spelled[last]), list[WayOn]()
     for share, token in sorted(likely, reverse=True):
         more = draft.spelled[token][begun:]

@@ -89,8 +89,8 @@ class Words:
 
         whole, plain = tokenizer("a").input_ids, encode("a")
         at = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
-        known = (i for i in silent if i < V and i != tokenizer.unk_token_id)
-        names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in known}
+        ids = (i for i in silent if i < V and i != tokenizer.unk_token_id)
+        names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in ids}
         end = tokenizer.eos_token_id
         end = end if isinstance(end, int) and end < V else None
         return cls(spelled | fallback, encode, head=whole[:at], specials=names, end=end)

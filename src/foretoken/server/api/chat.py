@@ -81,7 +81,7 @@ def _extra(asked: Chat, writing: Writing, *, whole: bool = False) -> dict[str, A
         extra["speculation"] = answers.rates(writing.texts)
         if whole:
             extra["speculation"]["steps"] = [text.steps for text in writing.texts]
-    done = writing.texts[0].done
-    if asked.prompt_logprobs is not None and done is not None:
-        extra["prompt_logprobs"] = answers.read(done.prompt_logprobs or [])
+    ending = writing.texts[0].done
+    if asked.prompt_logprobs is not None and ending is not None:
+        extra["prompt_logprobs"] = answers.read(ending.prompt_logprobs or [])
     return extra

@@ -37,7 +37,7 @@ def candidates(asked: Text) -> int:
 
 def options(asked: Text, facts: dict[str, Any]) -> dict[str, Any]:
     """As keywords of the engine; the best of several are told by their logprobs."""
-    wanted = asked.options(facts)
+    parameters = asked.options(facts)
     if asked.max_tokens == 0 and (asked.stream or not asked.echo):
         said = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
         raise BadRequestError(said, "max_tokens")
@@ -45,10 +45,10 @@ def options(asked: Text, facts: dict[str, Any]) -> dict[str, Any]:
         for name in ("stream", "prompt_logprobs"):
             if getattr(asked, name) is not None:
                 raise BadRequestError(f"echo with logprobs does not go with {name}", name)
-        wanted["prompt_logprobs"] = asked.logprobs
+        parameters["prompt_logprobs"] = asked.logprobs
     if asked.best_of is not None and asked.best_of > (asked.n or 1):
-        wanted.setdefault("logprobs", 0)
-    return wanted
+        parameters.setdefault("logprobs", 0)
+    return parameters
 
 
 def body(asked: Text, model: str, writing: Writing, echoed: Sequence[Echo]) -> dict[str, Any]:
@@ -105,26 +105,26 @@ def _head(id: str, model: str) -> dict[str, Any]:
 
 def _choice(asked: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
     assert text.done is not None
-    whole, given = echo.text + text.text, text.done.prompt_logprobs or []
+    whole, prompt_logprobs = echo.text + text.text, text.done.prompt_logprobs or []
     choice = _piece(i, whole, text.done.reason) | {"stop_reason": text.done.stop}
     if asked.logprobs is not None:
-        tokens = [*echo.first, *given, *text.logprobs] if asked.echo else text.logprobs
+        tokens = [*echo.first, *prompt_logprobs, *text.logprobs] if asked.echo else text.logprobs
         choice["logprobs"] = _logprobs(tokens, asked.logprobs, 0, len(whole))
-        for told in ("token_logprobs", "top_logprobs") if asked.echo else ():
-            if choice["logprobs"][told]:
-                choice["logprobs"][told][0] = None  # nothing is known of a prompt's first token
+        for key in ("token_logprobs", "top_logprobs") if asked.echo else ():
+            if choice["logprobs"][key]:
+                choice["logprobs"][key][0] = None  # nothing is known of a prompt's first token
     if asked.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = answers.read(given)
+        choice["prompt_logprobs"] = answers.read(prompt_logprobs)
     if asked.return_token_ids:
         choice["token_ids"] = text.tokens
     return choice
 
 
 def _chunk(asked: Text, i: int, part: Part, offsets: list[int], end: int | None) -> dict[str, Any]:
-    done = part.done
-    choice = _piece(i, part.text, None if done is None else done.reason)
-    if done is not None:
-        choice["stop_reason"] = done.stop
+    ending = part.done
+    choice = _piece(i, part.text, None if ending is None else ending.reason)
+    if ending is not None:
+        choice["stop_reason"] = ending.stop
     if asked.logprobs is not None:
         choice["logprobs"] = _logprobs(part.logprobs or [], asked.logprobs, offsets[i], end)
         offsets[i] += sum(len(each.text) for each in part.logprobs or [])

@@ -54,8 +54,10 @@ class Responses(Wishes):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        given = self.input
-        items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        content = self.input
+        items: list[Any] = (
+            [{"role": "user", "content": content}] if isinstance(content, str) else content
+        )
         kinds = [item.get("type", "message") for item in items if isinstance(item, dict)]
         for i, kind in enumerate(kinds):
             if kind != "message":
@@ -125,16 +127,16 @@ async def events(asked: Responses, model: str, writing: Writing) -> AsyncGenerat
     yield event("response.content_part.added", **place, part=_part("", []))
     async for _, part in writing.parts():
         if part.text or part.logprobs:
-            told = [answers.known(each) for each in part.logprobs or []]
-            yield event("response.output_text.delta", **place, delta=part.text, logprobs=told)
-    done = _finished(begun, asked, writing, item)
-    (message,) = done["output"]
+            logprobs = [answers.known(each) for each in part.logprobs or []]
+            yield event("response.output_text.delta", **place, delta=part.text, logprobs=logprobs)
+    response = _finished(begun, asked, writing, item)
+    (message,) = response["output"]
     (content,) = message["content"]
-    told = content["logprobs"]
-    yield event("response.output_text.done", **place, text=content["text"], logprobs=told)
+    logprobs = content["logprobs"]
+    yield event("response.output_text.done", **place, text=content["text"], logprobs=logprobs)
     yield event("response.content_part.done", **place, part=content)
     yield event("response.output_item.done", output_index=0, item=message)
-    yield event(f"response.{done['status']}", response=done)
+    yield event(f"response.{response['status']}", response=response)
 
 
 def _begun(asked: Responses, model: str) -> dict[str, Any]:
@@ -168,11 +170,11 @@ def _finished(
     assert text.done is not None
     cut = text.done.reason == "length"
     status = "incomplete" if cut else "completed"
-    told = [answers.known(each) for each in text.logprobs] if asked.tells else []
+    logprobs = [answers.known(each) for each in text.logprobs] if asked.tells else []
     usage = answers.usage(writing)
-    done = begun | {
+    response = begun | {
         "status": status,
-        "output": [_item(item, [_part(text.text, told)], status)],
+        "output": [_item(item, [_part(text.text, logprobs)], status)],
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
@@ -182,10 +184,10 @@ def _finished(
             "total_tokens": usage["total_tokens"],
         },
     }
-    done |= answers.metrics(writing, asked.speculation.metrics)
+    response |= answers.metrics(writing, asked.speculation.metrics)
     if asked.speculation.steps:
-        done["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
-    return done
+        response["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
+    return response
 
 
 def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

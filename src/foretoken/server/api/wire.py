@@ -147,7 +147,7 @@ class Wishes(Wire):
             )
         temperature = _first(self.temperature, facts.get("temperature"), 1.0)
         top_k = _first(self.top_k, facts.get("top_k"), 0)
-        wanted: dict[str, Any] = {
+        options: dict[str, Any] = {
             "temperature": temperature,
             "top_p": _first(self.top_p, facts.get("top_p"), 1.0),
             "top_k": max(0, top_k),
@@ -169,7 +169,7 @@ class Wishes(Wire):
             "rule": self.speculation.rule,
             "lenience": self.speculation.lenience,
         }
-        return {name: value for name, value in wanted.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
     def _bounded(self, most: int | None) -> dict[str, int]:
         """How long the text may be, as a keyword of the engine."""
@@ -190,18 +190,18 @@ class Wishes(Wire):
         return {int(token): bias for token, bias in self.logit_bias.items()}
 
     def _structured(self) -> dict[str, Any] | None:
-        given = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
-        if not given:
+        structures = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
+        if not structures:
             return None
         names = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
-        unknown = [name[:60] for name in given if name not in names]
-        if unknown or len(given) > 1:
-            told = f"unknown {unknown[0]!r}" if unknown else ", ".join(given)
+        unknown = [name[:60] for name in structures if name not in names]
+        if unknown or len(structures) > 1:
+            content = f"unknown {unknown[0]!r}" if unknown else ", ".join(structures)
             raise BadRequestError(
-                f"structured_outputs holds {told}; give one of {', '.join(names)}",
+                f"structured_outputs holds {content}; give one of {', '.join(names)}",
                 "structured_outputs",
             )
-        name, value = next(iter(given.items()))
+        name, value = next(iter(structures.items()))
         if name == "choice" and not isinstance(value, list):
             raise BadRequestError(
                 "structured_outputs.choice must be a list of texts", "structured_outputs"
@@ -241,8 +241,8 @@ class Prediction(Wire):
 
     @property
     def text(self) -> str:
-        given = self.content
-        return given if isinstance(given, str) else "".join(part.text for part in given)
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Predicting(Wishes):
@@ -337,9 +337,9 @@ class Text(Predicting):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        given: Any = self.prompt
-        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        prompts = given if several else [given]
+        prompt: Any = self.prompt
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        prompts = prompt if several else [prompt]
         if [] in prompts:
             raise BadRequestError("prompt is empty; give a text or ids", "prompt")
         return prompts
@@ -382,9 +382,9 @@ def read(kind: type[T], body: Any) -> T:
         honoured, why = NEUTRAL[name]
         if not any(value == each and type(value) is type(each) for each in honoured):
             raise BadRequestError(f"{name} is not supported: {why}", name)
-    known = {name: value for name, value in body.items() if name in fields}
+    values = {name: value for name, value in body.items() if name in fields}
     try:
-        return kind.model_validate(known)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if not _internal(part))
@@ -395,8 +395,8 @@ def read(kind: type[T], body: Any) -> T:
 
 
 def _unknown(name: str, fields: set[str]) -> str:
-    known = [here for here in ELSEWHERE.get(name, ()) if here in fields]
-    near = known or get_close_matches(name, sorted(fields | NOTED), 1, 0.8)
+    elsewhere = [here for here in ELSEWHERE.get(name, ()) if here in fields]
+    near = elsewhere or get_close_matches(name, sorted(fields | NOTED), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
     return f"unknown field {name[:60]!r}; {remedy}"
 

@@ -257,9 +257,9 @@ class Link:
             self._stuck.clear()
             process.kill()
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, reason: str) -> None:
         for id, inbox in self._inboxes.items():
-            inbox.put_nowait(Refusal(id, "dead", said))
+            inbox.put_nowait(Refusal(id, "dead", reason))
 
     def _died(self) -> None:
         """The process is gone: its requests fail, and another one is started."""

@@ -68,22 +68,22 @@ class Words:
         return own.decode(errors="replace"), own
 
 
-def record(told: dict[str, Any]) -> StepRecord:
+def record(document: dict[str, Any]) -> StepRecord:
     """The step that `Words.step` told of, as far as it did: without biases and padding."""
-    kept = tuple(token["id"] for token in told["tokens"])
-    rejected = tuple(token["id"] for token in told["rejected"])
+    kept = tuple(token["id"] for token in document["tokens"])
+    rejected = tuple(token["id"] for token in document["rejected"])
     return StepRecord(
-        told["gamma"],
-        (*kept[: told["accepted"]], *rejected),
-        told["accepted"],
+        document["gamma"],
+        (*kept[: document["accepted"]], *rejected),
+        document["accepted"],
         kept,
-        tuple(told["overlaps"]),
-        told["drafted"],
-        told["draft_seconds"],
-        told["target_seconds"],
-        told["verify_seconds"],
-        told["rows"],
-        predicted=told["predicted"],
+        tuple(document["overlaps"]),
+        document["drafted"],
+        document["draft_seconds"],
+        document["target_seconds"],
+        document["verify_seconds"],
+        document["rows"],
+        predicted=document["predicted"],
     )
 
 

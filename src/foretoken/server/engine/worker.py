@@ -234,8 +234,8 @@ class Worker:
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.ids(prompt)
-        (given,) = self.spec.prompts(prompt, **template)
-        return self.spec.ids(given)
+        (formatted,) = self.spec.prompts(prompt, **template)
+        return self.spec.ids(formatted)
 
     def _prediction(self, text: str) -> tuple[int, ...]:
         """What a client expects, no longer than any text can be."""
@@ -269,8 +269,8 @@ class Worker:
             )
         if asked is not None:
             return asked
-        left = UNBOUNDED if context is None else context - prompt
-        return left if most is None else min(left, most)
+        room = UNBOUNDED if context is None else context - prompt
+        return room if most is None else min(room, most)
 
     def _abort(self, id: int) -> None:
         with self.awake:
@@ -293,8 +293,8 @@ class Worker:
             self._refuse(id, error)
 
     def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {"tokens": self._ids(prompt, template)}
-        return told | ({"token_strs": [*map(self.words.text, told["tokens"])]} if texts else {})
+        answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+        return answer | ({"token_strs": [*map(self.words.text, answer["tokens"])]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
         from foretoken.text.decoding import decode
@@ -358,18 +358,18 @@ class Worker:
         self._send(Parts(parts, self.engine.running, self.engine.waiting, preempted))
 
     def _part(self, id: int, event: Event) -> Part:
-        known = None if event.logprobs is None else self._known(event.logprobs)
+        likelihoods = None if event.logprobs is None else self._known(event.logprobs)
         steps = [self.words.step(step) for step in event.steps]
-        done = None if event.completion is None else self._done(event.completion)
-        return Part(id, event.text or "", event.tokens, known, steps, done)
+        ending = None if event.completion is None else self._done(event.completion)
+        return Part(id, event.text or "", event.tokens, likelihoods, steps, ending)
 
     def _done(self, completion: Completion) -> Done:
-        known, stop = completion.prompt_logprobs, completion.stop_reason
+        likelihoods, stop = completion.prompt_logprobs, completion.stop_reason
         return Done(
             completion.finish_reason,
             None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
             completion.stats.to_dict(),
-            None if known is None else self._known(known),
+            None if likelihoods is None else self._known(likelihoods),
         )
 
     def _known(self, logprobs: list[Logprobs]) -> list[Known]:

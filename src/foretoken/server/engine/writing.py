@@ -77,14 +77,14 @@ class Writing:
 
     async def parts(self) -> AsyncGenerator[tuple[int, Part]]:
         """What is written, text by text as it comes."""
-        left = len(self.texts)
-        while left:
+        unfinished = len(self.texts)
+        while unfinished:
             i, part = self._early.pop(0) if self._early else await self._inbox.get()
             if isinstance(part, Exception):
                 raise part
             assert isinstance(part, Part)
             self._note(i, part)
-            left -= part.done is not None
+            unfinished -= part.done is not None
             yield i, part
 
     async def all(self) -> list[Written]:

@@ -120,9 +120,9 @@ class Pool:
             holders[page] += 1
         free = [page for page in reversed(range(self.size)) if not holders[page]]
         if self.prefixes is not None:  # what is known goes last: first what was left long ago
-            known = [page for page in free if page in self.prefixes]
-            known.sort(key=self.left.__getitem__, reverse=True)
-            free = [*known, *(page for page in free if page not in self.prefixes)]
+            cached = [page for page in free if page in self.prefixes]
+            cached.sort(key=self.left.__getitem__, reverse=True)
+            free = [*cached, *(page for page in free if page not in self.prefixes)]
         return holders, free
 
     def reserve(self, pages: int) -> None:
