@@ -167,8 +167,8 @@ def identity(part: Any) -> str | None:
         return None
     network = getattr(part, "model", None)
     if network is None:
-        ours = type(part).__module__.startswith("foretoken.drafters.")
-        return type(part).__qualname__ if ours else None
+        built_in = type(part).__module__.startswith("foretoken.drafters.")
+        return type(part).__qualname__ if built_in else None
     if not getattr(network, "name_or_path", None):
         return identity(network)
     config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}

@@ -102,8 +102,8 @@ def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
 
     if rule == COUPLED:
         return judge.COUPLED
-    named = judge.NAMED[rule] if isinstance(rule, str) else judge.OwnRule(rule)
-    return judge.choose(named, float(lenience))
+    law_rule = judge.NAMED[rule] if isinstance(rule, str) else judge.OwnRule(rule)
+    return judge.choose(law_rule, float(lenience))
 
 
 def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
@@ -169,9 +169,9 @@ def _alike(ids: Any, mask: Any) -> bool:
 
 def _masked(ids: list[Any], mask: list[Any]) -> list[Any]:
     """The ids where the mask is not 0, in nested lists too."""
-    both = zip(ids, mask, strict=True)
+    pairs = zip(ids, mask, strict=True)
     return [
-        _masked(a, b) if isinstance(a, list) else a for a, b in both if isinstance(a, list) or b
+        _masked(a, b) if isinstance(a, list) else a for a, b in pairs if isinstance(a, list) or b
     ]
 
 

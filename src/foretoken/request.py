@@ -159,8 +159,8 @@ class Row:
     @property
     def telling(self) -> bool:
         """Whether logprobs of its prompt are still to come."""
-        asked = self.request.params.prompt_logprobs is not None
-        return asked and self.untold > 0
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and self.untold > 0
 
     @property
     def untold(self) -> int:

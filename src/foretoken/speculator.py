@@ -249,8 +249,8 @@ class Speculator:
         assistant. Of a model that runs converted it is checked only that its kind and its
         vocabulary are this model's.
         """
-        kept = withheld(sys._getframe(1))
-        require_ours(model, self.target, kept)
+        arguments = withheld(sys._getframe(1))
+        require_ours(model, self.target, arguments)
         strings = ending_strings(stop_strings, self.tokenizer)
         task = Handed(
             model,
@@ -263,7 +263,9 @@ class Speculator:
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
-        return self._decode(task, gamma, kept.get("streamer") if streamer is None else streamer)
+        return self._decode(
+            task, gamma, arguments.get("streamer") if streamer is None else streamer
+        )
 
     def _decode(self, task: Handed, gamma: int | None, streamer: BaseStreamer | None) -> Any:
         """Rows that transformers handed over, to what it returns."""

@@ -142,14 +142,14 @@ class Search:
         longer = continuations(self.running, logits, w * (1 + len(eos)), self.controls)
         last = length == self.request.limit
         open_ = [beam for beam in longer if not last and beam.node.token not in eos]
-        ended = [beam for beam in longer[:w] if last or beam.node.token in eos]
-        self._finish(ended, length)
+        complete = [beam for beam in longer[:w] if last or beam.node.token in eos]
+        self._finish(complete, length)
         self.running = open_[:w] or self.running
         self.done = not open_ or (len(self.finished) == w and self._settled(length))
 
-    def _finish(self, ended: list[Hypothesis], length: int) -> None:
+    def _finish(self, complete: list[Hypothesis], length: int) -> None:
         shrink = length**self.params.length_penalty
-        for beam in ended:
+        for beam in complete:
             reason: FinishReason = "stop" if beam.node.token in self.request.eos else "length"
             self.finished.append(Finished(beam.node, beam.score / shrink, reason))
         self.finished.sort(key=lambda text: -text.score)

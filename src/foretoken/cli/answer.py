@@ -54,10 +54,10 @@ class Answer:
     def heading(self) -> str:
         """Its name, the line's id if it has one, and the prompt's beginning."""
         line = self.task.line
-        named = "" if line.id is None else f" ({line.id})"
+        suffix = "" if line.id is None else f" ({line.id})"
         text = " ".join(self.asked.split())
         begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
-        return f"==> {self.name}{named}: {begins} <=="
+        return f"==> {self.name}{suffix}: {begins} <=="
 
     @property
     def cut(self) -> bool:
@@ -181,8 +181,8 @@ def speedup(comparison: Any) -> None:
             f"{comparison.paper:.2f}x; with the measured cost v({gamma + 1}) = "
             f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
         )
-    if said := remark(comparison.others):
-        prose(console, said, bold=said)
+    if warning := remark(comparison.others):
+        prose(console, warning, bold=warning)
 
 
 def departure(answers: list[Answer], lenience: float) -> str:

@@ -82,7 +82,7 @@ def bench(
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
         contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
-        began = others.read()
+        reading = others.read()
         if batches:
             rounds = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
@@ -90,7 +90,7 @@ def bench(
         if not any(rounds.values()):
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
-        share = others.share([others.taken(began)])
+        share = others.share([others.taken(reading)])
         setting = document.Setting(spec, peers, options, len(lines), unable, share)
         result = (
             document.batches(setting, batches, rounds)
@@ -167,9 +167,9 @@ def _load(
 
     spec = options.loading.load(target, draft)
     if spec.controls:
-        named = ", ".join(spec.controls)
+        names = ", ".join(spec.controls)
         raise RefusedError(
-            f"the model's generation config sets {named}, which not all of the compared follow; "
+            f"the model's generation config sets {names}, which not all of the compared follow; "
             "--ignore-generation-config compares without"
         )
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
@@ -231,9 +231,9 @@ def _contestants(
     from foretoken.lab.bench.race import OneByOne, Own
 
     own = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    ours = [Own(spec, gamma, rule) for gamma in own]
+    runners = [Own(spec, gamma, rule) for gamma in own]
     guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
-    contestants: list[Contestant] = [*ours, *guests]
+    contestants: list[Contestant] = [*runners, *guests]
     return contestants if batched else [OneByOne(one) for one in contestants]
 
 

@@ -191,8 +191,8 @@ class Report:
         except ValueError:
             percentiles = [math.nan]
         if not all(0 <= number <= 100 for number in percentiles):
-            said = shown(self.metric_percentiles)
-            raise InputError(f"metric_percentiles is {said}; give numbers from 0 to 100 by commas")
+            value = shown(self.metric_percentiles)
+            raise InputError(f"metric_percentiles is {value}; give numbers from 0 to 100 by commas")
         return list(dict.fromkeys(percentiles))
 
     @property
@@ -250,11 +250,11 @@ def bench_serve(
         prompt_files.read(None, data.dataset_path)
     from foretoken.cli.load import Load, server
 
-    asked = server(base_url, os.environ.get(KEY) if api_key is None else api_key, model)
-    prompts = data.prompts(asked, traffic.num_prompts + 1, traffic.seed)
+    service = server(base_url, os.environ.get(KEY) if api_key is None else api_key, model)
+    prompts = data.prompts(service, traffic.num_prompts + 1, traffic.seed)
     wishes: dict[str, Any] = {"max_tokens": data.output_len, "temperature": temperature}
     wishes |= {"ignore_eos": True} if ignore_eos else {}
-    load = Load(asked, prompts, wishes, traffic.seed)
+    load = Load(service, prompts, wishes, traffic.seed)
     figures, document = _measured(load, traffic, report)
     document = _asked(load, traffic, data, report) | document
     report.save(document)
@@ -273,7 +273,7 @@ def _measured(load: Load, traffic: Traffic, report: Report) -> tuple[Figures, di
     from foretoken.lab.load.arrivals import arrivals
     from foretoken.lab.load.figures import figures
 
-    due = arrivals(traffic.num_prompts, traffic.request_rate, traffic.seed)
+    times = arrivals(traffic.num_prompts, traffic.request_rate, traffic.seed)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -283,7 +283,7 @@ def _measured(load: Load, traffic: Traffic, report: Report) -> tuple[Figures, di
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar, failed = progress.add_task("requests", total=len(due)), 0
+        bar, failed = progress.add_task("requests", total=len(times)), 0
 
         def ended(trace: Trace) -> None:
             nonlocal failed
@@ -291,9 +291,9 @@ def _measured(load: Load, traffic: Traffic, report: Report) -> tuple[Figures, di
             description = f"requests, {failed} failed" if failed else "requests"
             progress.update(bar, advance=1, description=description)
 
-        seconds = load.run(due, traffic.max_concurrency, ended)
+        seconds = load.run(times, traffic.max_concurrency, ended)
     measured = figures(load.traces, seconds, report.metrics, report.percentiles, report.limits)
-    interrupted = len(load.traces) < len(due)
+    interrupted = len(load.traces) < len(times)
     return measured, measured.document | {
         "interrupted": interrupted,
         "speculation": _speculation(load, measured),

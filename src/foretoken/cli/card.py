@@ -48,20 +48,20 @@ def make(
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
     from foretoken.lab.rounding import pieces, rounding  # late: as above
 
-    held = pieces(content, exact.tokenizer)
+    texts = pieces(content, exact.tokenizer)
     rounded = _load(model, placing.dtype, origin, placing)
-    loss = rounding(exact.target, rounded.target, held)
+    loss = rounding(exact.target, rounded.target, texts)
     digest = hashlib.sha256(content.encode()).hexdigest()
     description = f"{held_out.name} (sha256 {digest[:12]})"
     command = _command(model, placing.dtype, held_out)
     card = markdown(rounded.target_name, placing.dtype, loss, description, command)
-    kept = _keep(rounded, card)
+    path = _keep(rounded, card)
     if as_json:
         names = {"model": rounded.target_name, "dtype": placing.dtype, "held_out_sha256": digest}
-        print(json.dumps({**names, **asdict(loss), "kept": kept}, allow_nan=False))
+        print(json.dumps({**names, **asdict(loss), "kept": path}, allow_nan=False))
         return
     console.print(card, markup=False, soft_wrap=True, end="")
-    if not kept:
+    if not path:
         console.print("not kept: the conversion is not in the cache")
 
 
@@ -120,8 +120,8 @@ def _keep(rounded: Speculator, card: str) -> bool:
 
 
 def _command(model: str | None, dtype: str, held_out: Path) -> str:
-    named = [] if model is None else [model]
-    arguments = ["foretoken", "doctor", *named, "--dtype", dtype, "--held-out", str(held_out)]
+    models = [] if model is None else [model]
+    arguments = ["foretoken", "doctor", *models, "--dtype", dtype, "--held-out", str(held_out)]
     return shlex.join(arguments)
 
 

@@ -208,12 +208,12 @@ def _gap(gap: float | None) -> str:
 
 
 def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
-    drawn = certificate.guesses - certificate.certain
+    count = certificate.guesses - certificate.certain
     lies, result = certificate.lies, "all as said"
     if lies:
         result = f"{len(lies)} did not follow what was reported"
     return [
-        ("guesses", f"{drawn} drawn from a q, {certificate.certain} said to be certain: {result}"),
+        ("guesses", f"{count} drawn from a q, {certificate.certain} said to be certain: {result}"),
         *(("", lie) for lie in lies[:3]),
     ]
 
@@ -230,14 +230,14 @@ def _tests(certificate: Certificate) -> list[str]:
 
 def _oddest(tests: list[Test]) -> list[Test]:
     """With one of each run of tests of single prompts, that of the smallest p-value."""
-    shown: list[Test] = []
+    oddest: list[Test] = []
     for single, run in groupby(tests, lambda test: ", prompt " in test.name):
         if single:
             odd = min(run, key=lambda test: test.p_value)
-            shown.append(replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt ")))
+            oddest.append(replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt ")))
         else:
-            shown += run
-    return shown
+            oddest += run
+    return oddest
 
 
 def _line(name: str, test: Test) -> str:

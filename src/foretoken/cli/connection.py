@@ -92,11 +92,11 @@ def answered(client: Client, method: str, path: str, body: Any = None) -> Genera
                 yield response
                 return
             response.read()
-            said, status = message(response), response.status_code
+            detail, status = message(response), response.status_code
             after = _after(response.headers.get("retry-after", ""))
         if status not in (429, 503) or after is None or after > patience:
-            raise _error(status, said)
-        print(f"{said}; again in {after:g} s", file=sys.stderr)
+            raise _error(status, detail)
+        print(f"{detail}; again in {after:g} s", file=sys.stderr)
         sleep(after)
         patience -= after
 
@@ -130,10 +130,10 @@ def message(response: Response) -> str:
     plain = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
     try:
         error = parse_json(response.content)["error"]
-        said = error["message"] if isinstance(error, dict) else error
+        detail = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         return plain
-    return _told(said) or plain
+    return _told(detail) or plain
 
 
 def chunks(response: Response) -> Iterator[dict[str, Any]]:
@@ -164,8 +164,8 @@ def _chunk(data: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
     if error := chunk.get("error"):
-        said = error.get("message") if isinstance(error, dict) else error
-        raise TextError(_told(said) or "the server failed")
+        detail = error.get("message") if isinstance(error, dict) else error
+        raise TextError(_told(detail) or "the server failed")
     return chunk
 
 

@@ -126,8 +126,8 @@ def one_by_one(setting: Setting, rounds: list[Round]) -> Report:
     return Report(document, partial(scoreboard.show, document, table), partial(_draw, table))
 
 
-def batches(setting: Setting, asked: list[int], by_batch: dict[int, list[Round]]) -> Report:
-    """Of rounds by how many texts came at once: those of `asked` that were begun."""
+def batches(setting: Setting, sizes: list[int], by_batch: dict[int, list[Round]]) -> Report:
+    """Of rounds by how many texts came at once: those of `sizes` that were begun."""
     from foretoken.lab.bench.figures import label
     from foretoken.lab.bench.throughput import throughput
 
@@ -137,9 +137,9 @@ def batches(setting: Setting, asked: list[int], by_batch: dict[int, list[Round]]
         for texts, rounds in by_batch.items()
     }
     document = setting.head([*chain.from_iterable(by_batch.values())])
-    document["asked"]["batch"] = asked
+    document["asked"]["batch"] = sizes
     document |= {
-        "interrupted": any(len(by_batch.get(texts, ())) < repeats for texts in asked),
+        "interrupted": any(len(by_batch.get(texts, ())) < repeats for texts in sizes),
         "batches": [
             {
                 "batch": texts,
@@ -149,8 +149,8 @@ def batches(setting: Setting, asked: list[int], by_batch: dict[int, list[Round]]
             for texts, rows in table.items()
         ],
     }
-    shown = partial(scoreboard.show_batches, document, table)
-    return Report(document, shown, partial(_draw_batches, table))
+    show = partial(scoreboard.show_batches, document, table)
+    return Report(document, show, partial(_draw_batches, table))
 
 
 def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:

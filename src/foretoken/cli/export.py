@@ -115,9 +115,9 @@ def _document(exported: Export, setting: Setting) -> dict[str, Any]:
 def _show(exported: Export, setting: Setting, console: Console) -> None:
     system = exported.system
     console.print()
-    what = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
+    mode = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
     head = f"{system.name} {system.version}"
-    prose(console, f"{head}, for {setting.target} with {what}; its options: {system.flags}", head)
+    prose(console, f"{head}, for {setting.target} with {mode}; its options: {system.flags}", head)
     for title, facts in (
         ("What its verification does to the law:", exported.law),
         ("What it does otherwise, or not at all:", exported.lacks),

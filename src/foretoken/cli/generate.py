@@ -179,14 +179,14 @@ def _write(
     convert = _converting(output) if output.suffix == ".parquet" else None
     output = output / "results.jsonl" if output.is_dir() else output
     output = output.with_suffix(".jsonl") if convert else output
-    with results.Results(output) as out:
-        asked = Lines(tasks, names, loading, template, seed, dials)
+    with results.Results(output) as written:
+        lines = Lines(tasks, names, loading, template, seed, dials)
         ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
         common = names, loading.arguments, template, dials
-        origins = {name: _origin(common, tasks[name[0]], asked.key(name)) for name in ids}
+        origins = {name: _origin(common, tasks[name[0]], lines.key(name)) for name in ids}
         try:
-            with completing(asked, cluster) as complete:
-                tally = results.fill(out, ids, origins, complete)
+            with completing(lines, cluster) as complete:
+                tally = results.fill(written, ids, origins, complete)
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
             raise

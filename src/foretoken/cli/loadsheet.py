@@ -44,8 +44,8 @@ def _counts(document: dict[str, Any], figures: Figures) -> list[tuple[str, str]]
         ("Successful requests", str(figures.completed)),
         ("Failed requests", str(figures.failed)),
     ]
-    for status, (count, said) in figures.failures.items():
-        rows.append((f"  {status}", f"{count}, the first: {said}"))
+    for status, (count, reason) in figures.failures.items():
+        rows.append((f"  {status}", f"{count}, the first: {reason}"))
     if document["interrupted"]:
         interrupted = document["num_prompts"] - figures.completed - figures.failed
         rows.append(("Interrupted", f"{interrupted} requests were not sent or not over"))
@@ -75,9 +75,9 @@ def _speculation(speculation: dict[str, Any] | None, figures: Figures) -> list[t
         return []
     rows = [("Tokens a target call", f"{speculation['tokens_per_call']:.2f}")]
     if speculation["accepted_per_drafted"] is not None:
-        kept = f"{speculation['accepted_per_drafted']:.3f}"
+        share = f"{speculation['accepted_per_drafted']:.3f}"
         rows.append(
-            ("Guesses accepted", f"{kept}, {speculation['accepted']} of {speculation['drafted']}")
+            ("Guesses accepted", f"{share}, {speculation['accepted']} of {speculation['drafted']}")
         )
     if speculation["tokens"] > figures.output_tokens:
         rows.append(
@@ -98,14 +98,14 @@ def _latencies(figures: Figures) -> Table:
     return view
 
 
-def _terms(measured: Figures) -> list[tuple[str, str]]:
+def _terms(figures: Figures) -> list[tuple[str, str]]:
     from foretoken.lab.load.figures import METRICS
 
     between = "chunks, as the server does not tell how many tokens each holds"
-    if measured.by_tokens:
+    if figures.by_tokens:
         between = "tokens; those of one chunk share the time since the last one"
     return [
         (name.upper(), METRICS[name] + (f": between {between}" if name == "itl" else ""))
-        for name, one in measured.latencies.items()
+        for name, one in figures.latencies.items()
         if one is not None
     ]

@@ -74,13 +74,13 @@ def plan(
     if not files and prompts is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     if files:
-        named = saved(files)
+        measurements = saved(files)
     else:
         drafts = [*(draft or []), *(_own(target, loading) if own else [])]
-        named = _measured(prompts, limit, drafts or [None], context.params, loading)
+        measurements = _measured(prompts, limit, drafts or [None], context.params, loading)
     from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
-    planned = make(named)
+    planned = make(measurements)
     if as_json:
         print(json.dumps(_document(planned), allow_nan=False))
     else:
@@ -160,8 +160,8 @@ def _show(plan: Plan, console: Console) -> None:
     console.print()
     _verdict(plan, console)
     for candidate in plan.candidates:
-        if said := remark(candidate.measurement.others):
-            prose(console, f"{candidate.draft}: {said}", bold=said)
+        if warning := remark(candidate.measurement.others):
+            prose(console, f"{candidate.draft}: {warning}", bold=warning)
     console.print()
     for line in _broken(shlex.split(plan.command), console.width):
         console.print(line, soft_wrap=True, markup=False)

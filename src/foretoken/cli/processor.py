@@ -26,10 +26,10 @@ def measured() -> dict[str, Any]:
     from foretoken.lab.machine import bandwidth
     from foretoken.lab.processor import processor
 
-    here, began = processor(), others.read()
+    here, reading = processor(), others.read()
     seconds, size = bandwidth(torch.device("cpu"))
-    taken = others.share([others.taken(began)])
-    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": taken}
+    share = others.share([others.taken(reading)])
+    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": share}
     return {**asdict(here), "lacks": here.lacks, **rate}
 
 
@@ -48,8 +48,8 @@ def show(console: Console, document: dict[str, Any]) -> None:
         f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
         soft_wrap=True,
     )
-    if said := others.remark(document["others"]):
-        console.print(said, soft_wrap=True)
+    if warning := others.remark(document["others"]):
+        console.print(warning, soft_wrap=True)
 
 
 def speed(console: Console, *, as_json: bool) -> None:
@@ -59,12 +59,12 @@ def speed(console: Console, *, as_json: bool) -> None:
     require_openvino()
     from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
 
-    here, began = measured(), others.read()
+    here, reading = measured(), others.read()
     timed = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
-    taken = others.share([others.taken(began)])
+    share = others.share([others.taken(reading)])
     if as_json:
         rows = [asdict(each) for each in timed]
-        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": taken}
+        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": share}
         print(json.dumps(document, allow_nan=False))
         return
     show(console, here)
@@ -81,14 +81,14 @@ def speed(console: Console, *, as_json: bool) -> None:
     console.print(SAYS)
     if any(each.seconds is None for each in timed):
         console.print("-: time or memory did not suffice")
-    if said := others.remark(taken):
-        console.print(said)
+    if warning := others.remark(share):
+        console.print(warning)
 
 
 def _marked(line: dict[str, float | None]) -> list[str]:
     """Times by precision, and which is the fastest of those that are known."""
     timings = {name: seconds for name, seconds in line.items() if seconds is not None}
     best = min(timings, key=lambda name: timings[name], default="")
-    shown = ["-" if seconds is None else milliseconds(seconds) for seconds in line.values()]
-    marks = zip(line, shown, strict=True)
+    cells = ["-" if seconds is None else milliseconds(seconds) for seconds in line.values()]
+    marks = zip(line, cells, strict=True)
     return [f"[bold]{text}[/bold]" if name == best else text for name, text in marks] + [best]

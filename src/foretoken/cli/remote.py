@@ -75,7 +75,7 @@ class Remote:
     def parts(
         self, prompt: Prompt, wishes: Mapping[str, Any], number: int, reply: Reply
     ) -> Generator[Part]:
-        began = perf_counter()
+        start = perf_counter()
         self.require(wishes)
         where = "completions" if isinstance(prompt, str) else "chat/completions"
         body = self._body(prompt, wishes, number)
@@ -86,7 +86,7 @@ class Remote:
         with answered(self.client, "POST", f"/v1/{where}", body) as response:
             for chunk in chunks(response):
                 part = _read(chunk, reply)
-                reply.seconds = perf_counter() - began
+                reply.seconds = perf_counter() - start
                 if part.text or part.tokens:
                     yield part
         if reply.finish_reason is None:
@@ -149,10 +149,10 @@ def first_model(client: Client) -> str:
         names = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
         return names[0]
     except RejectedError as error:
-        said = f": {error}"
+        detail = f": {error}"
     except (IndexError, KeyError, TypeError):
-        said = ""
-    raise InputError(f"{place(client)} lists no model; give --model{said}")
+        detail = ""
+    raise InputError(f"{place(client)} lists no model; give --model{detail}")
 
 
 def facts_of(client: Client) -> dict[str, Any]:
@@ -195,11 +195,11 @@ def _step(step: dict[str, Any], reply: Reply) -> list[Token]:
     return tokens
 
 
-def _structured(asked: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
+def _structured(structure: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
     """What a text must match: a schema as OpenAI has it, where it has it."""
-    if not asked:
+    if not structure:
         return {}
-    ((kind, value),) = asked.items()
+    ((kind, value),) = structure.items()
     if chat and kind == "json_schema":
         schema = {"name": "answer", "schema": value, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -59,9 +59,9 @@ def report(
     """
     if quick and as_measured:
         raise InputError("--quick measures and --as-measured does not; give one of them")
-    asked = _read(recipes)
-    _require(asked, out, measuring=not as_measured)
-    chosen_recipes = [recipe.quick() for recipe in asked] if quick else asked
+    recipes_read = _read(recipes)
+    _require(recipes_read, out, measuring=not as_measured)
+    chosen_recipes = [recipe.quick() for recipe in recipes_read] if quick else recipes_read
     from foretoken.lab.report.chapter import report as made_of  # late: torch takes seconds
     from foretoken.lab.report.document import document
     from foretoken.lab.report.files import RESULTS, write
@@ -72,7 +72,7 @@ def report(
     results = Results(out / RESULTS)
     _tell_unreadable(results)
     flags = {"--quick": quick, "--as-measured": as_measured}
-    typed = _command(recipes, out, [flag for flag, on in flags.items() if on])
+    typed = _command(recipes, out, [flag for flag, present in flags.items() if present])
     if as_measured:
         cases, interrupted = latest(chosen_recipes, results), False
         _tell_changed(chosen_recipes, cases)
@@ -143,8 +143,8 @@ def _tell_unreadable(results: Results) -> None:
     if results.unreadable:
         lines = ", ".join(map(str, results.unreadable[:5]))
         more = len(results.unreadable) - 5
-        said = f"{lines} and {more} more" if more > 0 else lines
-        print(f"{results.path}: cannot read line {said}; left as it is", file=sys.stderr)
+        numbers = f"{lines} and {more} more" if more > 0 else lines
+        print(f"{results.path}: cannot read line {numbers}; left as it is", file=sys.stderr)
 
 
 def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:

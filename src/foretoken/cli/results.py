@@ -44,14 +44,14 @@ class Results:
         self._lock(self._out)
         with naming(self.path):
             content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
+        lines = content[: content.rfind(b"\n") + 1]
         try:
-            self.done = dict(self._read(n, line) for n, line in enumerate(whole.splitlines(), 1))
+            self.done = dict(self._read(n, line) for n, line in enumerate(lines.splitlines(), 1))
         except InputError:
             self._out.close()
             raise
         with naming(self.path):
-            self._out.truncate(len(whole))
+            self._out.truncate(len(lines))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,8 +122,8 @@ class Tally:
         self.failed += completion.error is not None
 
     def rates(self, seconds: float) -> str:
-        kept = f", {self.accepted / self.drafted:.0%} of guesses kept" if self.drafted else ""
-        return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{kept}"
+        share = f", {self.accepted / self.drafted:.0%} of guesses kept" if self.drafted else ""
+        return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{share}"
 
 
 def fill(
@@ -136,7 +136,7 @@ def fill(
     origins: what it follows from; `complete` has them written, and tells and counts those that it
     passes over."""
     results.require(origins)
-    tally, began = Tally(), perf_counter()
+    tally, start = Tally(), perf_counter()
     missing = [name for name in ids if name not in results.done]
     if ids and not missing:
         print(f"{results.path}: all {len(ids)} texts were there", file=sys.stderr)
@@ -146,8 +146,8 @@ def fill(
         for name, completion in complete(missing, tally):
             results.write(name, origins[name], {"id": ids[name], **answer.result(completion)})
             tally.add(completion)
-            bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))
-    print(f"{results.path}: {tally.rates(perf_counter() - began)}", file=sys.stderr)
+            bar.update(task, advance=1, rate=tally.rates(perf_counter() - start))
+    print(f"{results.path}: {tally.rates(perf_counter() - start)}", file=sys.stderr)
     return tally
 
 

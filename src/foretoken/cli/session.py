@@ -138,8 +138,8 @@ class Session:
             raise InputError(f"/{name} takes nothing; leave {argument!r:.40} out")
         if not argument and argument_hint and not argument_hint.startswith("["):
             raise InputError(f"give /{name} {argument_hint}")
-        if said := run(argument):
-            _tell(said)
+        if answer := run(argument):
+            _tell(answer)
 
     def _commands(self) -> dict[str, Command]:
         talk = self.conversation
@@ -209,9 +209,9 @@ def _rows(reply: Reply, source: Source) -> Iterator[tuple[str, str]]:
     if reply.calls:
         overlaps = reply.overlaps
         alpha = f", alpha {sum(overlaps) / len(overlaps):.2f}" if overlaps else ""
-        kept = f"{reply.accepted} of {reply.drafted} kept"
+        counts = f"{reply.accepted} of {reply.drafted} kept"
         share = f" ({reply.accepted / reply.drafted:.2f}){alpha}" if reply.drafted else ""
-        yield "guesses", f"{kept}{share}" if reply.drafted else "none"
+        yield "guesses", f"{counts}{share}" if reply.drafted else "none"
     if reply.bias:
         away = reply.bias / max(1, reply.tokens)
         yield "law", f"{away:.4f} from the target's (total variation, a token's mean)"

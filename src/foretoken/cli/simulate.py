@@ -120,12 +120,12 @@ def _show(
     )
     for one in simulated:
         if one.overloaded:
-            said = f"{one.rate:g} requests a second are too many"
+            warning = f"{one.rate:g} requests a second are too many"
             prose(
                 console,
-                f"{said}: the queue grows as long as they come, and so do the latencies; give "
+                f"{warning}: the queue grows as long as they come, and so do the latencies; give "
                 f"{_enough(one, fleet)} replicas or more, or fewer requests",
-                bold=said,
+                bold=warning,
             )
 
 

@@ -58,8 +58,8 @@ class Asked:
     @property
     def speculation(self) -> dict[str, Any]:
         """What is not left out of how to guess."""
-        said = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
-        return {name: value for name, value in said.items() if value != getattr(Asked, name)}
+        dials = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
+        return {name: value for name, value in dials.items() if value != getattr(Asked, name)}
 
 
 @dataclass(frozen=True)

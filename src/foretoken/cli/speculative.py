@@ -55,10 +55,10 @@ def _draft(config: dict[str, Any]) -> str:
         raise InputError(
             f"--speculative-config's method is {shown(method)}; give one of {', '.join(METHODS)}"
         )
-    named = METHODS[method] or model
-    if not isinstance(named, str) or (METHODS[method] and model not in (None, "ngram")):
+    name = METHODS[method] or model
+    if not isinstance(name, str) or (METHODS[method] and model not in (None, "ngram")):
         raise InputError(f"--speculative-config's model is {shown(model)}; name the draft model")
-    return named
+    return name
 
 
 def _gamma(config: dict[str, Any]) -> int | None:

@@ -51,8 +51,8 @@ class Files:
         for name, path in paths.items():
             option.require_file(path, f"--{name}")
         if len({path.resolve() for path in paths.values()}) < len(paths):
-            named = " and ".join(f"--{name}" for name in paths)
-            raise InputError(f"two of {named} name one file; give each its own")
+            flags = " and ".join(f"--{name}" for name in paths)
+            raise InputError(f"two of {flags} name one file; give each its own")
         if (self.html or self.svg) and not find_spec("matplotlib"):
             flag = "--html" if self.html else "--svg"
             raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")

@@ -91,8 +91,8 @@ def run(
     (None: the processors shared out) of the Ray at `address`. InputError as there, and for what
     Ray cannot give."""
     setup.logs.begin()
-    with listening(host, port) as held:
-        port = held.getsockname()[1]
+    with listening(host, port) as listener:
+        port = listener.getsockname()[1]
     session.join(address)
     try:
         each = session.threads(replicas, threads)

@@ -107,8 +107,8 @@ class Remote:
         if not self._pipe.done():
             self._pipe.set_exception(EOFError())
             return
-        with suppress(OSError), socket.socket(fileno=os.dup(self._pipe.result().fileno())) as held:
-            held.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._pipe.result().fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def placed(setup: Setup, threads: int) -> Child:

@@ -55,13 +55,13 @@ def leave() -> None:
     ray.shutdown()
 
 
-def threads(replicas: int, asked: int | None) -> int:
+def threads(replicas: int, count: int | None) -> int:
     """Threads of a replica: as asked, or the cluster's processors shared out; InputError where it
     has too few."""
     import ray
 
     there = int(ray.cluster_resources().get("CPU", 0))
-    each = asked or max(1, there // replicas)
+    each = count or max(1, there // replicas)
     if each * replicas > there:
         raise InputError(
             f"{replicas} replicas with --threads {each} need {each * replicas} processors; there "
@@ -101,8 +101,8 @@ def _require_answer(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
     except OSError as error:
-        said = error.strerror or one_line(error)
+        reason = error.strerror or one_line(error)
         raise InputError(
-            f"no Ray answers at {address} ({said}); start one with ray start --head, or give "
+            f"no Ray answers at {address} ({reason}); start one with ray start --head, or give "
             f"--ray {LOCAL}"
         ) from None

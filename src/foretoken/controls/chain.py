@@ -133,7 +133,7 @@ def chain(
     """
     row = _Setting(request, V, number, matcher)
     ordered = (_biases, _penalties, _repeats, _bans, _ends, _own)
-    controls = [named for part in ordered for named in part(request.params, row)]
+    controls = [control for part in ordered for control in part(request.params, row)]
     return Chain(controls, row) if controls else None
 
 

@@ -189,13 +189,13 @@ class Matcher:
 
     def _stuck(self) -> str:
         """Why no token is allowed."""
-        whose = f"structured output's {self._grammar.kind}"
+        name = f"structured output's {self._grammar.kind}"
         if self._beyond:
-            return f"{whose} is left by the text; draw tokens that it allows"
-        said = _reason(self._state.get_error())
-        if not said or said.startswith("NoExtension"):
-            said = "no token continues the text"
-        return f"{whose} cannot be followed after {len(self._tokens)} tokens: {said}; correct it"
+            return f"{name} is left by the text; draw tokens that it allows"
+        reason = _reason(self._state.get_error())
+        if not reason or reason.startswith("NoExtension"):
+            reason = "no token continues the text"
+        return f"{name} cannot be followed after {len(self._tokens)} tokens: {reason}; correct it"
 
 
 def _words(tokenizer: Any, end: int) -> LLTokenizer:
@@ -223,9 +223,9 @@ def _words(tokenizer: Any, end: int) -> LLTokenizer:
 
 def spelled(tokenizer: Any) -> str:
     """A fast tokenizer as llguidance reads it."""
-    whole = json.loads(tokenizer.backend_tokenizer.to_str())
-    whole |= {"padding": None, "truncation": None, "decoder": _decoder(whole["decoder"])}
-    return json.dumps(whole)
+    spelling = json.loads(tokenizer.backend_tokenizer.to_str())
+    spelling |= {"padding": None, "truncation": None, "decoder": _decoder(spelling["decoder"])}
+    return json.dumps(spelling)
 
 
 def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -83,8 +83,8 @@ class LMDrafter:
         """One more token for every row that goes on; where it can, it stays on its device."""
         if self.model.takes_tensors:
             return ids[:, None]
-        drawn: list[int] = ids.tolist()
-        return [[token] if on else [] for token, on in zip(drawn, active, strict=True)]
+        tokens: list[int] = ids.tolist()
+        return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
 
     def _drafted(
         self, ids: list[Tensor], laws: list[Tensor], tops: list[Tensor], budget: list[int]

@@ -54,8 +54,8 @@ class LookupDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         others = [self._others(b, draw) if g else [] for b, g in enumerate(gamma)]
-        asked = zip(self.texts, gamma, others, strict=True)
-        return pack([text.guess(g, earlier) for text, g, earlier in asked])
+        rows = zip(self.texts, gamma, others, strict=True)
+        return pack([text.guess(g, earlier) for text, g, earlier in rows])
 
     def _others(self, b: int, draw: Draw) -> list[Automaton]:
         """The earlier outputs that row b may copy from."""

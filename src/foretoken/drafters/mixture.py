@@ -68,9 +68,9 @@ class MixtureDrafter:
         drafts: list[Draft] = []
         for drafter, most in self.parts:
             room = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
-            asked = room if most is None else [min(n, most) for n in room]
-            if any(asked):
-                drafts.append(_continue(drafter, guesses, asked, draw))
+            gammas = room if most is None else [min(n, most) for n in room]
+            if any(gammas):
+                drafts.append(_continue(drafter, guesses, gammas, draw))
                 _extend(guesses, drafts[-1])
         packed = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
         return replace(packed, tops=joined_tops(drafts))
@@ -92,13 +92,13 @@ def _is_pair(part: object) -> bool:
     return isinstance(part, list | tuple) and len(part) == 2
 
 
-def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw) -> Draft:
+def _continue(drafter: Rewinding, guesses: list[list[int]], gammas: list[int], draw: Draw) -> Draft:
     """What `drafter` guesses behind the guesses of others; it has forgotten these afterwards."""
     if not any(guesses):
-        return drafter.propose(asked, draw)
+        return drafter.propose(gammas, draw)
     counts = [len(x) for x in guesses]
     drafter.commit([list(x) for x in guesses])
-    draft = drafter.propose(asked, draw.behind(guesses))
+    draft = drafter.propose(gammas, draw.behind(guesses))
     drafter.rewind(counts)
     return draft
 

@@ -206,8 +206,8 @@ class NGramDrafter:
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
     """Equal for two tokenizers whose `get_vocab()` is equal, else different."""
-    named = json.dumps(sorted((token, i) for token, i in vocabulary.items()))
-    return hashlib.sha256(named.encode()).hexdigest()
+    document = json.dumps(sorted((token, i) for token, i in vocabulary.items()))
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def _read(path: Path) -> NGram:
@@ -224,9 +224,14 @@ def _read(path: Path) -> NGram:
             ]
             table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"])
             sizes = facts["order"], facts["vocab_size"]
-            named = facts["fingerprint"] is None or isinstance(facts["fingerprint"], str)
-            whole = sum(1 for _ in file.keys()) == 1 + len(levels) * len(tuple(Level.__slots__))
-            sound = named and whole and sizes == (table.order, table.vocab_size) and _sound(table)
+            fingerprinted = facts["fingerprint"] is None or isinstance(facts["fingerprint"], str)
+            complete = sum(1 for _ in file.keys()) == 1 + len(levels) * len(tuple(Level.__slots__))
+            sound = (
+                fingerprinted
+                and complete
+                and sizes == (table.order, table.vocab_size)
+                and _sound(table)
+            )
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

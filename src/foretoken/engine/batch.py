@@ -74,7 +74,7 @@ class Batch:
             self._claim = Claim(self.target, self.drafter if drafts else NoDrafter())
             self._claim.take()
             keep_freed()
-        began = perf_counter()
+        start = perf_counter()
         self._claim.expect(len(rows))
         with threads(self.target):
             for salt, group in groupby(rows, lambda row: row.request.salt):
@@ -83,8 +83,8 @@ class Batch:
                 self._start(some, self._claim.drafter or self.drafter, read)
                 self.rows = [*self.rows, *some]
         for row in rows:
-            row.began = row.began or began
-            row.prefill_seconds += perf_counter() - began
+            row.began = row.began or start
+            row.prefill_seconds += perf_counter() - start
 
     def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> None:
         """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
@@ -95,8 +95,8 @@ class Batch:
         telling = [row.telling for row in self.rows]
         reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
         open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
-        asked = zip(gamma, open_, self.rows, strict=True)
-        trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in asked]
+        limits = zip(gamma, open_, self.rows, strict=True)
+        trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in limits]
         with threads(self.target):
             if any(telling):
                 self._tell(telling)
@@ -117,11 +117,11 @@ class Batch:
 
     def leave(self, rows: list[Row]) -> None:
         """Rows leave, finished or not."""
-        gone = {id(row) for row in rows}
-        places = [b for b, row in enumerate(self.rows) if id(row) in gone]
+        leaving = {id(row) for row in rows}
+        places = [b for b, row in enumerate(self.rows) if id(row) in leaving]
         if self._claim is not None and places:
             self._claim.leave(places)
-            self.rows = [row for row in self.rows if id(row) not in gone]
+            self.rows = [row for row in self.rows if id(row) not in leaving]
         if not self.rows:
             self.clear()
 
@@ -134,8 +134,8 @@ class Batch:
     def _given(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
         assert self._claim is not None and self._claim.drafter is not None
-        asked = zip(self.rows, gamma, strict=True)
-        predicted = [row.predicted(g) if g and row.trusts else [] for row, g in asked]
+        pairs = zip(self.rows, gamma, strict=True)
+        predicted = [row.predicted(g) if g and row.trusts else [] for row, g in pairs]
         every = zip(predicted, self.rows, gamma, strict=True)
         guesses = [x or row.forced(g) for x, row, g in every]
         if not any(guesses):
@@ -162,9 +162,9 @@ class Batch:
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
         first = len(self.rows)
-        began, before = perf_counter(), _encoded(drafter)
+        start, before = perf_counter(), _encoded(drafter)
         drafter.start(list(range(first, first + len(rows))), texts, sources)
-        drafted, draft_encoded = perf_counter() - began, _encoded(drafter) - before
+        drafted, draft_encoded = perf_counter() - start, _encoded(drafter) - before
         for row in rows:
             row.encoder_seconds += encoded
             row.draft_encoder_seconds += draft_encoded
@@ -180,8 +180,8 @@ class Batch:
         if read and not last:
             return row.tokens[:-1]
         cached = self._known(row.tokens[:-1])
-        whole = (len(row.tokens) - 1 - cached) // PASS if read else 0
-        return row.tokens[: cached + whole * PASS]
+        passes = (len(row.tokens) - 1 - cached) // PASS if read else 0
+        return row.tokens[: cached + passes * PASS]
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""

@@ -37,8 +37,8 @@ class Outbox:
         tokens = self.row.new_tokens[self.sent :]
         if not tokens:
             return None
-        asked = self.row.request.params.logprobs is not None
-        likelihoods = self.row.logprobs[self.sent - self.before :] if asked else None
+        wanted = self.row.request.params.logprobs is not None
+        likelihoods = self.row.logprobs[self.sent - self.before :] if wanted else None
         self.sent += len(tokens)
         return Piece(self.text(), tokens, likelihoods, self.number)
 

@@ -237,7 +237,7 @@ class Scheduler:
         moved = self.suspects = list(self.batch.rows)
         reads = self.pace.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
-        began = self._now()
+        start = self._now()
         try:
             self.batch.step(self.running[0].judge, self._gamma(moved, reads), reads)
         except NumericsError as error:
@@ -246,7 +246,7 @@ class Scheduler:
             moved[error.row].fail(error)  # alone: its mates take the step again
             self._requeue()
         if not telling:
-            self.pace.see(reads, self._now() - began)
+            self.pace.see(reads, self._now() - start)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
@@ -255,13 +255,13 @@ class Scheduler:
         advanced = {id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n}
         tasks = [task for task in self.running if id(task.row) in advanced]
         policies = {id(task.gamma): task.gamma for task in tasks}
-        asked: dict[int, int] = {}
+        guesses_of: dict[int, int] = {}
         for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
             own = [task.row for task in tasks if task.gamma is policy]
-            guesses = sum(asked.values()), max(asked.values(), default=0)
+            guesses = sum(guesses_of.values()), max(guesses_of.values(), default=0)
             others = len(tasks) - len(own), sum(reads) - len(own) + guesses[0], guesses[1]
-            asked |= zip(map(id, own), policy.ask(own, Beside(*others)), strict=True)
-        return [asked.get(id(row), 0) for row in rows]
+            guesses_of |= zip(map(id, own), policy.ask(own, Beside(*others)), strict=True)
+        return [guesses_of.get(id(row), 0) for row in rows]
 
     def _admit(self) -> int:
         """Let rows in while there is room, one judge for all that run; how many tokens were read of

@@ -59,8 +59,8 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
     return values | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
 
 
-def require_ours(model: PreTrainedModel, target: Model, kept: Mapping[str, Any]) -> None:
-    """InputError where a Speculator cannot decode for this model; `kept`: as `withheld`."""
+def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
+    """InputError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
     own = getattr(target, "model", None)
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
@@ -70,13 +70,13 @@ def require_ours(model: PreTrainedModel, target: Model, kept: Mapping[str, Any])
             f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
             "make one of it: foretoken.load(model, draft)"
         )
-    if kept.get("assistant_model") is not None:
+    if arguments.get("assistant_model") is not None:
         raise InputError(
             "assistant_model is given, but a Speculator has its own draft; leave it out, or make "
             "one with it: foretoken.load(model, draft)"
         )
     for name in ("synced_gpus", "encoder_outputs"):
-        if kept.get(name):
+        if arguments.get(name):
             raise RefusedError(f"{name} is given, which is not followed here; leave it out")
 
 

@@ -104,7 +104,7 @@ class Handed:
             raise RefusedError("attention_mask leaves out tokens of the encoder before others")
         states = self.rest["encoder_outputs"][0]
         rows = zip(inputs, states, keep, strict=True)
-        return [(ids[kept].tolist(), own[kept.to(own.device)]) for ids, own, kept in rows]
+        return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
 
     @contextmanager
     def heard(self, target: Model) -> Iterator[None]:

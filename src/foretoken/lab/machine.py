@@ -81,9 +81,9 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def _read(numbers: torch.Tensor) -> float:
-    began = perf_counter()
+    start = perf_counter()
     numbers.sum().item()
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def _cpu() -> str:

@@ -74,7 +74,7 @@ def _prefill(stats: Stats) -> list[Call]:
 def chrome(completion: Completion) -> dict[str, Any]:
     """The same as a document of Chrome's Trace Event Format, for Perfetto or chrome://tracing: a
     thread for each model, microseconds."""
-    named: list[dict[str, Any]] = [
+    headers: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": model}}
         for model, tid in THREADS.items()
     ]
@@ -90,7 +90,7 @@ def chrome(completion: Completion) -> dict[str, Any]:
         }
         for call in timeline(completion)
     ]
-    return {"displayTimeUnit": "ms", "traceEvents": named + events}
+    return {"displayTimeUnit": "ms", "traceEvents": headers + events}
 
 
 def _told(completion: Completion, call: Call) -> dict[str, int]:
@@ -109,10 +109,10 @@ def svg(rows: dict[str, Completion]) -> str:
 
     figure = Figure(figsize=(9, 0.9 + 0.6 * len(rows)), layout="constrained")
     blocks(figure, {name: timeline(completion) for name, completion in rows.items()})
-    out = StringIO()
+    file = StringIO()
     with rc_context({"svg.hashsalt": "foretoken"}):  # else two pictures of the same differ
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
@@ -130,8 +130,8 @@ def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.spines[["top", "right"]].set_visible(False)
-    shown = {call.part for calls in rows.values() for call in calls}
-    names = [Patch(color=colour, label=part) for part, colour in COLOURS.items() if part in shown]
+    parts = {call.part for calls in rows.values() for call in calls}
+    names = [Patch(color=colour, label=part) for part, colour in COLOURS.items() if part in parts]
     figure.legend(handles=names, loc="outside upper center", ncols=len(names), frameon=False)
 
 

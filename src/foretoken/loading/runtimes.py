@@ -257,9 +257,9 @@ def _openvino(
             raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    kept = conversion.kept(source, dtype, cache) if is_folder(source.path) else None
-    if kept is not None:
-        return kept
+    graph = conversion.kept(source, dtype, cache) if is_folder(source.path) else None
+    if graph is not None:
+        return graph
     way = _way(source.empty)
     load, more = _weights(source, dtype, device), partial(_kept_beside, source)
     return conversion.converted(source, way, dtype, load, more, cache)

@@ -163,9 +163,9 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
             f"give a complete {kind}"
         )
     if mismatched:
-        key, held, configured = mismatched[0]
+        key, shape, configured = mismatched[0]
         raise InputError(
-            f"{name} holds {key} as {tuple(held)}, its config says {tuple(configured)}; "
+            f"{name} holds {key} as {tuple(shape)}, its config says {tuple(configured)}; "
             f"give a config and weights of one {kind}"
         )
 

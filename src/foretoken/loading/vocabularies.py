@@ -99,8 +99,8 @@ class ForeignDraft:
         steps = [step for each in completions for step in each.steps]
         overlaps = [overlap for step in steps for overlap in step.overlaps]
         texts = [[*spec.ids(p), *each.tokens] for p, each in zip(PROMPTS, completions, strict=True)]
-        kept = fmean(len(step.kept) for step in steps)
-        return _Trial(kept, fmean(overlaps) if overlaps else 0.0, texts)
+        tokens = fmean(len(step.kept) for step in steps)
+        return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, texts)
 
     def _drafter(self, spec: Speculator, by_text: ByText) -> LMDrafter:
         V = spec.target.vocab_size

@@ -121,10 +121,10 @@ def _by_blocks(laws: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """`locate` on a CPU for long laws: the block in which the mark lies, then the id in it. A block
     is added up in a seventh of the time of its running sum."""
     V = laws.shape[-1]
-    whole = V // BLOCK * BLOCK
-    masses = laws[:, :whole].reshape(len(laws), -1, BLOCK).sum(-1)
-    if whole < V:
-        masses = torch.cat([masses, laws[:, whole:].sum(-1, keepdim=True)], 1)
+    end = V // BLOCK * BLOCK
+    masses = laws[:, :end].reshape(len(laws), -1, BLOCK).sum(-1)
+    if end < V:
+        masses = torch.cat([masses, laws[:, end:].sum(-1, keepdim=True)], 1)
     cdf = running_sum(masses)
     marks = _mark(uniforms.to(cdf)[:, None] * cdf[:, -1:], cdf[:, -1:])
     blocks = cast(list[list[int]], torch.searchsorted(cdf, marks, right=True).tolist())
@@ -184,9 +184,9 @@ def require_finite(
     for b, (place, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
         for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
-                what = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
+                kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
                 raise NumericsError(
-                    f"the {whose}'s logits hold {what} at position {starts[b] + i} of row {place}; "
+                    f"the {whose}'s logits hold {kind} at position {starts[b] + i} of row {place}; "
                     "try dtype='float32', and look for overflow in the model",
                     place,
                 )
@@ -226,10 +226,10 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
         least = float(edge), int(tied)
     edge, tied = least
     below = float(np.nextafter(scores.numpy().dtype.type(edge), -np.inf))
-    kept = functional.threshold(scores, below, -math.inf)  # in one pass
+    masked = functional.threshold(scores, below, -math.inf)  # in one pass
     if tied:
-        kept[(scores == edge).nonzero()[:tied, 0]] = -math.inf
-    return kept
+        masked[(scores == edge).nonzero()[:tied, 0]] = -math.inf
+    return masked
 
 
 def _likely_edge(scores: Tensor, top_p: float) -> tuple[float, int] | None:
@@ -303,9 +303,9 @@ def _below(a: Tensor, b: Tensor) -> Tensor:
 def _without(scores: Tensor, drop: Tensor) -> Tensor:
     if not scores.is_cpu:
         return scores.masked_fill(drop, -torch.inf)
-    kept = scores.clone()
-    np.putmask(kept.numpy(), drop.numpy(), -np.inf)  # a tenth of torch's time
-    return kept
+    masked = scores.clone()
+    np.putmask(masked.numpy(), drop.numpy(), -np.inf)  # a tenth of torch's time
+    return masked
 
 
 def _floats(tensor: Tensor) -> list[float]:

@@ -115,10 +115,10 @@ class LenientGreedy:
         x, q, G = block.x, block.q, block.x.shape[1]
         best = likeliest(block.logits)  # [B, G+1]
         near = near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
-        kept = near.gather(2, x[..., None]).squeeze(2)
-        n = leading(kept, block.lengths)
-        beta = kept.double() if q is None else (q * near).sum(-1).double()
-        return Verdict(n, _after(best, n), beta, (kept & (x != best[:, :G])).double())
+        accepted = near.gather(2, x[..., None]).squeeze(2)
+        n = leading(accepted, block.lengths)
+        beta = accepted.double() if q is None else (q * near).sum(-1).double()
+        return Verdict(n, _after(best, n), beta, (accepted & (x != best[:, :G])).double())
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,8 @@ class OwnRule:
         except ForetokenError:
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {one_line(error)}"
-            raise RefusedError(f"the rule {shown(self.rule)} failed: {said}") from error
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise RefusedError(f"the rule {shown(self.rule)} failed: {reason}") from error
 
 
 def choose(rule: Rule, lenience: float = 1.0) -> Judge:

@@ -45,9 +45,9 @@ def lenient_law(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tens
     if q is None:
         at = x[..., None]
         px = p.gather(2, at)
-        kept = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
-        scale = (1 - kept) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
-        return (p * scale).scatter(2, at, kept)
+        accepted = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
+        scale = (1 - accepted) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
+        return (p * scale).scatter(2, at, accepted)
     most = torch.minimum(q, p / lenience)
     residual = (p - q).clamp(min=0)
     mass = residual.sum(-1, keepdim=True)

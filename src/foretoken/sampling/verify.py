@@ -124,9 +124,9 @@ def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     return leading(best[:, : x.shape[1]] == x, lengths)
 
 
-def leading(kept: Tensor, lengths: Tensor) -> Tensor:
-    """n where `kept [B, G]` decides each guess on its own: the first that fails ends the block."""
-    return (kept & live(kept, lengths)).long().cumprod(1).sum(1)
+def leading(accepted: Tensor, lengths: Tensor) -> Tensor:
+    """n where `accepted [B, G]` decides each guess alone: the first that fails ends the block."""
+    return (accepted & live(accepted, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:

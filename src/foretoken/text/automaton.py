@@ -109,11 +109,11 @@ class Automaton:
             del self._ways(p)[token]
             p = self.link[p]
         if newest != state:
-            whole = self._split.pop()
+            original = self._split.pop()
             while p >= 0 and self._to(p, token) == newest:
-                self._ways(p)[token] = whole
+                self._ways(p)[token] = original
                 p = self.link[p]
-            self.link[whole] = self.link[newest]
+            self.link[original] = self.link[newest]
             self._drop()
         self._drop()
         return token
@@ -130,16 +130,16 @@ class Automaton:
         assert ways is not None
         return ways
 
-    def _part(self, p: int, token: int, whole: int) -> int:
-        """Part from `whole` a state of those of its runs that `p` leads to: they occur here too."""
-        n = self.length[whole]
-        ways = self._next[whole]
+    def _part(self, p: int, token: int, original: int) -> int:
+        """Part from `original` a state of its runs that `p` leads to: they occur here too."""
+        n = self.length[original]
+        ways = self._next[original]
         ways = {self.ids[n]: self._at[n + 1]} if ways is None else dict(ways)
-        own = self.link[whole], self.count[whole], self.recent[whole]
+        own = self.link[original], self.count[original], self.recent[original]
         part = self._add(self.length[p] + 1, *own, ways)
-        self._split.append(whole)
-        self.link[whole] = part
-        while p >= 0 and self._to(p, token) == whole:
+        self._split.append(original)
+        self.link[original] = part
+        while p >= 0 and self._to(p, token) == original:
             self._ways(p)[token] = part
             p = self.link[p]
         return part

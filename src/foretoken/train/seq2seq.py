@@ -259,9 +259,9 @@ def _export(
 ) -> dict[str, Any]:
     """The best model in bfloat16 with its tokenizer, and what was measured."""
     model.load_state_dict(loop.best["weights"])
-    half = copy.deepcopy(model).bfloat16()
-    loop.export(half, tokenizer)
-    nats = held_out_loss(half.float(), held_out, loop.recipe.batch)  # of the weights as written
+    rounded = copy.deepcopy(model).bfloat16()
+    loop.export(rounded, tokenizer)
+    nats = held_out_loss(rounded.float(), held_out, loop.recipe.batch)  # of the weights as written
     return loop.summarize(
         best_step=loop.best["step"],
         epochs=loop.step / per_epoch,

@@ -47,18 +47,18 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     fast: list[Completion] = []
     few = max(4, options.get("min_new_tokens") or 0)
     _run(spec, prompt, options, max_new_tokens=few)  # warm up: first calls are slow
-    began = others.read()
+    reading = others.read()
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))
-    taken = others.taken(began)
+    span = others.taken(reading)
     steps = [step for completion in fast for step in completion.steady.steps]
     comparison = Comparison(
         plain_seconds_per_token=median(map(_per_token, plain)),
         seconds_per_token=median(map(_per_token, fast)),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
-        others=others.share([taken]),
+        others=others.share([span]),
     )
     plain_steps = [step for completion in plain for step in completion.steady.steps]
     if sum(step.drafted for step in steps) < FEW:

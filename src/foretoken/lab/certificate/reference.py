@@ -48,9 +48,9 @@ def replay(
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):
-            gone = [b for b, row in enumerate(live) if len(texts[row]) <= t]
-            if gone:
-                claim.leave(gone)
+            finished = [b for b, row in enumerate(live) if len(texts[row]) <= t]
+            if finished:
+                claim.leave(finished)
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]

@@ -64,9 +64,9 @@ def compare(
     positions = 0
     for row, at, logits in _grouped(target, requests, texts, width):
         expected, logits = alone[row][at].double(), logits.double().cpu()
-        off = torch.where(logits == expected, 0.0, (logits - expected).abs())
+        distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
         law, other = logits.softmax(-1), expected.softmax(-1)
-        noise = max(noise, float(off.nan_to_num(LARGE, posinf=LARGE).max()))
+        noise = max(noise, float(distances.nan_to_num(LARGE, posinf=LARGE).max()))
         variation = max(variation, float((law - other).abs().sum() / 2))
         finite = expected[expected.isfinite()]
         height += float(finite.max() - finite.mean())
@@ -107,8 +107,8 @@ def _blockwise(
                     yield row, scored[row] + i, logits[b, i]
                 scored[row] += min(right[b] + 1, len(blocks[b]))
             target.set_lengths([len(requests[row].prompt) - 1 + scored[row] for row in live])
-            gone = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
-            claim.leave(gone)
+            finished = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
+            claim.leave(finished)
             live = [row for row in live if scored[row] < len(texts[row])]
             step += 1
 

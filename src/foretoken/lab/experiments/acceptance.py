@@ -114,23 +114,23 @@ def _line(recipe: Recipe, row: Row) -> tuple[str, ...]:
 
 
 def _printed(recipe: Recipe, row: Row) -> float | None:
-    named = recipe.draft(row.case["draft"]).paper
-    return paper.agreement(recipe.paper, named, row.case["temperature"])
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.agreement(recipe.paper, name, row.case["temperature"])
 
 
 def _said(recipe: Recipe, rows: list[Row]) -> list[str]:
     """What agrees with the paper's table and what does not."""
     tokens = min(row.result["tokens"] for row in rows)
-    said = (
+    sentence = (
         f"The mean of sum min(p, q) at every place of texts that the target wrote itself, "
         f"{tokens:,} tokens or more for each figure (the paper: 10,000)."
     )
     if tokens < 10_000:
-        said += " Fewer tokens than the paper's widen the intervals, and change nothing else."
+        sentence += " Fewer tokens than the paper's widen the intervals, and change nothing else."
     compared = [(row, printed) for row in rows if (printed := _printed(recipe, row)) is not None]
     if not compared:
-        return [said, "The paper has no counterpart of this pair in its table 3."]
-    return [said, _difference(compared), _orders(compared)]
+        return [sentence, "The paper has no counterpart of this pair in its table 3."]
+    return [sentence, _difference(compared), _orders(compared)]
 
 
 def _difference(compared: list[tuple[Row, float]]) -> str:

@@ -63,9 +63,9 @@ def section(recipe: Recipe, results: Found) -> Section | None:
 
 
 def _claim() -> str:
-    alpha, gamma, said = paper.BIGRAM_ALPHA, paper.BIGRAM_GAMMA, paper.BIGRAM_SPEED
+    alpha, gamma, speed = paper.BIGRAM_ALPHA, paper.BIGRAM_GAMMA, paper.BIGRAM_SPEED
     return (
-        f"The paper: alpha about {alpha:g} with T5-XXL and gamma {gamma} give {said:g}x. Theorem "
+        f"The paper: alpha about {alpha:g} with T5-XXL and gamma {gamma} give {speed:g}x. Theorem "
         f"3.8 with c = 0 gives {theory.walltime_factor(alpha, gamma, 0):.3f}x."
     )
 
@@ -76,16 +76,16 @@ def _said(results: Found, row: Row) -> str:
     free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
-    said = (
+    paragraph = (
         f"At T={row.case['temperature']:g} alpha is {own:.2f} here, for which the theorem expects "
         f"{free:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
     )
     if speed.value < free and v is not None and v > 1:
-        said += (
+        paragraph += (
             f" Between the two stand c = {row.result['c']:.3f}, and a pass over four tokens, which "
             f"takes {v:.2f} times one over a single token here and counts as 1 in the theorem."
         )
-    return said
+    return paragraph
 
 
 def _alpha(results: Found, row: Row) -> float:

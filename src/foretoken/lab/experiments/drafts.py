@@ -44,8 +44,8 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     parts = [each for each in candidates if each is not None]
     if not parts:
         return None
-    said, tables = zip(*parts, strict=True)
-    return Section("Beyond the paper: other drafts", [*said], [*tables])
+    paragraphs, tables = zip(*parts, strict=True)
+    return Section("Beyond the paper: other drafts", [*paragraphs], [*tables])
 
 
 def _others(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | None:
@@ -77,18 +77,18 @@ def _others(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | N
     if not lines:
         return None
     faster, slower = sum(s.low > 1 for s in speeds), sum(s.high < 1 for s in speeds)
-    said = (
+    paragraph = (
         "These drafts are of kinds that the paper does not measure. Of "
         f"{len(lines)} cases {faster} are faster than plain decoding, {slower} slower, and "
         f"{len(lines) - faster - slower} within noise: {spanned([s.value for s in speeds])} times "
         "its speed. What copies makes no guess where nothing repeats, which counts as 0 in alpha."
     )
     if compared:
-        said += (
+        paragraph += (
             f" The fastest draft of the paper's kinds is beaten beyond both intervals in {ahead} "
             f"of {compared} cases."
         )
-    return said, Table("Drafts of other kinds, at the gamma that was fastest", OTHERS, lines)
+    return paragraph, Table("Drafts of other kinds, at the gamma that was fastest", OTHERS, lines)
 
 
 def _distilled(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | None:
@@ -107,20 +107,20 @@ def _distilled(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] 
                 continue
             gaps.append(after.value - before.value)
             higher, lower = higher + after.above(before), lower + before.above(after)
-            shown = [BLANK if row is None else plus_minus(speed(row), 2) for row in speeds]
-            both = [speed(row).value for row in speeds if row is not None]
-            ratios += [both[1] / both[0]] if len(both) == 2 else []
-            cells = plus_minus(before), plus_minus(after), *shown
+            speed_cells = [BLANK if row is None else plus_minus(speed(row), 2) for row in speeds]
+            speedups = [speed(row).value for row in speeds if row is not None]
+            ratios += [speedups[1] / speedups[0]] if len(speedups) == 2 else []
+            cells = plus_minus(before), plus_minus(after), *speed_cells
             lines.append((draft.label, f"{temperature:g}", *cells))
     if not lines:
         return None
-    said = (
+    paragraph = (
         f"Distilling (training on the target's laws) changes alpha by {spanned(gaps, 3, sign=True)}"
         f": in {higher} of {len(lines)} cases it is higher beyond both intervals, in {lower} lower."
     )
     if ratios:
-        said += (
+        paragraph += (
             f" The draft's costs stay as they were, so speed can only follow alpha: it is "
             f"{spanned(ratios)} times what it was."
         )
-    return said, Table("Drafts before and after they were distilled", DISTILLED, lines)
+    return paragraph, Table("Drafts before and after they were distilled", DISTILLED, lines)

@@ -117,9 +117,9 @@ def spanned(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> 
 
 def without_blanks(table: Table) -> Table:
     """The table less the columns that no row fills."""
-    kept = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
-    rows = [tuple(row[i] for i in kept) for row in table.rows]
-    return replace(table, head=tuple(table.head[i] for i in kept), rows=rows)
+    columns = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
+    rows = [tuple(row[i] for i in columns) for row in table.rows]
+    return replace(table, head=tuple(table.head[i] for i in columns), rows=rows)
 
 
 def told(row: Row) -> str:

@@ -54,11 +54,11 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec, lenience = pairs.spec(case["draft"]), pairs.recipe.lenience
     greedy = case["temperature"] == 0
     drafted = SamplingParams() if greedy else STANDARD
-    kept = greedily if greedy else lenient
+    chance = greedily if greedy else lenient
     texts: list[list[list[float]]] = []  # of every text, place and lenience
     for request, tokens in pairs.texts(case["temperature"]):
         places = replayed(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
-        texts.append([kept(place, lenience) for place in places])
+        texts.append([chance(place, lenience) for place in places])
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
@@ -160,7 +160,7 @@ def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
     """How far alpha rises from the first lenience to the last, here and in the paper."""
     ends = recipe.lenience[0], recipe.lenience[-1]
     rises = [_last(row) - estimate(row.result["alphas"][0]).value for row in rows]
-    said = (
+    paragraph = (
         f"At T={temperature} alpha rises by {spanned(rises)} here from l = {ends[0]:g} to "
         f"{ends[1]:g}, to {spanned([_last(row) for row in rows])}."
     )
@@ -171,12 +171,12 @@ def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
         and (end := _printed(recipe, row, ends[1])) is not None
     ]
     if not pairs:
-        return said + " The paper has no counterpart of these lines."
+        return paragraph + " The paper has no counterpart of these lines."
     more = sum(own > theirs for own, theirs in pairs)
     return (
-        f"{said} In the paper it rises by {spanned([theirs for _, theirs in pairs])} on the lines "
-        f"that have a counterpart, less than here in {more} of {len(pairs)}. That it rises must "
-        "agree, as what is kept only grows; by how much depends on how sharp both laws are."
+        f"{paragraph} In the paper it rises by {spanned([theirs for _, theirs in pairs])} on the "
+        f"lines that have a counterpart, less than here in {more} of {len(pairs)}. That it rises "
+        "must agree, as what is kept only grows; by how much depends on how sharp both laws are."
     )
 
 
@@ -185,8 +185,8 @@ def _last(row: Row) -> float:
 
 
 def _printed(recipe: Recipe, row: Row, lenience: float) -> float | None:
-    named = recipe.draft(row.case["draft"]).paper
-    return paper.lenient(named, lenience, row.case["temperature"])
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.lenient(name, lenience, row.case["temperature"])
 
 
 def _attainable() -> str:

@@ -45,7 +45,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 def section(recipe: Recipe, results: Found) -> Section | None:
     """A line for each statement that something was measured for."""
-    asked = {
+    answers_to = {
         "the sharper the law, the higher alpha: T=0 above T=1": list(_sharper(recipe, results)),
         "alpha grows with the draft's size": list(_larger(recipe, results)),
         "drafts that are models have an alpha of 0.5 to 0.9": list(_between(recipe, results)),
@@ -61,7 +61,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
             _theorem(recipe, results)
         ),
     }
-    asked_of = [(statement, answers) for statement, answers in asked.items() if answers]
+    asked_of = [(statement, answers) for statement, answers in answers_to.items() if answers]
     if not asked_of:
         return None
     lines = [
@@ -70,14 +70,16 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     ]
     verdicts = [verdict for _, _, verdict, _ in lines]
     hold, noisy, fail = (verdicts.count(each) for each in (HOLDS, OPEN, FAILS))
-    said = (
+    paragraph = (
         f"Of the paper's observations {len(lines)} can be asked of these rows: {hold} hold in "
         f"every case, {fail} in none, {noisy} are within noise, "
         f"{len(lines) - hold - fail - noisy} hold in some cases. Two figures differ where "
         "their 95 % intervals do not overlap, and a figure is in a range, or outside, with all of "
         "its interval; otherwise they are within noise."
     )
-    return Section("Observations of section 4", [said], [Table("What holds here", HEAD, lines)])
+    return Section(
+        "Observations of section 4", [paragraph], [Table("What holds here", HEAD, lines)]
+    )
 
 
 def _verdict(answers: list[Answer]) -> str:

@@ -133,13 +133,13 @@ def _said_of_scores(recipe: Recipe, rows: list[Row]) -> list[str]:
     }
     listing = ", ".join(f"{name} by {gap:.2f} at most" for name, gap in gaps.items())
     same = min(row.result["same"] for row in rows)
-    said = f"Greedy texts with a draft are those without it: {same:.1%} or more are equal"
+    sentence = f"Greedy texts with a draft are those without it: {same:.1%} or more are equal"
     if max(gaps.values()) == 0:
-        return [said + ", and all scores are the same to the last digit."]
+        return [sentence + ", and all scores are the same to the last digit."]
     return [
-        f"{said}; scores differ ({listing}). Rounding in {recipe.dtype} can tip a near-tie between "
-        "two tokens: foretoken certify tells that from a mistake, and docs/exact.md has the mode "
-        "without it."
+        f"{sentence}; scores differ ({listing}). Rounding in {recipe.dtype} can tip a near-tie "
+        "between two tokens: foretoken certify tells that from a mistake, and docs/exact.md has "
+        "the mode without it."
     ]
 
 

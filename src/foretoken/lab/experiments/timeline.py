@@ -117,16 +117,16 @@ def _said(own: Row) -> list[str]:
     before = " and ".join(f"{row['draft_calls'] / row['target_calls']:.1f}" for row in guessing)
     full = " and ".join(str(row["gamma"]) for row in guessing)
     share = " and ".join(f"{_end(row) / _end(plain):.2f}" for row in guessing)
-    said = [
+    paragraphs = [
         _encoders(own),
         f"Plain decoding calls the target {plain['target_calls']} times for {plain['tokens']} "
         f"tokens, speculation {runs}. Before a target call the draft is called {before} times on "
         f"average, in the diagram {full}: fewer where the text ends, and where a draft stops.",
     ]
     if not any(row["draft_calls"] for row in guessing):
-        return said
+        return paragraphs
     return [
-        *said,
+        *paragraphs,
         f"The diagram is simplified and has no times. Here a call of the draft takes "
         f"{_width(guessing, 'draft') / _width(guessing, 'target'):.2f} of the target's, and the "
         f"text takes {share} of the time of plain decoding, the reading of the prompt included.",
@@ -137,16 +137,17 @@ def _encoders(own: Row) -> str:
     if not own.result["encoder_decoder"]:
         return "The target has no encoder, unlike the paper's: its decoder reads the prompt."
     first = own.result["rows"][0]
-    ran = [
+    encoders = [
         f"{sum(spent) * 1e3:.1f} ms of the {model}'s"
         for model in ("target", "draft")
         if (spent := [c.seconds for c in _calls(first) if c.part == f"{model} encoder"])
     ]
-    if not ran:
+    if not encoders:
         return "The target is an encoder-decoder, as the paper's; its encoder was not timed apart."
     return (
         "The target is an encoder-decoder, as the paper's. An encoder runs once, before the first "
-        f"step: {' and '.join(ran)}, of {_end(first) * 1e3:.1f} ms with gamma {first['gamma']}."
+        f"step: {' and '.join(encoders)}, of {_end(first) * 1e3:.1f} ms with gamma "
+        f"{first['gamma']}."
     )
 
 

@@ -47,13 +47,13 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     own = rows[0].result
     theirs = paper.FIGURE_1_TOKENS / paper.FIGURE_1_RUNS
     ours = own["tokens"] / own["calls"]
-    said = (
+    paragraph = (
         f"{own['tokens']} tokens in {own['calls']} runs of the target, {ours:.2f} a run; the "
         f"paper's example has {paper.FIGURE_1_TOKENS} in {paper.FIGURE_1_RUNS}, {theirs:.2f} a run."
         " One text is an example and no measurement; table 3 has the rates."
     )
     return Section(
         "Figure 1: what became of the guesses",
-        [said],
+        [paragraph],
         traces=[Trace(f"Behind: {own['prompt']}", own["html"], own["lines"])],
     )

@@ -168,27 +168,27 @@ def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
 
 def _said(recipe: Recipe, results: Found, best: list[Row]) -> list[str]:
     """What agrees with the paper, and why the rest does not."""
-    said = [
+    paragraphs = [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
         f"up to {recipe.max_new_tokens} new tokens, plain and speculative runs in turn, "
         f"{recipe.repeats} of each. Intervals are over prompts."
     ]
     if len(recipe.gammas) > 1:
-        said[0] += (
+        paragraphs[0] += (
             f" Of {len(recipe.gammas)} gammas the fastest is shown, by the same runs, so that a "
             "little of it is luck."
         )
-    said += [_speeds(recipe, best)]
-    said += _theorem(results, best)
-    said += _passes(best)
-    said += _costs(recipe, best)
+    paragraphs += [_speeds(recipe, best)]
+    paragraphs += _theorem(results, best)
+    paragraphs += _passes(best)
+    paragraphs += _costs(recipe, best)
     busy = max(row.result["others"] for row in best)
     if busy > 0.05:
-        said.append(
+        paragraphs.append(
             f"Other processes took up to {busy:.0%} of the processors meanwhile: these times are "
             "uncertain."
         )
-    return said
+    return paragraphs
 
 
 def _speeds(recipe: Recipe, best: list[Row]) -> str:
@@ -299,8 +299,8 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
 
 def _printed(recipe: Recipe, row: Row) -> paper.Speed | None:
     """The paper's line."""
-    named = recipe.draft(row.case["draft"]).paper
-    return paper.speed(recipe.paper, named, row.case["temperature"])
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.speed(recipe.paper, name, row.case["temperature"])
 
 
 def _theory(row: Row) -> float | None:

@@ -156,8 +156,8 @@ class PaperDrafter:
             self.parts.clock.add(float(at(self.parts.serving.draft_reading, read)))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        asked = zip(self._texts, self._lengths, gamma, strict=True)
-        counts = [_offered(text, length, g) for text, length, g in asked]
+        rows = zip(self._texts, self._lengths, gamma, strict=True)
+        counts = [_offered(text, length, g) for text, length, g in rows]
         self.parts.clock.add(self.parts.serving.drafting(counts))
         return pack([[0] * count for count in counts], calls=max(counts))
 

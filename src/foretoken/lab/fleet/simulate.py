@@ -115,13 +115,13 @@ def simulate(
     numbers, for a progress bar."""
     tasks = _tasks(measured, fleet, fleet.requests)
     replicas = [Replica(tasks.texts, serving, fleet.gamma) for _ in range(fleet.replicas)]
-    due = arrivals(fleet.requests, rate, fleet.seed)
+    times = arrivals(fleet.requests, rate, fleet.seed)
     served: list[Served] = []
     for number in track(range(fleet.requests)):
         for replica in replicas:
-            replica.until(due[number])
-        least = min(replicas, key=lambda replica: replica.unfinished(due[number]))
-        served.append(least.submit(tasks.task(number), due[number]))
+            replica.until(times[number])
+        least = min(replicas, key=lambda replica: replica.unfinished(times[number]))
+        served.append(least.submit(tasks.task(number), times[number]))
     for replica in replicas:
         replica.until(math.inf)
     return _figures(served, replicas, rate, capacity)

@@ -61,8 +61,8 @@ class Figures:
             "completed": self.completed,
             "failed": self.failed,
             "failures": {
-                status: {"requests": count, "first": said}
-                for status, (count, said) in self.failures.items()
+                status: {"requests": count, "first": reason}
+                for status, (count, reason) in self.failures.items()
             },
             "total_input_tokens": self.input_tokens,
             "total_output_tokens": self.output_tokens,

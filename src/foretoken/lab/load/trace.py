@@ -47,8 +47,8 @@ class Trace:
         elif count is None:
             self.failure = "stream", "the server told no usage, so tokens cannot be counted"
         elif self.counted and sum(self._known) != count:
-            came = sum(self._known)
-            self.failure = "stream", f"{came} tokens came in chunks, {count} stand in the usage"
+            tokens = sum(self._known)
+            self.failure = "stream", f"{tokens} tokens came in chunks, {count} stand in the usage"
 
     @property
     def counted(self) -> bool:

@@ -45,8 +45,10 @@ def of_model(
     facts = (name, model.runtime)
     if network is None:
         return Footprint(*facts, dtype, model.encoder_decoder, *[None] * 5)
-    held = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
-    kind = held if isinstance(held, torch.dtype) else torch.float32
+    stored_dtype = (
+        getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    )
+    kind = stored_dtype if isinstance(stored_dtype, torch.dtype) else torch.float32
     products = _products(network)
     numbers = sum(weight.numel() for weight in network.parameters())
     cached = kind if kind.is_floating_point else torch.float32  # weights alone are integers
@@ -90,9 +92,9 @@ def of_drafter(
 
 def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
     """The network, or one of its shape without weights; None where transformers cannot build it."""
-    held = getattr(model, "model", None)
-    if isinstance(held, PreTrainedModel):
-        return held
+    network = getattr(model, "model", None)
+    if isinstance(network, PreTrainedModel):
+        return network
     if getattr(model, "runtime", None) == "table":
         return None
     try:

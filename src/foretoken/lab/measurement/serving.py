@@ -77,11 +77,11 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
                 claim.expect(1)
-                began = perf_counter()
+                start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()
                 drafter.start([0], [text], None)
-                times.append((read - began, perf_counter() - read))
+                times.append((read - start, perf_counter() - read))
                 claim.leave([0])
             own[n], drafts[n] = (median(each) for each in zip(*times[2:], strict=True))
     return _table(own), _table(drafts)
@@ -147,14 +147,14 @@ def _at_work(
     with Engine(spec, rows, prefix_cache=False) as engine:
         while unsent or engine.running or engine.waiting:
             for _ in range(min(unsent, count - engine.running - engine.waiting)):
-                number, began = (requests - unsent) % len(prompts), perf_counter()
+                number, start = (requests - unsent) % len(prompts), perf_counter()
                 id = engine.add(prompts[number], wishes, seed=(requests - unsent, 0))
-                work.adding.append(perf_counter() - began)
+                work.adding.append(perf_counter() - start)
                 fresh[id] = len(spec.requests([prompts[number]], wishes, 0)[0].prompt)
                 unsent -= 1
-            began = perf_counter()
+            start = perf_counter()
             events = engine.step()
-            seconds = perf_counter() - began
+            seconds = perf_counter() - start
             records = [event.steps[-1] for event in events if event.steps]
             joined = [fresh.pop(event.id) for event in events if event.id in fresh]
             if not records or len(records) < records[0].rows or engine.waiting:

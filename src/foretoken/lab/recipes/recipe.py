@@ -62,9 +62,9 @@ class Draft(Form):
     @property
     def is_model(self) -> bool:
         """A model of its own, as far as its name tells."""
-        named = self.draft or ""
+        name = self.draft or ""
         drafters = ("lookup", "copy", "uniform", "none", "self")
-        return self.order is None and ":" not in named and named not in drafters
+        return self.order is None and ":" not in name and name not in drafters
 
 
 class Prompts(Form):
@@ -133,10 +133,10 @@ class Recipe(Form):
         for draft in self.drafts:
             others = [other.label for other in self.drafts if other is not draft]
             if draft.distilled_from is not None and draft.distilled_from not in others:
-                said = _nearest(draft.distilled_from, others) if others else "list that draft too"
+                remedy = _nearest(draft.distilled_from, others) if others else "list that draft too"
                 raise ValueError(
                     f"{draft.label} is distilled_from {shown(draft.distilled_from)}, which is no "
-                    f"other draft's label; {said}"
+                    f"other draft's label; {remedy}"
                 )
         return self
 
@@ -239,8 +239,8 @@ def _said(error: ValidationError) -> str:
         return f"{key} is {shown(value)}; {_nearest(str(value), _allowed(place))}"
     if kind == "missing":
         return f"{key} is missing; give it"
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{key} is {shown(value)}: {said}" if place and kind != "value_error" else said
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{key} is {shown(value)}: {reason}" if place and kind != "value_error" else reason
 
 
 def _keys(place: tuple[Any, ...]) -> list[str]:

@@ -50,8 +50,8 @@ class Chapter:
         if not self.origins:
             return "nothing yet"
         dates = sorted({origin.date for origin in self.origins})
-        on = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        return f"{on}, {self.origins[-1].machine}"
+        date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        return f"{date}, {self.origins[-1].machine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class Report:
     seconds: float  # that its measurements took
 
 
-def report(asked: list[Job], results: Results, *, date: str, command: str, quick: bool) -> Report:
-    """Made of the rows that there are; `asked`: all cases, recipe by recipe."""
-    recipes = {job.of: job.recipe for job in asked}
+def report(jobs: list[Job], results: Results, *, date: str, command: str, quick: bool) -> Report:
+    """Made of the rows that there are; `jobs`: all cases, recipe by recipe."""
+    recipes = {job.of: job.recipe for job in jobs}
     chapters = [
         _chapter(
-            recipe, [job for job in asked if job.of == origin], results, results.origins(origin)
+            recipe, [job for job in jobs if job.of == origin], results, results.origins(origin)
         )
         for origin, recipe in recipes.items()
     ]
@@ -79,12 +79,12 @@ def report(asked: list[Job], results: Results, *, date: str, command: str, quick
     return Report(chapters, date, command, quick, seconds)
 
 
-def _chapter(recipe: Recipe, asked: list[Job], results: Results, origins: list[Origin]) -> Chapter:
-    """`origins`: of its digest; they know how many cases there are where `asked` has rows alone."""
+def _chapter(recipe: Recipe, jobs: list[Job], results: Results, origins: list[Origin]) -> Chapter:
+    """`origins`: of its digest; they know how many cases there are where `jobs` has rows alone."""
     rows_of: dict[str, list[Row]] = {}
     failed: list[str] = []
-    missing = max([0, *(origin.cases - len(asked) for origin in origins[-1:])])
-    for job in asked:
+    missing = max([0, *(origin.cases - len(jobs) for origin in origins[-1:])])
+    for job in jobs:
         row = results.row(job.of, job.experiment, job.case)
         if row is None:
             missing += 1
@@ -101,9 +101,9 @@ def _chapter(recipe: Recipe, asked: list[Job], results: Results, origins: list[O
         lines = _headlines(recipe, rows_of)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of another version
         failed.append(f"its measurements cannot be shown ({type(error).__name__}: {error})")
-    shown = shown_from(recipe, Path.cwd())
+    command = shown_from(recipe, Path.cwd())
     return Chapter(
-        recipe.name, recipe.title, sections, shown, lines, rows_of, failed, missing, origins
+        recipe.name, recipe.title, sections, command, lines, rows_of, failed, missing, origins
     )
 
 

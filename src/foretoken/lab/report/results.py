@@ -59,8 +59,8 @@ class Results:
         self._last: dict[str, str] = {}
         with files.naming(path):
             content = path.read_bytes() if path.exists() else b""
-        whole, _, self._torn = content.rpartition(b"\n")
-        for number, text in enumerate(whole.split(b"\n"), 1):
+        lines, _, self._torn = content.rpartition(b"\n")
+        for number, text in enumerate(lines.split(b"\n"), 1):
             if text.strip():
                 self._read(number, text)
 
@@ -68,16 +68,16 @@ class Results:
         """Append one; what a full disk took of it is removed again, and so is a line before that
         was cut off."""
         text = (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
-        with files.naming(self.path), open(self.path, "ab", buffering=0) as out:
-            size = out.seek(0, os.SEEK_END) - len(self._torn)
-            out.truncate(size)
+        with files.naming(self.path), open(self.path, "ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END) - len(self._torn)
+            file.truncate(size)
             self._torn = b""
             try:
                 rest = memoryview(text)
                 while rest:
-                    rest = rest[out.write(rest) :]
+                    rest = rest[file.write(rest) :]
             except OSError:
-                out.truncate(size)
+                file.truncate(size)
                 raise
         self._keep(line)
 

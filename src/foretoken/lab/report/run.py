@@ -89,7 +89,7 @@ def digest(recipe: Recipe, machine: Machine) -> str:
 def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
     """The cases of each recipe's latest measurements, wherever they were made, with the recipe as
     it was then: needs neither models nor prompts. InputError for a recipe that has none."""
-    asked: list[Job] = []
+    measured: list[Job] = []
     for recipe in recipes:
         origin = results.last(recipe.name)
         if origin is None or not results.origins(origin):
@@ -97,8 +97,8 @@ def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
                 f"{results.path} has no measurement of {recipe.name}; leave --as-measured out"
             )
         then = Recipe.model_validate(results.origins(origin)[-1].recipe | {"title": recipe.title})
-        asked += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
-    return asked
+        measured += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
+    return measured
 
 
 def _by_draft(own: list[Job]) -> list[Job]:
@@ -107,21 +107,23 @@ def _by_draft(own: list[Job]) -> list[Job]:
     return sorted(own, key=lambda job: labels.index(job.case["draft"]))
 
 
-def run(asked: list[Job], results: Results, machine: Machine, command: str) -> Iterator[Standing]:
+def run(
+    jobs_asked: list[Job], results: Results, machine: Machine, command: str
+) -> Iterator[Standing]:
     """Measure the cases that have no result, those that failed before included; says before each
     how far it is. A case that fails is a result, with its reason, and the others go on."""
-    missing = [job for job in asked if _missing(job, results)]
+    missing = [job for job in jobs_asked if _missing(job, results)]
     pairs: Pairs | None = None
     for i, job in enumerate(missing):
-        what = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
+        label = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
         seconds_left = _seconds_left(missing[i:], results)
-        yield Standing(len(asked) - len(missing) + i, len(asked), what, seconds_left)
+        yield Standing(len(jobs_asked) - len(missing) + i, len(jobs_asked), label, seconds_left)
         if pairs is None or pairs.recipe is not job.recipe:
             pairs = None  # one recipe's models at a time
             pairs = Pairs(job.recipe)
-            _begin(results, job, sum(one.of == job.of for one in asked), machine, command)
+            _begin(results, job, sum(one.of == job.of for one in jobs_asked), machine, command)
         results.add(_line(job, _measured(pairs, job)))
-    yield Standing(len(asked), len(asked), "", 0.0)
+    yield Standing(len(jobs_asked), len(jobs_asked), "", 0.0)
 
 
 def _begin(results: Results, job: Job, cases: int, machine: Machine, command: str) -> None:
@@ -144,7 +146,7 @@ def _missing(job: Job, results: Results) -> bool:
 
 
 def _measured(pairs: Pairs, job: Job) -> Row:
-    began = perf_counter()
+    start = perf_counter()
     result: dict[str, Any] = {}
     failed = None
     try:
@@ -154,7 +156,7 @@ def _measured(pairs: Pairs, job: Job) -> Row:
         failed = one_line(error)
     except Exception as error:  # of whatever kind: the others go on
         failed = f"{type(error).__name__}: {one_line(error)}"
-    seconds = round(perf_counter() - began, 3)
+    seconds = round(perf_counter() - start, 3)
     return Row(job.case, seconds, {} if failed else result, failed)
 
 

@@ -96,13 +96,13 @@ class PagedModel:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
         flat, own = Flat(compiled, facts), layers(compiled)
-        kept = some or range(len(self.pool.layers) // 2)
+        numbers = some or range(len(self.pool.layers) // 2)
         names = {
             f"{part}_cache.{layer}": f"{part}_cache.{i}"
             for part in ("key", "value")
-            for i, layer in enumerate(kept)
+            for i, layer in enumerate(numbers)
         }
-        require_alike(own, {name: self.pool.layers[ours] for ours, name in names.items()})
+        require_alike(own, {name: self.pool.layers[number] for number, name in names.items()})
         self.pool.bind(flat.request, names)
         return Companion(self, flat, facts)
 
@@ -269,7 +269,7 @@ def ragged(flat: Tensor, need: list[int]) -> Tensor:
     """`[sum(need), n]`, row behind row -> `[B, max(need), n]`, padded with zeros."""
     if min(need) == max(need):
         return flat.view(len(need), need[0], -1)
-    out = flat.new_zeros(len(need), max(need), flat.shape[1])
-    for row, part in zip(out, flat.split(need), strict=True):
+    padded = flat.new_zeros(len(need), max(need), flat.shape[1])
+    for row, part in zip(padded, flat.split(need), strict=True):
         row[: len(part)] = part
-    return out
+    return padded

@@ -42,8 +42,8 @@ def live(joined: Callable[[], None]) -> None:
         follow(Part())
     except Exception as error:
         own = isinstance(error, ForetokenError)
-        said = one_line(error) if own else f"{type(error).__name__}: {one_line(error)}"
-        print(said, file=sys.stderr, flush=True)  # which rank 0 tells
+        message = one_line(error) if own else f"{type(error).__name__}: {one_line(error)}"
+        print(message, file=sys.stderr, flush=True)  # which rank 0 tells
         os._exit(1)  # at once: rank 0 waits in a call
 
 

@@ -78,8 +78,8 @@ class Processes:
             with suppress(ValueError):
                 return signal.Signals(-status).name
         lines = self._log(rank).read_text(errors="replace").split("\n")
-        said = [line.strip()[:200] for line in lines if line.strip()]
-        return said[-1] if said else f"status {status}"
+        output = [line.strip()[:200] for line in lines if line.strip()]
+        return output[-1] if output else f"status {status}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

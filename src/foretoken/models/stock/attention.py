@@ -155,10 +155,10 @@ def shared(
     if mask is not None:
         hidden, zero = mask, query.new_zeros(())
         mask = cache.once(hidden, lambda: additive(hidden, zero).repeat(1, 1, group, 1))
-    out = F.scaled_dot_product_attention(
+    states = F.scaled_dot_product_attention(
         query.reshape(b, key_heads, group * q, dim), key, value, attn_mask=mask, scale=scale
     )
-    return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
+    return states.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:

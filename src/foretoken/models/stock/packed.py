@@ -149,5 +149,5 @@ def trial(model: PreTrainedModel) -> Tensor:
     """Logits behind one token."""
     one = torch.ones(1, 1, dtype=torch.long)
     text = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}
-    out = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **text)
-    return out.logits.float()
+    outputs = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **text)
+    return outputs.logits.float()

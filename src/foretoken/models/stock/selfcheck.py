@@ -119,8 +119,8 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     except Exception as error:  # an unknown forward raises anything
         raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
     if not delta < TOLERANCE:
-        off = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(f"{name} is not exact over {form.name}: {off}")
+        difference = f"logits differ by {delta:.1e} of their spread from a full forward"
+        raise RefusedError(f"{name} is not exact over {form.name}: {difference}")
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
 
@@ -319,11 +319,11 @@ def strangers(model: PreTrainedModel) -> list[str]:
         module = sys.modules.get(name)
         files |= {own} if (own := getattr(module, "__file__", None)) else set()
         values = list(vars(module).values()) if module else []
-        named = {
+        names = {
             getattr(v, "__name__" if inspect.ismodule(v) else "__module__", "") for v in values
         }
         fresh |= {
-            part for part in named - visited if isinstance(part, str) and not _is_library(part)
+            part for part in names - visited if isinstance(part, str) and not _is_library(part)
         }
     return [Path(file).read_text() for file in sorted(files)]
 

@@ -69,12 +69,12 @@ class Seq2SeqModel(StockModel):
         present = [states for states in cached if states is not None]
         if len(present) == len(sources):
             return pad_sequence(present, batch_first=True)
-        began = perf_counter()
+        start = perf_counter()
         with self.running(None) as model:
             read = model.get_encoder()(
                 input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
             )
-        self.encoder_seconds += perf_counter() - began
+        self.encoder_seconds += perf_counter() - start
         return read.last_hidden_state
 
     def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:

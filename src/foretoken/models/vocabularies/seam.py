@@ -34,9 +34,9 @@ def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
     tokens = [last, *draft.longer(last)]
     shares: list[float] = before[tokens].softmax(-1).tolist()
     likely = [(share, i) for share, i in zip(shares[1:], tokens[1:], strict=True) if share > LEAST]
-    begun, ways = len(draft.spelled[last]), list[WayOn]()
+    length, ways = len(draft.spelled[last]), list[WayOn]()
     for share, token in sorted(likely, reverse=True):
-        more = draft.spelled[token][begun:]
+        more = draft.spelled[token][length:]
         guesses = text.behind(more)
         ways += [WayOn(token, share, more, guesses[0])] if guesses else []
     total = shares[0] + sum(way.share for way in ways)

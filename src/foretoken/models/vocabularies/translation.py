@@ -111,7 +111,9 @@ class Translation:
         tokens, draft = self.open, self.dictionary.draft
         if len(tokens) == 1 and tokens[0] not in self.dictionary.target.spelled:
             special = self.dictionary.special.get(tokens[0])
-            begun = draft.head and self._told == draft.head and special in (*draft.head, draft.end)
-            return [] if special is None or begun else [special]
+            opening = (
+                draft.head and self._told == draft.head and special in (*draft.head, draft.end)
+            )
+            return [] if special is None or opening else [special]
         text = self.last
         return draft.tokens(text if self._behind else draft.first(text))

@@ -49,9 +49,9 @@ def usage(writing: Writing) -> dict[str, Any]:
     }
 
 
-def so_far(asked: Wishes, writing: Writing) -> dict[str, Any]:
+def so_far(wishes: Wishes, writing: Writing) -> dict[str, Any]:
     """The usage of a chunk, for those who ask for it with each."""
-    options = asked.stream_options
+    options = wishes.stream_options
     continuous = options is not None and options.continuous_usage_stats
     return {"usage": usage(writing)} if continuous else {}
 
@@ -84,23 +84,23 @@ def metrics(writing: Writing, detail: str | None) -> dict[str, Any]:
     if len(writing.texts) > 1:
         return {"metrics": None}
     steps = [step for step in writing.texts[0].steps if step["drafted"]]
-    kept, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
+    accepted, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
     widest = max(drafted, default=0)
     counts: dict[str, Any] = {
-        "mean_acceptance_length": 1 + sum(kept) / len(steps) if steps else None,
-        "draft_acceptance_rate": sum(kept) / sum(drafted) if steps else None,
-        "acceptance_histogram": _histogram(kept, widest),
+        "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
+        "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
+        "acceptance_histogram": _histogram(accepted, widest),
         "acceptance_histogram_by_draft_length": {
-            str(n): _histogram([k for k, d in zip(kept, drafted, strict=True) if d == n], n)
+            str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
             for n in sorted(set(drafted))
         },
         "num_spec_steps": len(steps),
-        "num_accepted_draft_tokens": sum(kept),
+        "num_accepted_draft_tokens": sum(accepted),
         "num_draft_tokens": sum(drafted),
         "num_spec_tokens": widest,
     }
     if detail == "detailed":
-        counts |= {"per_step_accepted": kept, "per_step_drafted": drafted}
+        counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
     return {"metrics": {"speculative_decoding": counts}}
 
 
@@ -113,14 +113,14 @@ def _histogram(values: list[int], widest: int) -> list[int]:
 def _by_position(steps: list[dict[str, Any]]) -> list[float]:
     """Of the guesses made at each place, the share that was kept."""
     proposed: list[int] = []
-    kept: list[int] = []
+    accepted_at: list[int] = []
     for step in steps:
         accepted, drafted = step["accepted"], step["drafted"]
-        for counts, n in ((proposed, drafted), (kept, accepted)):
+        for counts, n in ((proposed, drafted), (accepted_at, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for i in range(n):
                 counts[i] += 1
-    return [k / m for k, m in zip(kept, proposed, strict=False)]
+    return [k / m for k, m in zip(accepted_at, proposed, strict=False)]
 
 
 def known(each: Known) -> dict[str, Any]:

@@ -176,8 +176,8 @@ class Wishes(Wire):
         if most is None:
             return {}
         if self.min_tokens is not None and self.min_tokens > most:
-            said = f"min_tokens is {self.min_tokens}, above the {most} new tokens asked for"
-            raise BadRequestError(f"{said}; lower it", "min_tokens")
+            message = f"min_tokens is {self.min_tokens}, above the {most} new tokens asked for"
+            raise BadRequestError(f"{message}; lower it", "min_tokens")
         return {"max_new_tokens": most}
 
     def _biases(self) -> dict[int, float] | None:
@@ -185,8 +185,8 @@ class Wishes(Wire):
             return None
         for token in self.logit_bias:
             if not re.fullmatch("[0-9]{1,18}", token):
-                said = f"logit_bias maps token ids to numbers; {token[:40]!r} is no id"
-                raise BadRequestError(said, "logit_bias")
+                message = f"logit_bias maps token ids to numbers; {token[:40]!r} is no id"
+                raise BadRequestError(message, "logit_bias")
         return {int(token): bias for token, bias in self.logit_bias.items()}
 
     def _structured(self) -> dict[str, Any] | None:
@@ -296,15 +296,15 @@ class Chat(Predicting):
             variables["continue_final_message"] = True
         elif not self.add_generation_prompt:
             variables["add_generation_prompt"] = False
-        both = {self.max_completion_tokens, self.max_tokens} - {None}
-        if len(both) > 1:
+        limits = {self.max_completion_tokens, self.max_tokens} - {None}
+        if len(limits) > 1:
             raise BadRequestError(
                 f"max_completion_tokens is {self.max_completion_tokens} and max_tokens "
                 f"{self.max_tokens}; give one",
                 "max_tokens",
             )
         more: dict[str, Any] = {
-            **self._bounded(next(iter(both), None)),
+            **self._bounded(next(iter(limits), None)),
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "chat_template_kwargs": variables or None,
         }
@@ -388,10 +388,10 @@ def read(kind: type[T], body: Any) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if not _internal(part))
-        said = first["msg"][:1].lower() + first["msg"][1:]
+        message = first["msg"][:1].lower() + first["msg"][1:]
         if first["type"] == "extra_forbidden" and (part := _part(kind, first["loc"][:-1])):
-            said = _unknown(str(first["loc"][-1]), set(part.model_fields))
-        raise BadRequestError(f"{place}: {said}", place) from None
+            message = _unknown(str(first["loc"][-1]), set(part.model_fields))
+        raise BadRequestError(f"{place}: {message}", place) from None
 
 
 def _unknown(name: str, fields: set[str]) -> str:

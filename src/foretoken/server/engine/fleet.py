@@ -114,8 +114,8 @@ class Fleet:
             link = await self._taking(prompt, options, wait=started)
             own = options | ({"begun": (steps, shown)} if steps else {})
             try:
-                async with aclosing(link.submit(prompt, own)) as said:
-                    async for message in said:
+                async with aclosing(link.submit(prompt, own)) as messages:
+                    async for message in messages:
                         if isinstance(message, Part):
                             steps, shown = [*steps, *message.steps], shown + len(message.text)
                         elif started:

@@ -96,13 +96,13 @@ class Ledger:
     def _measured(self) -> float | None:
         """How long texts with guesses would have taken plainly over what they took: at the speed of
         those without that ran among as many. None where there were none such."""
-        plainly = taken = 0.0
+        plainly = total = 0.0
         for (rows, guessed), (tokens, seconds) in list(self.speeds.items()):
             plain, alone = self.speeds.get((rows, False), (0.0, 0.0))
             if guessed and plain:
                 plainly += tokens * alone / plain
-                taken += seconds
-        return plainly / taken if taken else None
+                total += seconds
+        return plainly / total if total else None
 
 
 def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:

@@ -158,12 +158,12 @@ class Link:
     def _require_ready(self) -> None:
         if self.state == "ready":
             return
-        said = {
+        reasons = {
             "loading": "the model is loading",
             "restarting": "the engine is starting again",
             "failed": f"the engine cannot start: {self.problem}",
         }
-        raise UnavailableError(said.get(self.state, "the server is shutting down"), 2)
+        raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
 
     def _open(self) -> tuple[int, asyncio.Queue[Answer | Refusal | Part]]:
         id = next(self._ids)

@@ -70,13 +70,13 @@ class Words:
 
 def record(document: dict[str, Any]) -> StepRecord:
     """The step that `Words.step` told of, as far as it did: without biases and padding."""
-    kept = tuple(token["id"] for token in document["tokens"])
+    tokens = tuple(token["id"] for token in document["tokens"])
     rejected = tuple(token["id"] for token in document["rejected"])
     return StepRecord(
         document["gamma"],
-        (*kept[: document["accepted"]], *rejected),
+        (*tokens[: document["accepted"]], *rejected),
         document["accepted"],
-        kept,
+        tokens,
         tuple(document["overlaps"]),
         document["drafted"],
         document["draft_seconds"],

@@ -201,8 +201,8 @@ class Worker:
         template = {name: options.pop(name) for name in names if name in options}
         try:
             ids = self._ids(message.prompt, template)
-            asked = options.get("max_new_tokens")
-            options["max_new_tokens"] = self._limit(len(ids), asked, most)
+            count = options.get("max_new_tokens")
+            options["max_new_tokens"] = self._limit(len(ids), count, most)
             if "prediction" in options:
                 options["prediction"] = self._prediction(options["prediction"])
             if "begun" in options:
@@ -257,18 +257,18 @@ class Worker:
                 "shorten it"
             )
 
-    def _limit(self, prompt: int, asked: int | None, most: int | None) -> int:
+    def _limit(self, prompt: int, count: int | None, most: int | None) -> int:
         """New tokens of a text: as many as are asked for, else what the context leaves and the
         server allows."""
         context = self.engine.longest
-        if context is not None and prompt + (asked or 1) > context:
-            behind = f" and max_tokens is {asked}" if asked else ""
+        if context is not None and prompt + (count or 1) > context:
+            behind = f" and max_tokens is {count}" if count else ""
             remedy = "ask for fewer tokens" if prompt < context else "shorten it"
             raise _TooLongError(
                 f"the prompt has {prompt} tokens{behind}, the context is {context}; {remedy}"
             )
-        if asked is not None:
-            return asked
+        if count is not None:
+            return count
         room = UNBOUNDED if context is None else context - prompt
         return room if most is None else min(room, most)
 

@@ -92,6 +92,6 @@ def looked_up(node: Any) -> Any:
     """The rows that a look-up reads, from integers and a scale for each row."""
     integers, scale = whole(node.input_value(0).get_node().data, axis=1)
     places, axis = node.input_value(1), node.input_value(2)
-    rows = ops.convert(ops.gather(ops.constant(integers), places, axis), "f32")
-    product: Any = ops.multiply(rows, ops.gather(ops.constant(scale), places, axis))
+    out = ops.convert(ops.gather(ops.constant(integers), places, axis), "f32")
+    product: Any = ops.multiply(out, ops.gather(ops.constant(scale), places, axis))
     return product.output(0)
