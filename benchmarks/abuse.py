@@ -66,16 +66,8 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "foretoken", "serve", arguments.target]
-    command += [
-        "--draft",
-        arguments.draft,
-        "--runtime",
-        arguments.runtime,
-        "--port",
-        str(port),
-        "--log-level",
-        "warning",
-    ]
+    command += ["--draft", arguments.draft, "--runtime", arguments.runtime]
+    command += ["--port", str(port), "--log-level", "warning"]
     server = subprocess.Popen(command)
     try:
         until(lambda: told(port, "/ready") is not None, 600)
