@@ -63,9 +63,9 @@ class Faulty(TableModel):
 
 
 def pair(tokenizer: str) -> Speculator:
-    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    spelling = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     draft = LMDrafter(TableModel(law(2), V), V)
-    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, words, Ends())
+    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, spelling, Ends())
 
 
 def work(pipe: Connection, setup: Setup) -> None:

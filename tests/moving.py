@@ -59,15 +59,15 @@ class Runtime:
     def speculator(self, drafter: str, before: str = "") -> Speculator:
         """Fresh models, with costs that nobody had to measure. `before`: their roles' names."""
         target = self.model(f"{before}target")
-        made = Speculator(target, self._drafter(drafter, before, target), byte_level())
-        made._costs.update(
+        pair = Speculator(target, self._drafter(drafter, before, target), byte_level())
+        pair._costs.update(
             {
                 (kind, rows): Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
                 for kind in ("greedy", "sampled", "truncated")
                 for rows in (1, 2, 4, 8, 16)
             }
         )
-        return made
+        return pair
 
     def _drafter(self, name: str, before: str, target: Any) -> Drafter:
         def model(role: str) -> Any:
@@ -120,11 +120,11 @@ def table(role: str) -> TableModel:
 
 
 def packed_model(role: str) -> CausalModel:
-    made = copy.deepcopy(network(role)).float()
+    twin = copy.deepcopy(network(role)).float()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "WORTH", 1)
-        assert packed.pack(made).layers > 0
-    return CausalModel(made)
+        assert packed.pack(twin).layers > 0
+    return CausalModel(twin)
 
 
 def graphs(role: str) -> Any:

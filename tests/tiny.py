@@ -93,7 +93,7 @@ def legacy() -> PreTrainedTokenizerFast:
     words = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
     words += [f"<0x{byte:02X}>" for byte in range(256)]
     merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "ab"), ("\u2581a", "b")]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             vocab={word: i for i, word in enumerate(words)},
             merges=merges,
@@ -101,17 +101,17 @@ def legacy() -> PreTrainedTokenizerFast:
             byte_fallback=True,
         )
     )
-    made.normalizer = normalizers.Sequence(
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     )
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 

@@ -110,8 +110,8 @@ def test_a_text_is_that_of_the_api_in_the_colours_of_the_paper(opened: Opened, u
         "max_tokens": 48,
         "speculation": {"gamma": 3},
     }
-    told = httpx2.post(f"{url}/v1/chat/completions", content=json.dumps(body), timeout=60).json()
-    assert made(answer) == told["choices"][0]["message"]["content"] != ""
+    reply = httpx2.post(f"{url}/v1/chat/completions", content=json.dumps(body), timeout=60).json()
+    assert made(answer) == reply["choices"][0]["message"]["content"] != ""
     for selector, channel in ((".accepted", 1), (".rejected", 0), (".corrected", 2)):
         shades = colour(page, selector)
         assert max(shades) == shades[channel] > 2 * sorted(shades)[0], selector

@@ -105,7 +105,9 @@ def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
     params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
     prompts = [f"number {i}" for i in range(STREAMS)]
     seeds = [(i, 0) for i in range(STREAMS)]
-    unbroken = [done.text for done in spec.generate(prompts, params, gamma=2, seed=seeds)]
+    unbroken = [
+        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
+    ]
     victim = health(url)["engine"]
 
     async def life() -> list[tuple[str, int]]:
@@ -117,9 +119,9 @@ def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
             os.kill(victim, signal.SIGKILL)
             return await asyncio.gather(*texts)
 
-    found = asyncio.run(life())
-    assert [text for text, _ in found] == unbroken
-    assert {tokens for _, tokens in found} == {TOKENS}
+    results = asyncio.run(life())
+    assert [text for text, _ in results] == unbroken
+    assert {tokens for _, tokens in results} == {TOKENS}
     metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
     assert 'foretoken_engine_restarts{model_name="tiny"} 1.0' in metrics
     assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {STREAMS * TOKENS}.0' in metrics
@@ -134,7 +136,9 @@ def test_more_and_fewer_replicas_while_texts_are_written(
     spec = foretoken.load(*names, **LOADING)
     params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
     prompts, seeds = [f"number {i}" for i in range(SCALED)], [(i, 0) for i in range(SCALED)]
-    unbroken = [done.text for done in spec.generate(prompts, params, gamma=2, seed=seeds)]
+    unbroken = [
+        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
+    ]
     with replicas(names, LOADING) as url:
         front: Any = ray.serve.get_app_handle("foretoken")
         found: list[tuple[str, int]] = []
@@ -180,9 +184,9 @@ TALKS, TURNS = 10, 10
 def test_conversations_find_their_prefixes(nodes: str, names: tuple[str, str]) -> None:
     """Of the tokens of a turn that the turn before had too, at least 0.9 are not read again."""
     with replicas(names, {"runtime": "openvino"}) as url:
-        found = asyncio.run(talks(url))
-    known = sum(cached for cached, _ in found)
-    assert known >= 0.9 * sum(before for _, before in found), found
+        results = asyncio.run(talks(url))
+    known = sum(cached for cached, _ in results)
+    assert known >= 0.9 * sum(before for _, before in results), results
 
 
 async def talks(url: str) -> list[tuple[int, int]]:

@@ -154,10 +154,10 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
     """In a ragged batch and alone; how many guesses were kept."""
     pair, eos = spec(name, draft)
     texts = [expected(target(name), prompt, eos, wished) for prompt in PROMPTS]
-    given = {k: own(v) if k == "processors" else v for k, v in wished.items()}
+    arguments = {k: own(v) if k == "processors" else v for k, v in wished.items()}
     kept = 0
     for gamma in gammas:
-        options = {"max_new_tokens": LIMIT, "gamma": gamma, **given}
+        options = {"max_new_tokens": LIMIT, "gamma": gamma, **arguments}
         alone = PROMPTS[gamma % 3], texts[gamma % 3]
         if alone[1].failed:
             with pytest.raises(ControlError, match="leaves no token behind"):
@@ -166,9 +166,9 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
             assert_same(pair.generate(alone[0], **options)[0], alone[1])
         if all(text.failed for text in texts):
             continue
-        for found, text in zip(pair.generate(PROMPTS, **options), texts, strict=True):
-            assert_same(found, text)
-            kept += found.stats.accepted
+        for completion, text in zip(pair.generate(PROMPTS, **options), texts, strict=True):
+            assert_same(completion, text)
+            kept += completion.stats.accepted
     return kept
 
 

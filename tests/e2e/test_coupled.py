@@ -40,8 +40,8 @@ def texts(name: str, way: dict[str, float], gammas=GAMMAS) -> tuple[list[list[li
             options = {"max_new_tokens": LIMIT, "gamma": gamma, "rule": "coupled", **way}
             seeds = [(5, 0), (5, 1), (8, 2)]
             together = pair.generate(PROMPTS, seed=seeds, **options)
-            found.append([done.tokens for done in together])
-            accepted += sum(done.stats.accepted for done in together)
+            found.append([completion.tokens for completion in together])
+            accepted += sum(completion.stats.accepted for completion in together)
         (alone,) = pair.generate(PROMPTS[1], seed=[seeds[1]], **options)
         found.append([found[0][0], alone.tokens, found[0][2]])
     return found, accepted
@@ -71,14 +71,14 @@ def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatc
 
 def test_guesses_are_kept_while_they_are_the_targets_own() -> None:
     model = target("Llama")
-    (found,) = speculator(model, relative(model)).generate(
+    (completion,) = speculator(model, relative(model)).generate(
         PROMPTS[0], max_new_tokens=60, gamma=4, rule="coupled", temperature=1.0
     )
-    for step in found.steps:
+    for step in completion.steps:
         assert step.kept[: step.accepted] == step.guesses[: step.accepted]
         if step.accepted < min(len(step.guesses), len(step.kept)):
             assert step.kept[step.accepted] != step.guesses[step.accepted]
-    assert 0 < found.stats.accepted < found.stats.drafted
+    assert 0 < completion.stats.accepted < completion.stats.drafted
 
 
 def test_at_temperature_0_it_is_greedy_and_other_seeds_give_other_texts() -> None:

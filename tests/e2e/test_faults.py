@@ -68,9 +68,9 @@ def text(events: list[Any]) -> str:
 
 
 def gauges(url: str) -> list[float]:
-    told = httpx2.get(f"{url}/metrics").text
-    found = re.findall(r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", told, re.M)
-    return [float(value) for value in found]
+    page = httpx2.get(f"{url}/metrics").text
+    matches = re.findall(r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", page, re.M)
+    return [float(value) for value in matches]
 
 
 def recovered(url: str) -> None:

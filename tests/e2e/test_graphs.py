@@ -70,7 +70,7 @@ def test_a_text_does_not_depend_on_its_batch_mates(name: str) -> None:
 def test_automatic_gamma_and_streams() -> None:
     model = target("Llama")
     pair = speculator(model, relative(model), runtime="graphs")
-    (found,) = pair.generate(PROMPTS[0], max_new_tokens=LIMIT)
-    assert_greedy(found, model, PROMPTS[0], LIMIT)
+    (completion,) = pair.generate(PROMPTS[0], max_new_tokens=LIMIT)
+    assert_greedy(completion, model, PROMPTS[0], LIMIT)
     pieces = list(pair.stream(PROMPTS[0], max_new_tokens=LIMIT, gamma=2))
-    assert [token for piece in pieces for token in piece.tokens] == found.tokens
+    assert [token for piece in pieces for token in piece.tokens] == completion.tokens

@@ -51,12 +51,12 @@ def test_windows_are_passed(name: str) -> None:
     window = model.config.sliding_window
     assert window == pairs.WINDOW and len(PROMPTS[2]) > 2 * window
     pair = speculator(model, relative(model, noise=0.1))
-    for prompt, found in zip(
+    for prompt, completion in zip(
         PROMPTS, pair.generate(PROMPTS, max_new_tokens=64, gamma=window + 4), strict=True
     ):
-        assert_greedy(found, model, prompt, 64)
-        assert any(record.drafted > record.accepted for record in found.steps)
-        assert any(record.accepted for record in found.steps)
+        assert_greedy(completion, model, prompt, 64)
+        assert any(record.drafted > record.accepted for record in completion.steps)
+        assert any(record.accepted for record in completion.steps)
 
 
 @cache
@@ -135,7 +135,7 @@ def test_other_weights(name: str, seed: int) -> None:
     model = pairs.random(name, 100 + seed)
     pair = speculator(model, relative(model, noise=0.06, seed=seed))
     for gamma in 0, 1, 4:
-        for prompt, found in zip(
+        for prompt, completion in zip(
             PROMPTS, pair.generate(PROMPTS, max_new_tokens=40, gamma=gamma), strict=True
         ):
-            assert_greedy(found, model, prompt, 40)
+            assert_greedy(completion, model, prompt, 40)

@@ -38,10 +38,10 @@ def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
 
 
 def compared(pair: Speculator, model: PreTrainedModel, gamma: int) -> list[Completion]:
-    found = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
-    for prompt, text in zip(PROMPTS, found, strict=True):
+    completions = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
+    for prompt, text in zip(PROMPTS, completions, strict=True):
         assert_greedy(text, model, prompt, LIMIT)
-    return found
+    return completions
 
 
 @pytest.mark.parametrize("name", ["Llama", "T5", "BART"])
@@ -66,5 +66,5 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     heads = Heads.fresh(model, 2)
     torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
     heads.save(file)
-    found = compared(speculator(model, f"heads:{file}"), model, 2)
-    assert all(text.stats.drafted > text.stats.accepted for text in found)
+    comparison = compared(speculator(model, f"heads:{file}"), model, 2)
+    assert all(text.stats.drafted > text.stats.accepted for text in comparison)

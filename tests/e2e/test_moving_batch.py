@@ -40,11 +40,11 @@ SAMPLED = SamplingParams(1.0, max_new_tokens=12, suppress_tokens=[SICK, DRAFT_SI
 
 
 def drained(engine: Engine) -> dict[int, Completion]:
-    done: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     for _ in range(2000):
         if not engine.running and not engine.waiting:
-            return done
-        done |= {e.id: e.completion for e in engine.step() if e.completion is not None}
+            return completions
+        completions |= {e.id: e.completion for e in engine.step() if e.completion is not None}
     raise AssertionError("the engine never ends")
 
 
@@ -93,12 +93,12 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
             engine.add(prompt, SAMPLED, gamma=gamma, seed=(3, b))
             for b, (prompt, gamma) in enumerate(MATES)
         ]
-        done = drained(engine)
-    assert done[bad].finish_reason == "error"
-    assert f"the {whose}'s logits hold NaN" in str(done[bad].error)
-    assert len(done[bad].tokens) <= place + 4
-    assert [done[id].tokens for id in ids] == expected
-    assert [done[id].finish_reason for id in ids] == ["length"] * 3
+        completions = drained(engine)
+    assert completions[bad].finish_reason == "error"
+    assert f"the {whose}'s logits hold NaN" in str(completions[bad].error)
+    assert len(completions[bad].tokens) <= place + 4
+    assert [completions[id].tokens for id in ids] == expected
+    assert [completions[id].finish_reason for id in ids] == ["length"] * 3
     require_empty(spec)
 
 
@@ -120,8 +120,10 @@ def test_a_sick_row_that_wants_no_guess_costs_its_mates_nothing(runtime: str) ->
             engine.add([DRAFT_SICK, 5, 6], SAMPLED, gamma=0),
             engine.add([7, 8], SAMPLED, gamma=3),
         ]
-        done = drained(engine)
-    assert [done[id].finish_reason for id in ids] == ["length", "length"], done[ids[1]].error
+        completions = drained(engine)
+    assert [completions[id].finish_reason for id in ids] == ["length", "length"], completions[
+        ids[1]
+    ].error
 
 
 # --- exact shapes ---
@@ -324,16 +326,16 @@ def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
             said = [(7 * i + turn) % 290 + 1 for i in range(9)]
             history += said
             id = engine.add(history, max_new_tokens=6, gamma=2, cache_salt="a talk")
-            (done,) = (drained(engine)[id],)
+            (completions,) = (drained(engine)[id],)
             assert len(history) < CONTEXT
-            guessed = sum(len(step.guesses) for step in done.steps)
-            own = len(said) + len(done.tokens) + guessed
+            guessed = sum(len(step.guesses) for step in completions.steps)
+            own = len(said) + len(completions.tokens) + guessed
             for read in reads:
                 count = read.taken()
                 assert turn == 0 or count <= own + 64
             if turn:
-                assert len(history) - done.stats.cached_tokens <= 15 + 32
-            history += done.tokens
+                assert len(history) - completions.stats.cached_tokens <= 15 + 32
+            history += completions.tokens
     require_empty(spec)
 
 
@@ -348,10 +350,10 @@ def test_talks_in_turns_find_what_was_read() -> None:
             for k, history in enumerate(histories):
                 history += [(7 * i + turn + k) % 290 + 1 for i in range(9)]
             ids = [engine.add(history, max_new_tokens=4, gamma=2) for history in histories]
-            done = drained(engine)
+            completions = drained(engine)
             for id, history, read in zip(ids, histories, before, strict=True):
-                assert not turn or done[id].stats.cached_tokens >= (read - 1) // 32 * 32
-                history += done[id].tokens
+                assert not turn or completions[id].stats.cached_tokens >= (read - 1) // 32 * 32
+                history += completions[id].tokens
         assert spec.target.pool.size * spec.target.pool.page_bytes <= memory.KEPT  # pyright: ignore
     require_empty(spec)
 

@@ -92,7 +92,7 @@ def test_greedy_rows_are_those_of_plain_decoding(kind):
     pair = spec(kind)
     greedy = [i for i, params in enumerate(WISHES) if params.greedy]
     for gamma in 1, 4:
-        found = pair.generate(PROMPTS, WISHES, seed=SEEDS, gamma=gamma)
+        completions = pair.generate(PROMPTS, WISHES, seed=SEEDS, gamma=gamma)
         for i in greedy:
             (plain,) = pair.generate([PROMPTS[i]], WISHES[i], gamma=0)
-            assert found[i].tokens == plain.tokens
+            assert completions[i].tokens == plain.tokens

@@ -50,7 +50,7 @@ def compare(case: int) -> None:
     spec = Speculator(forms[0](p, V), LMDrafter(forms[1](q, V), V), ends=Ends(eos))
     penalty, stopping = dice.choice([-0.5, 0.0, 0.5, 1.0, 2.0]), dice.choice(STOPPING)
     prompts = [[dice.randrange(V) for _ in range(dice.randint(1, 4))] for _ in range(2)]
-    found = spec.beam_search(
+    hypotheses = spec.beam_search(
         prompts,
         num_beams=w,
         num_return_sequences=w,
@@ -60,7 +60,7 @@ def compare(case: int) -> None:
         gamma=dice.randint(0, 4),
         draft_beams=w + dice.randint(0, 3),
     )
-    for prompt, beams in zip(prompts, found, strict=True):
+    for prompt, beams in zip(prompts, hypotheses, strict=True):
         law = lambda text, prompt=prompt: p((*prompt, *text))  # noqa: E731
         expected = oracle.beam_search(law, w, limit, eos, penalty, stopping)
         assert [tuple(b.tokens) for b in beams] == [text for text, _ in expected]
@@ -110,7 +110,7 @@ def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
         return oracle.softmax(scores(model, [*head, *text], source)[-1].double().numpy())
 
     ends = frozenset() if eos is None else frozenset({eos})
-    found = oracle.beam_search(
+    beams = oracle.beam_search(
         law,
         options["num_beams"],
         limit,
@@ -118,7 +118,7 @@ def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
         options["length_penalty"],
         options["early_stopping"],
     )[: options["num_return_sequences"]]
-    return [list(text) for text, _ in found], [score for _, score in found]
+    return [list(text) for text, _ in beams], [score for _, score in beams]
 
 
 def assert_same(beams: list[Beam], model, prompt, limit, eos, **options) -> None:
@@ -140,8 +140,8 @@ def test_beams_are_those_of_transformers(name: str, stopping) -> None:
         plain = speculator(model, "none").beam_search(PROMPTS, max_new_tokens=limit, **options)
         eos = plain[1][0].tokens[4]
         spec = speculator(model, draft, eos)
-        found = spec.beam_search(PROMPTS, max_new_tokens=limit, **options)
-        for prompt, without, beams in zip(PROMPTS, plain, found, strict=True):
+        hypotheses = spec.beam_search(PROMPTS, max_new_tokens=limit, **options)
+        for prompt, without, beams in zip(PROMPTS, plain, hypotheses, strict=True):
             assert_same(without, model, prompt, limit, None, **options)
             assert_same(beams, model, prompt, limit, eos, **options)
             assert [b.finish_reason == "stop" for b in beams] == [
@@ -156,8 +156,8 @@ def test_a_text_model_drafts_for_an_encoder_decoder() -> None:
     model, draft = target("T5"), network("Llama", 0)
     options = {"num_beams": 3, "num_return_sequences": 2}
     options |= {"length_penalty": 1.0, "early_stopping": False}
-    found = speculator(model, draft).beam_search(PROMPTS, max_new_tokens=8, **options)
-    for prompt, beams in zip(PROMPTS, found, strict=True):
+    hypotheses = speculator(model, draft).beam_search(PROMPTS, max_new_tokens=8, **options)
+    for prompt, beams in zip(PROMPTS, hypotheses, strict=True):
         assert_same(beams, model, prompt, 8, None, **options)
         assert beams[0].stats.draft_calls > 0
 

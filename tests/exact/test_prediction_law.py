@@ -86,7 +86,7 @@ class ClaimsLaw(GivenDrafter):
 
 
 def test_a_lie_about_it_is_seen(monkeypatch):
-    told = case("none", (row((1, 2, 0, 1, 2)),))
-    assert bias(told, P, monkeypatch) < 1e-12
+    setting = case("none", (row((1, 2, 0, 1, 2)),))
+    assert bias(setting, P, monkeypatch) < 1e-12
     monkeypatch.setattr(batch, "GivenDrafter", ClaimsLaw)
-    assert bias(told, P, monkeypatch) > VISIBLE
+    assert bias(setting, P, monkeypatch) > VISIBLE

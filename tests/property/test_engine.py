@@ -152,8 +152,8 @@ class Callers(RuleBasedStateMachine):
         asked = self.wish(data)
         made = self.spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
         judge = moving.check(asked.gamma, self.how, 1.0)
-        (done,) = self.spec.completions(self.spec.rows(made), judge, asked.gamma)
-        self.alone.require(asked, done.tokens, done)
+        (completion,) = self.spec.completions(self.spec.rows(made), judge, asked.gamma)
+        self.alone.require(asked, completion.tokens, completion)
 
     @precondition(lambda self: self.pieces is None)
     @rule(data=st.data())

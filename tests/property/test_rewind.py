@@ -81,8 +81,10 @@ def test_going_back(kind, data):
     for _ in range(3):
         kept = [data.draw(IDS) for _ in texts]
         if data.draw(st.booleans()):  # what is kept is then some guesses and one more token
-            made = drafter.propose([data.draw(st.integers(0, 3)) for _ in texts], draw([1, 3], 1.0))
-            guesses = zip(made.tokens.tolist(), made.lengths.tolist(), kept, strict=True)
+            draft = drafter.propose(
+                [data.draw(st.integers(0, 3)) for _ in texts], draw([1, 3], 1.0)
+            )
+            guesses = zip(draft.tokens.tolist(), draft.lengths.tolist(), kept, strict=True)
             kept = [[*ids[: min(n, len(own))], 1] for ids, n, own in guesses]
         drafter.commit([list(x) for x in kept])
         new = [x + y for x, y in zip(new, kept, strict=True)]

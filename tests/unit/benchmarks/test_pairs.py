@@ -27,8 +27,8 @@ def law(pairs: ModuleType, kind: str, width: int, layers: int, eps: float, rest_
     config = family.config(width, layers, V, 64)
     model = pairs.network(family, torch.float32, 0, config, rest_seed, eps)
     ids = torch.randint(2, V, (2, 24), generator=torch.Generator().manual_seed(0))
-    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "t5" else {})
-    return pairs.laws(model, given, 20)
+    arguments = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "t5" else {})
+    return pairs.laws(model, arguments, 20)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

@@ -108,8 +108,8 @@ def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
     end(None)
     document = early + capsys.readouterr().out
     assert document.count("\n") == 4  # a line for each text
-    found = json.loads(document)["completions"]
-    assert found[0]["params"] == {"temperature": 0.5, "logprobs": 2} and found[0]["prompt"] == 0
-    assert found[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
-    assert found[1]["stop_reason"] == "x" and found[1]["gamma"] == 2
-    assert found[1].keys() & {"logprobs", "prompt_logprobs"} == set()
+    report = json.loads(document)["completions"]
+    assert report[0]["params"] == {"temperature": 0.5, "logprobs": 2} and report[0]["prompt"] == 0
+    assert report[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
+    assert report[1]["stop_reason"] == "x" and report[1]["gamma"] == 2
+    assert report[1].keys() & {"logprobs", "prompt_logprobs"} == set()

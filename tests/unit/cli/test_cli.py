@@ -203,8 +203,8 @@ def test_a_file_of_prompts(run, base, tmp_path):
     args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
     result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--seed", 3)
     spec = foretoken.load(base / "target", "none")
-    done = spec.generate(["It was", "The day"], max_new_tokens=6, temperature=1.0, seed=3)
-    texts = zip(("It was", "The day"), done, strict=True)
+    completions = spec.generate(["It was", "The day"], max_new_tokens=6, temperature=1.0, seed=3)
+    texts = zip(("It was", "The day"), completions, strict=True)
     shown = [f"==> prompt {i}: {p} <==\n{c.text}\n" for i, (p, c) in enumerate(texts)]
     assert result.out == "\n".join(shown) and result.err == ""
     empty = tmp_path / "empty.txt"
@@ -224,8 +224,8 @@ def test_jsonl(run, base, tmp_path):
     document = json.loads(run("generate", "--prompt-file", file, *args, "--json").out)
     assert [c["id"] for c in document["completions"]] == ["a", None, [1]]
     assert [c["seed"] for c in document["completions"]] == [[0, 0], [0, 1], [0, 2]]
-    done = foretoken.load(base / "target", "none").generate([5, 6], max_new_tokens=6)[0]
-    assert document["completions"][1]["tokens"] == done.tokens
+    completion = foretoken.load(base / "target", "none").generate([5, 6], max_new_tokens=6)[0]
+    assert document["completions"][1]["tokens"] == completion.tokens
 
 
 @pytest.mark.parametrize(
@@ -260,10 +260,10 @@ def test_many_prompts_show_progress_on_standard_error(run, base, tmp_path):
     result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--json")
     assert "generating" in result.err and "100%" in result.err
     completions = json.loads(result.out)["completions"]
-    done = foretoken.load(base / "target", "none").generate(
+    texts = foretoken.load(base / "target", "none").generate(
         [f"Day {i}" for i in range(many)], **options
     )
-    assert [c["tokens"] for c in completions] == [c.tokens for c in done]
+    assert [c["tokens"] for c in completions] == [c.tokens for c in texts]
 
 
 def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
@@ -380,9 +380,9 @@ def test_a_text_that_ends_with_the_context_says_so(run, base, tmp_path):
     """The context has 96 places."""
     model = folder(tmp_path / "m", llama(64, eos_token_id=None))
     args = ("--target", model, "--draft", "none", "--max-new-tokens")
-    made = run("generate", "1,2,3", *args, 200)
+    result = run("generate", "1,2,3", *args, 200)
     says = "the text ends where the model's context does, after 93 new tokens of 200 asked for\n"
-    assert made.code == 0 and made.err == says and made.out.count(",") == 92
+    assert result.code == 0 and result.err == says and result.out.count(",") == 92
     assert run("generate", "1,2,3", *args, 93).err == ""
     assert run("generate", "1,2,3", *args, 200, "--json").err == ""
     (tmp_path / "p.txt").write_text("1,2,3\n" + ",".join("5" * 60) + "\n")
@@ -467,8 +467,8 @@ def test_ngram(run, base, tmp_path, source):
 def test_options_of_samples_are_none_of_text(run, base, tmp_path):
     of = ("--from-text", base / "text", "--tokenizer", base / "target")
     for option in (("--tokens", 5), ("--temperature", 0.5)):
-        said = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
-        mistake(said, "--tokens and --temperature are of samples; give --from-samples too")
+        result = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
+        mistake(result, "--tokens and --temperature are of samples; give --from-samples too")
 
 
 def test_bad_training_input(run, base, tmp_path):

@@ -54,8 +54,8 @@ def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
     target, _ = pair(tmp_path)
     command = [sys.executable, "-m", "foretoken", "serve", target, "--draft", "none", "--port", "0"]
     command += ["--runtime", "transformers", "--kv-memory", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "error: kv_memory is 5 bytes" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 2 and "error: kv_memory is 5 bytes" in process.stderr
 
 
 def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_a_server_answers_and_ends_in_order(tmp_path: Path) -> None:
     try:
 
         def address() -> str | None:
-            found = re.search(r"http://127\.0\.0\.1:\d+", (tmp_path / "log").read_text())
-            return found.group() if found else None
+            match = re.search(r"http://127\.0\.0\.1:\d+", (tmp_path / "log").read_text())
+            return match.group() if match else None
 
         until(address)
         url = str(address())

@@ -282,8 +282,8 @@ def test_keys(direct):
             screen.until("> ")
             screen.type(CTRL_D)
             assert screen.code() == 0
-    asked = [each["messages"] for each in server.bodies("/v1/chat/completions")]
-    assert asked == [turns("Hi"), turns("Hi", "Once upon", "and\nso, then?")]
+    bodies = [each["messages"] for each in server.bodies("/v1/chat/completions")]
+    assert bodies == [turns("Hi"), turns("Hi", "Once upon", "and\nso, then?")]
 
 
 def test_ctrl_c_at_an_empty_prompt_leaves(direct):

@@ -78,15 +78,15 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_what_is_started_here_listens_on_the_loopback_alone() -> None:
     pytest.importorskip("ray")
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", STARTED],
         env=os.environ | {"RAY_PORTS_OF": "here"},
         capture_output=True,
         text=True,
         timeout=180,
     )
-    assert told.returncode == 0, told.stderr
-    listening = told.stdout.split()
+    assert process.returncode == 0, process.stderr
+    listening = process.stdout.split()
     assert len(listening) > 4  # the head, the node, its agents, the driver and a worker
     assert set(listening) <= LOOPBACK
 

@@ -21,8 +21,8 @@ def test_rows_are_lines_without_what_is_null(tmp_path: Path) -> None:
         {"prompt": None, "id": None, "messages": [{"role": "user", "content": "é"}]},
     ]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    found = [json.loads(line) for line in table.lines(tmp_path / "in.parquet")]
-    assert found == [{k: v for k, v in row.items() if v is not None} for row in rows]
+    lines = [json.loads(line) for line in table.lines(tmp_path / "in.parquet")]
+    assert lines == [{k: v for k, v in row.items() if v is not None} for row in rows]
 
 
 def test_what_is_no_parquet(tmp_path: Path) -> None:

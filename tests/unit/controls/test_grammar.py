@@ -33,9 +33,9 @@ ENDS = frozenset({0})
 
 
 def structured(**wish) -> Structured:
-    made = SamplingParams(structured=wish).structured
-    assert made is not None
-    return made
+    params = SamplingParams(structured=wish).structured
+    assert params is not None
+    return params
 
 
 def spelling(words: list[str], decoder=None) -> PreTrainedTokenizerFast:

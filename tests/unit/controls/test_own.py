@@ -98,11 +98,11 @@ def broken(scores):
 def test_one_that_fails_ends_its_row_and_no_other(gamma, how, message):
     spec = pair()
     options = {"gamma": gamma, "max_new_tokens": 12}
-    found = spec.generate(PROMPTS, processors=Breaks(how), **options)
+    completions = spec.generate(PROMPTS, processors=Breaks(how), **options)
     plain = pair().generate(PROMPTS, **options)
-    assert found[0].finish_reason == "error" and found[0].tokens == []
-    assert [one.tokens for one in found[1:]] == [one.tokens for one in plain[1:]]
-    assert {one.finish_reason for one in found[1:]} == {"length"}
+    assert completions[0].finish_reason == "error" and completions[0].tokens == []
+    assert [one.tokens for one in completions[1:]] == [one.tokens for one in plain[1:]]
+    assert {one.finish_reason for one in completions[1:]} == {"length"}
     with pytest.raises(ControlError, match=f"^row 0: {message}"):
         spec.generate(PROMPTS[:1], processors=Breaks(how), **options)
 
@@ -120,8 +120,8 @@ def test_a_prefix_constraint_counts_the_rows_of_the_call(drafter):
     constraint = PrefixConstrainedLogitsProcessor(by_row, num_beams=1)
     for gamma in 0, 2:
         for given in (constraint, [constraint], LogitsProcessorList([constraint])):
-            found = pair(drafter).generate(PROMPTS, gamma=gamma, processors=given)
-            for row, one in enumerate(found):
+            completions = pair(drafter).generate(PROMPTS, gamma=gamma, processors=given)
+            for row, one in enumerate(completions):
                 assert {*one.tokens} <= {*allowed[row]}
     assert {(row, tuple(prompt)) for row, prompt in enumerate(PROMPTS)} <= seen
     assert all(list(ids[: len(PROMPTS[row])]) == PROMPTS[row] for row, ids in seen)
@@ -195,13 +195,15 @@ def test_a_criterion_sees_the_text_token_by_token_and_ends_it():
 @pytest.mark.parametrize("gamma", [0, 1, 5])
 def test_a_criterion_ends_a_text_inside_a_block(gamma):
     criteria = StoppingCriteriaList([MaxLengthCriteria(5)])
-    found = pair().generate(PROMPTS, gamma=gamma, stopping=criteria)
+    completions = pair().generate(PROMPTS, gamma=gamma, stopping=criteria)
     plain = pair().generate(PROMPTS, gamma=gamma)
-    for prompt, one, whole in zip(PROMPTS, found, plain, strict=True):
+    for prompt, one, whole in zip(PROMPTS, completions, plain, strict=True):
         assert one.tokens == whole.tokens[: 5 - len(prompt)]
         assert (one.finish_reason, one.stop_reason) == ("stop", "MaxLengthCriteria")
-    found = pair().generate(PROMPTS, gamma=gamma, stopping=lambda ids, scores: ids.shape[1] > 4)
-    assert [len(one.tokens) for one in found] == [4, 3, 2]
+    completions = pair().generate(
+        PROMPTS, gamma=gamma, stopping=lambda ids, scores: ids.shape[1] > 4
+    )
+    assert [len(one.tokens) for one in completions] == [4, 3, 2]
 
 
 def test_a_criterion_that_raises_ends_its_row_and_no_other():
@@ -209,10 +211,10 @@ def test_a_criterion_that_raises_ends_its_row_and_no_other():
         assert ids[0, 0] != 2, "not\nthis"
         return False
 
-    found = pair().generate(PROMPTS, gamma=2, max_new_tokens=5, stopping=wants_short)
-    assert [one.finish_reason for one in found] == ["length", "error", "length"]
-    assert found[1].error is not None
-    assert found[1].error.startswith("stopping function raised AssertionError: not this")
+    completions = pair().generate(PROMPTS, gamma=2, max_new_tokens=5, stopping=wants_short)
+    assert [one.finish_reason for one in completions] == ["length", "error", "length"]
+    assert completions[1].error is not None
+    assert completions[1].error.startswith("stopping function raised AssertionError: not this")
 
 
 @pytest.mark.parametrize("value", [TopKLogitsWarper, 5, "x", [None]])

@@ -163,13 +163,15 @@ def spec(**options) -> Speculator:
 
 
 def test_what_load_returned_may_draft():
-    found = spec()
-    assert isinstance(found.drafter, CascadeDrafter)
-    assert isinstance(found.drafter.drafter, CascadeDrafter)
-    assert found.draft_name.startswith("LlamaForCausalLM drafted for by LlamaForCausalLM drafted")
+    speculator = spec()
+    assert isinstance(speculator.drafter, CascadeDrafter)
+    assert isinstance(speculator.drafter.drafter, CascadeDrafter)
+    assert speculator.draft_name.startswith(
+        "LlamaForCausalLM drafted for by LlamaForCausalLM drafted"
+    )
     prompts = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
-    plain = foretoken.load(found.target.model, "none").generate(prompts, max_new_tokens=30)
-    fast = found.generate(prompts, max_new_tokens=30, gamma=4)
+    plain = foretoken.load(speculator.target.model, "none").generate(prompts, max_new_tokens=30)
+    fast = speculator.generate(prompts, max_new_tokens=30, gamma=4)
     assert [c.tokens for c in fast] == [c.tokens for c in plain]
     assert sum(c.stats.drafted for c in fast) > 0
 
@@ -207,9 +209,9 @@ def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
 
 
 def test_automatic_gamma_over_a_cascade():
-    found = spec()
-    (plain,) = found.generate([1, 2], gamma=0, max_new_tokens=20)
-    assert found.generate([1, 2], max_new_tokens=20)[0].tokens == plain.tokens
+    speculator = spec()
+    (plain,) = speculator.generate([1, 2], gamma=0, max_new_tokens=20)
+    assert speculator.generate([1, 2], max_new_tokens=20)[0].tokens == plain.tokens
 
 
 def test_vocabularies_are_compared_at_load():

@@ -74,8 +74,8 @@ def test_the_drafter_hears_what_was_kept_and_who_leaves() -> None:
         def leave(self, rows):
             heard.append(rows)
 
-    given = GivenDrafter(Hears(V), [[1]])
-    given.start([0], [[2]], None)
-    given.commit([[1, 3]])
-    given.leave([0])
+    drafter = GivenDrafter(Hears(V), [[1]])
+    drafter.start([0], [[2]], None)
+    drafter.commit([[1, 3]])
+    drafter.leave([0])
     assert heard == [([0], [[2]], None), [[1, 3]], [0]]

@@ -99,8 +99,8 @@ def test_no_number_is_drawn_twice():
     drafter = MixtureDrafter([(UniformDrafter(1000), 2), (UniformDrafter(1000), None)])
     drafter.start([0], [[1]], None)
     numbers = [uniform(RowKey(0, 0), 1, i, Purpose.DRAFT) for i in range(4)]
-    found = drafter.propose([4], draw([1])).tokens[0].tolist()
-    assert found == [int(u * 1000) for u in numbers]
+    tokens = drafter.propose([4], draw([1])).tokens[0].tolist()
+    assert tokens == [int(u * 1000) for u in numbers]
 
 
 @pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])

@@ -192,8 +192,8 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
     torch.set_num_threads(3)
     try:
         row = Row.of(Request([1], 3, RowKey(0, 0)))
-        made = Batch(Elsewhere(P, V), NoDrafter())
-        for _ in made.run([row], Greedy(), Fixed(0)):
+        batch = Batch(Elsewhere(P, V), NoDrafter())
+        for _ in batch.run([row], Greedy(), Fixed(0)):
             assert torch.get_num_threads() == 3
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3
     finally:
@@ -230,9 +230,9 @@ class Tensors(TableModel):
 def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
     """Its last token is unread as its mates' are, but this pass does not advance it."""
     wishes = SamplingParams(temperature=1.0, prompt_logprobs=0)
-    told = replace(REQUESTS[1], params=wishes)
+    request = replace(REQUESTS[1], params=wishes)
     expected = [run(Batch(TableModel(P, V), NoDrafter()), [each])[0] for each in REQUESTS[:2]]
-    rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(told)]
+    rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(request)]
     for _ in Batch(Tensors(P, V), NoDrafter()).run(rows, choose(speculative), Fixed(0)):
         pass
     assert texts(rows) == texts(expected) and len(rows[1].prompt_logprobs) == 4

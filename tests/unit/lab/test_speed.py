@@ -46,10 +46,10 @@ def test_a_stack_is_the_same_layers_in_any_precision(
     expected = x
     for i in range(SMALL.layers):
         expected = expected @ np.roll(weight, i, 0).T
-    made = graph(SMALL, dtype)
-    kinds = [n.get_element_type() for n in made.get_ops() if n.get_type_name() == "Constant"]
+    network = graph(SMALL, dtype)
+    kinds = [n.get_element_type() for n in network.get_ops() if n.get_type_name() == "Constant"]
     assert sum(each.to_string() == kind for each in kinds) >= SMALL.layers
-    assert np.linalg.norm(run(made, x) - expected) < error * np.linalg.norm(expected)
+    assert np.linalg.norm(run(network, x) - expected) < error * np.linalg.norm(expected)
 
 
 def test_every_size_and_precision_is_timed() -> None:

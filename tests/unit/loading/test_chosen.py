@@ -66,8 +66,8 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
     assert ("self:int8" in measured["asked"]) == (int8 is not None)
     assert (spec.foresight is None) == (best == "lookup")
     plain = foretoken.load(target, "none").generate("It was", max_new_tokens=20)
-    (done,) = spec.generate("It was", max_new_tokens=20, gamma=3)
-    assert done.tokens == plain[0].tokens
+    (completion,) = spec.generate("It was", max_new_tokens=20, gamma=3)
+    assert completion.tokens == plain[0].tokens
 
 
 @pytest.mark.openvino

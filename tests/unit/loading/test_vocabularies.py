@@ -29,8 +29,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = llama(len(metaspace()), seed=1, num_hidden_layers=1)
-    return folder(tmp_path_factory.mktemp("pair") / "draft", made, metaspace())
+    network = llama(len(metaspace()), seed=1, num_hidden_layers=1)
+    return folder(tmp_path_factory.mktemp("pair") / "draft", network, metaspace())
 
 
 def translated(spec: foretoken.Speculator) -> TranslatedModel:
@@ -50,9 +50,11 @@ def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
     for by_text in (True, False):
         model.by_text = ByText(by_text, by_text)
         for temperature in (0.0, 1.0):
-            (made,) = spec.generate(PROMPT, gamma=3, max_new_tokens=20, temperature=temperature)
-            assert made.stats.drafted and made.stats.draft_calls
-            assert temperature or made.tokens == plain[0].tokens
+            (completion,) = spec.generate(
+                PROMPT, gamma=3, max_new_tokens=20, temperature=temperature
+            )
+            assert completion.stats.drafted and completion.stats.draft_calls
+            assert temperature or completion.tokens == plain[0].tokens
 
 
 def test_the_way_is_the_same_each_time(target, draft):
@@ -84,8 +86,8 @@ def test_a_target_that_cannot_read_the_trial_gets_the_usual_ways(draft, tmp_path
 def test_it_drafts_for_an_encoder_decoder(draft, tmp_path):
     spec = foretoken.load(folder(tmp_path / "t5", t5(320), byte_level()), draft)
     for temperature in (0.0, 1.0):
-        (made,) = spec.generate(PROMPT, gamma=3, max_new_tokens=12, temperature=temperature)
-        assert made.stats.drafted
+        (completion,) = spec.generate(PROMPT, gamma=3, max_new_tokens=12, temperature=temperature)
+        assert completion.stats.drafted
 
 
 def test_it_looks_ahead_in_a_beam_search(target, draft):

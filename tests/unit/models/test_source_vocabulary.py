@@ -45,8 +45,8 @@ def test_prompts_are_checked_against_what_reads_them(
     options = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": None}
     stock = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     for gamma in (0, 3, None):
-        (done,) = spec.generate(ids.tolist(), max_new_tokens=6, gamma=gamma)
-        assert done.tokens == stock[0, 1:].tolist()
+        (completion,) = spec.generate(ids.tolist(), max_new_tokens=6, gamma=gamma)
+        assert completion.tokens == stock[0, 1:].tolist()
     with pytest.raises(
         InputError, match=rf"holds the id {source}; ids must be in 0\.\.{source - 1}"
     ):
@@ -59,7 +59,7 @@ def test_a_draft_that_does_not_know_the_source_falls_silent(draft: str) -> None:
     other = llama(64, eos_token_id=None) if draft == "decoder" else marian(80, 64)
     spec = load(model, other)
     assert isinstance(spec.drafter, LMDrafter)
-    known, unknown = spec.generate([[5, 6, 7], [5, 90, 7]], max_new_tokens=8, gamma=3)
-    assert known.stats.drafted > 0 and unknown.stats.drafted == 0
+    completions, unknown = spec.generate([[5, 6, 7], [5, 90, 7]], max_new_tokens=8, gamma=3)
+    assert completions.stats.drafted > 0 and unknown.stats.drafted == 0
     (beams,) = spec.beam_search([[5, 90, 7]], num_beams=2, max_new_tokens=4)
     assert beams[0].stats.draft_calls == 0

@@ -30,13 +30,15 @@ def pair() -> Speculator:
 
 def test_our_own_turn():
     spec = pair()
-    (found,) = Own(spec, 3).turn([TASK])
-    (done,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
-    assert found.tokens == done.tokens and found.first_tokens == len(done.steps[0].kept)
-    assert 0 < found.first_seconds < found.seconds and found.loop_seconds < found.seconds
-    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in found.steps)
-    assert spent <= found.loop_seconds
-    assert sum(len(s.kept) for s in found.steps) == 12 - found.first_tokens
+    (result,) = Own(spec, 3).turn([TASK])
+    (completion,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
+    assert result.tokens == completion.tokens and result.first_tokens == len(
+        completion.steps[0].kept
+    )
+    assert 0 < result.first_seconds < result.seconds and result.loop_seconds < result.seconds
+    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in result.steps)
+    assert spent <= result.loop_seconds
+    assert sum(len(s.kept) for s in result.steps) == 12 - result.first_tokens
 
 
 class Echo:

@@ -90,8 +90,8 @@ def test_numbers_that_come_back_are_seen():
 def test_two_samples_are_scipys():
     a, b = np.array([40.0, 30.0, 80.0, 3.0, 2.0]), np.array([90.0, 50.0, 170.0, 2.0, 1.0])
     expected = stats.chi2_contingency([[40, 30, 80, 5], [90, 50, 170, 3]])
-    found = two_samples("", "", [(a, b)], LEVEL)
-    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9) and found.n == 155
+    test = two_samples("", "", [(a, b)], LEVEL)
+    assert test.p_value == pytest.approx(expected.pvalue, rel=1e-9) and test.n == 155
     other = np.array([80.0, 30.0, 40.0, 3.0, 2.0])
     assert two_samples("", "", [(a, b), (other, b)], LEVEL).p_value < LEVEL
     assert two_samples("", "", [(a[:1], b[:1])], LEVEL).p_value == 1

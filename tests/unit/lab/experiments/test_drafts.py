@@ -16,8 +16,8 @@ def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():
         timed("small", 1.0, 2, 1.4),
         timed("lookup", 1.0, 2, 0.9),
     ]
-    found = {"walltime": rows, "acceptance": [agreed("lookup", 0.0, 0.4)]}
-    section = drafts.section(own, found)
+    results = {"walltime": rows, "acceptance": [agreed("lookup", 0.0, 0.4)]}
+    section = drafts.section(own, results)
     assert section is not None
     (table,), (said,) = section.tables, section.paragraphs
     first = ("lookup", "0", "0.400 ± 0.010", "0.100", "2", "2.00 ± 0.01", "small 1.50 ± 0.01")
@@ -33,11 +33,11 @@ def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():
 def test_distilled_drafts_stand_beside_what_they_were():
     own = recipe(drafts=[Draft(label="raw"), Draft(label="taught", distilled_from="raw")])
     alphas = [("raw", 0.6, 0.5), ("taught", 0.7, 0.49)]
-    found = {
+    results = {
         "acceptance": [agreed(name, T, by[int(T)]) for name, *by in alphas for T in (0.0, 1.0)],
         "walltime": [timed("raw", 0.0, 2, 1.2), timed("taught", 0.0, 2, 1.5)],
     }
-    section = drafts.section(own, found)
+    section = drafts.section(own, results)
     assert section is not None
     (table,), (said,) = section.tables, section.paragraphs
     assert table.rows == [

@@ -21,9 +21,11 @@ def test_facts_are_those_of_the_kind_of_draft():
         ("none", 0, ["all"]),
         ("self:int4", 0, ["all"]),  # no guess is made
     ):
-        made = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
-        assert [fact.text for fact in made.law] == told == [fact.text for fact in made.lacks]
-        assert made.steps == ["target"]
+        exported = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
+        assert (
+            [fact.text for fact in exported.law] == told == [fact.text for fact in exported.lacks]
+        )
+        assert exported.steps == ["target"]
 
 
 @pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])

@@ -114,30 +114,30 @@ def test_predictions_follow_from_the_counts(found):
 
 def test_a_perfect_and_a_useless_draft():
     perfect = pair(LMDrafter(TableModel.markov(P.tolist()), V))
-    found = measure(perfect, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
-    assert found.alpha.value == pytest.approx(1) and found.tokens_per_call.value == 3
-    assert [p.kept / p.judged for p in found.positions] == [1, 1]
+    measurement = measure(perfect, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
+    assert measurement.alpha.value == pytest.approx(1) and measurement.tokens_per_call.value == 3
+    assert [p.kept / p.judged for p in measurement.positions] == [1, 1]
     left, right = np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0.5, 0.5, 0])
     useless = Speculator(
         TableModel.markov([left] * V), LMDrafter(TableModel.markov([right] * V), V)
     )
-    found = measure(useless, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
-    assert found.alpha.value == 0 and found.tokens_per_call.value == 1
-    assert found.positions[1].rate is None and found.positions[1].asked == 0
+    measurement = measure(useless, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
+    assert measurement.alpha.value == 0 and measurement.tokens_per_call.value == 1
+    assert measurement.positions[1].rate is None and measurement.positions[1].asked == 0
 
 
 def test_a_draft_that_is_silent_at_times():
-    found = measure(pair(LookupDrafter()), PROMPTS[:4], options())
-    assert 0 < found.silent < 1 and 0 < found.positions[0].offered < 1
-    assert found.positions[0].judged < found.positions[0].asked
-    assert found.draft.runtime == "python" and found.draft.operations == 0
+    measurement = measure(pair(LookupDrafter()), PROMPTS[:4], options())
+    assert 0 < measurement.silent < 1 and 0 < measurement.positions[0].offered < 1
+    assert measurement.positions[0].judged < measurement.positions[0].asked
+    assert measurement.draft.runtime == "python" and measurement.draft.operations == 0
 
 
 def test_an_end_of_sequence_is_no_rejection():
     spec = pair(LMDrafter(TableModel.markov(P.tolist()), V), ends=Ends(eos=frozenset({0})))
-    found = measure(spec, PROMPTS[1:5], options())
-    assert all(p.kept == p.judged == p.asked for p in found.positions)
-    assert found.tokens < TOKENS
+    measurement = measure(spec, PROMPTS[1:5], options())
+    assert all(p.kept == p.judged == p.asked for p in measurement.positions)
+    assert measurement.tokens < TOKENS
 
 
 def test_an_encoder_decoder():
@@ -147,15 +147,15 @@ def test_an_encoder_decoder():
     target = TableModel(law, V, encoder_decoder=True)
     drafter = LMDrafter(TableModel(law, V), V)
     spec = Speculator(target, drafter, ends=Ends(decoder_start=0))
-    found = measure(spec, PROMPTS[:3], options())
-    assert found.target.encoder_decoder and found.alpha.value == pytest.approx(1)
+    measurement = measure(spec, PROMPTS[:3], options())
+    assert measurement.target.encoder_decoder and measurement.alpha.value == pytest.approx(1)
 
 
 def test_a_small_context():
     target = TableModel(lambda text: P[text[-1]].tolist(), V, context=9)
     spec = Speculator(target, LMDrafter(TableModel.markov(Q.tolist()), V))
-    found = measure(spec, PROMPTS[:3], options())
-    assert len(found.passes) == 9 and found.context == 0
+    measurement = measure(spec, PROMPTS[:3], options())
+    assert len(measurement.passes) == 9 and measurement.context == 0
 
 
 def test_what_cannot_be_measured():

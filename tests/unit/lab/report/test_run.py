@@ -44,8 +44,8 @@ def measured(monkeypatch) -> list[dict[str, Any]]:
 
 
 def test_draft_by_draft_and_in_the_pages_order(own):
-    asked = jobs([own], MACHINE)
-    order = [(job.case["draft"], job.experiment, job.case["temperature"]) for job in asked]
+    cases = jobs([own], MACHINE)
+    order = [(job.case["draft"], job.experiment, job.case["temperature"]) for job in cases]
     assert order[:4] == [
         ("small", "acceptance", 0.0),
         ("small", "acceptance", 1.0),
@@ -124,10 +124,10 @@ def test_ctrl_c_is_no_failure(own, measured, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", interrupted)
-    asked: list[Job] = jobs([own], MACHINE)
+    cases: list[Job] = jobs([own], MACHINE)
     results = Results(tmp_path / "results.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        list(run(asked, results, MACHINE, "report"))
+        list(run(cases, results, MACHINE, "report"))
     assert Results(results.path).last("tables") is None
 
 

@@ -32,9 +32,9 @@ FAMILIES = ["Mistral", "Qwen2", "T5", "BART"]  # on pages, with a window or with
 def network(name: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        made = build(name)
-        stir(made)
-    return made
+        twin = build(name)
+        stir(twin)
+    return twin
 
 
 def hosted(
@@ -42,9 +42,11 @@ def hosted(
 ) -> tuple[Any, Companion[Any]]:
     (way, *_) = conversion.ways(network)
     target: Any = way.run(network)
-    made = conversion.companion(None, target, dtype, layers, lambda: copy.deepcopy(network), dict)
-    assert isinstance(made, Companion)
-    return target, made
+    exported = conversion.companion(
+        None, target, dtype, layers, lambda: copy.deepcopy(network), dict
+    )
+    assert isinstance(exported, Companion)
+    return target, exported
 
 
 class Hosted:
@@ -77,16 +79,16 @@ class Hosted:
         """The copy's logits behind each token that it took of a row's block."""
         taken = [self.dice.randint(0, len(block)) for block in blocks]
         before = list(self.target.lengths)
-        made: list[list[Tensor]] = [[] for _ in blocks]
+        tensors: list[list[Tensor]] = [[] for _ in blocks]
         for i in range(max(taken, default=0)):
             feed = [[block[i]] if i < n else [] for block, n in zip(blocks, taken, strict=True)]
             logits = self.drafting.score(feed, [len(token) for token in feed])
             for b, token in enumerate(feed):
                 if token:
-                    made[b].append(logits[b, 0].clone())
+                    tensors[b].append(logits[b, 0].clone())
         self.drafting.score([[self.dice.randrange(2, 60)] for _ in blocks], [1] * len(blocks))
         assert self.target.lengths == before
-        return made
+        return tensors
 
     def set_lengths(self, lengths: list[int]) -> None:
         self.target.set_lengths(lengths)

@@ -34,11 +34,11 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
 def compiled(model: PreTrainedModel) -> tuple[Any, ...]:
-    made = export_explicit(model)
+    exported = export_explicit(model)
     graphs = {
-        name: core().compile_model(graph, "CPU", EXACT) for name, graph in made.graphs.items()
+        name: core().compile_model(graph, "CPU", EXACT) for name, graph in exported.graphs.items()
     }
-    return graphs.get("encoder"), graphs["decoder"], made.facts
+    return graphs.get("encoder"), graphs["decoder"], exported.facts
 
 
 @cache
@@ -301,8 +301,8 @@ def test_greedy_text_is_transformers_own() -> None:
     draft = LMDrafter(Seq2SeqModel(relative(stock)), 64)
     for gamma, drafter in ((0, NoDrafter()), (4, draft)):
         spec = Speculator(runner, drafter, ends=Ends(decoder_start=0))
-        done = spec.generate(PROMPTS, gamma=gamma, max_new_tokens=24)
-        for completion, prompt in zip(done, PROMPTS, strict=True):
+        completions = spec.generate(PROMPTS, gamma=gamma, max_new_tokens=24)
+        for completion, prompt in zip(completions, PROMPTS, strict=True):
             assert_greedy(completion, stock, prompt, 24)
     assert 0 < completion.stats.accepted < completion.stats.drafted
     assert completion.stats.runtime == "openvino"

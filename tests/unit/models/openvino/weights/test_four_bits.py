@@ -20,8 +20,8 @@ def normal(*shape: int) -> np.ndarray:
 
 def kinds(graph: ov.Model) -> list[ov.Type]:
     """Of the graph's weights."""
-    made = [op for op in graph.get_ops() if op.get_type_name() == "Constant"]
-    return [op.get_element_type() for op in made if len(op.get_output_shape(0)) > 1]
+    constants = [op for op in graph.get_ops() if op.get_type_name() == "Constant"]
+    return [op.get_element_type() for op in constants if len(op.get_output_shape(0)) > 1]
 
 
 def test_a_groups_scale_is_the_best_of_some() -> None:

@@ -50,8 +50,8 @@ def run(graph: ov.Model, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("turned", [True, False])
 def test_half_the_bytes_and_the_same_numbers(turned: bool, tmp_path: Path) -> None:
     weight = matrix()
-    given = weight if turned else weight.T.copy()
-    graph = halved(product(given, turned))
+    operand = weight if turned else weight.T.copy()
+    graph = halved(product(operand, turned))
     assert kinds(graph) == {ov.Type.bf16}
     assert np.array_equal(run(graph, np.eye(128, dtype=np.float32)).T, weight)
     ov.save_model(graph, tmp_path / "g.xml", compress_to_fp16=False)
