@@ -77,8 +77,8 @@ def metaspace() -> PreTrainedTokenizerFast:
         vocab_size=120, special_tokens=["</s>", "<unk>"], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    found = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    pieces = [(token, -float(i)) for i, (token, _) in enumerate(found)]
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    pieces = [(token, -float(i)) for i, (token, _) in enumerate(entries)]
     pieces += [(byte, -900.0) for byte in bytes_]
     whole = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=True))
     whole.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -90,12 +90,12 @@ def metaspace() -> PreTrainedTokenizerFast:
 @cache
 def legacy() -> PreTrainedTokenizerFast:
     """As Llama's: a normalizer puts a space before every text, whatever it begins with."""
-    words = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
-    words += [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
+    vocabulary += [f"<0x{byte:02X}>" for byte in range(256)]
     merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "ab"), ("\u2581a", "b")]
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={word: i for i, word in enumerate(words)},
+            vocab={word: i for i, word in enumerate(vocabulary)},
             merges=merges,
             unk_token="<unk>",
             byte_fallback=True,

@@ -155,7 +155,7 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
     pair, eos = spec(name, draft)
     texts = [expected(target(name), prompt, eos, wished) for prompt in PROMPTS]
     arguments = {k: own(v) if k == "processors" else v for k, v in wished.items()}
-    kept = 0
+    count = 0
     for gamma in gammas:
         options = {"max_new_tokens": LIMIT, "gamma": gamma, **arguments}
         alone = PROMPTS[gamma % 3], texts[gamma % 3]
@@ -168,8 +168,8 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
             continue
         for completion, text in zip(pair.generate(PROMPTS, **options), texts, strict=True):
             assert_same(completion, text)
-            kept += completion.stats.accepted
-    return kept
+            count += completion.stats.accepted
+    return count
 
 
 @pytest.mark.parametrize("control", ALONE)
@@ -177,8 +177,8 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
 def test_every_control_alone(name: str, control: str) -> None:
     wished = wishes(name, ALONE[control], Random(0))
     compare(name, "lookup", GAMMAS[1:2], wished)
-    kept = compare(name, "model", (0, 4), wished)
-    assert kept or control in ("everything banned", "remove_invalid_values")
+    count = compare(name, "model", (0, 4), wished)
+    assert count or control in ("everything banned", "remove_invalid_values")
 
 
 @pytest.mark.parametrize("seed", range(40))

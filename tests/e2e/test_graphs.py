@@ -23,11 +23,11 @@ def test_greedy_text_is_transformers_own(name: str) -> None:
     drafted = accepted = 0
     for gamma in 0, 1, 4:
         together = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
-        for prompt, found in zip(PROMPTS, together, strict=True):
-            assert_greedy(found, model, prompt, LIMIT, eos)
-            assert found.stats.runtime == "graphs"
-            drafted += found.stats.drafted
-            accepted += found.stats.accepted
+        for prompt, completion in zip(PROMPTS, together, strict=True):
+            assert_greedy(completion, model, prompt, LIMIT, eos)
+            assert completion.stats.runtime == "graphs"
+            drafted += completion.stats.drafted
+            accepted += completion.stats.accepted
         (alone,) = pair.generate(PROMPTS[2], max_new_tokens=LIMIT, gamma=gamma)
         assert_greedy(alone, model, PROMPTS[2], LIMIT, eos)
     assert 0 < accepted < drafted

@@ -25,9 +25,9 @@ LIMIT = 24
 
 def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
     """Heads that know the greedy text of one prompt."""
-    heads, heard = Heads.fresh(model, count).double(), model.config.is_encoder_decoder
-    start = [model.generation_config.decoder_start_token_id] if heard else prompt
-    request = Request(start, LIMIT, RowKey(0, 0), source=prompt if heard else None)
+    heads, encoder_decoder = Heads.fresh(model, count).double(), model.config.is_encoder_decoder
+    start = [model.generation_config.decoder_start_token_id] if encoder_decoder else prompt
+    request = Request(start, LIMIT, RowKey(0, 0), source=prompt if encoder_decoder else None)
     texts = [Text(request, stock(model, prompt, LIMIT))]
     steps = torch.optim.Adam(heads.parameters(), lr=0.02)
     for _ in range(40):

@@ -32,10 +32,10 @@ def full(prompt: list[int], tokens: list[int]) -> torch.Tensor:
     return scores(TARGET, [*prompt, *tokens])[len(prompt) - 1 : -1]
 
 
-def assert_told(told, known: torch.Tensor, tokens: list[int], count: int) -> None:
-    """`known [n, V]`: logarithms of the laws."""
+def assert_told(told, log_p: torch.Tensor, tokens: list[int], count: int) -> None:
+    """`log_p [n, V]`: logarithms of the laws."""
     assert [one.token for one in told] == tokens
-    for one, row in zip(told, known, strict=True):
+    for one, row in zip(told, log_p, strict=True):
         assert one.logprob == pytest.approx(float(row[one.token]), abs=1e-9)
         assert len(one.top) == count
         best = row.sort(descending=True, stable=True)
@@ -56,8 +56,8 @@ def test_raw(count, gamma, temperature):
         for prompt, completion in zip(
             PROMPTS, spec(drafter).generate(PROMPTS, params, gamma=gamma), strict=True
         ):
-            known = full(prompt, completion.tokens).log_softmax(-1)
-            assert_told(completion.logprobs, known, completion.tokens, count)
+            log_p = full(prompt, completion.tokens).log_softmax(-1)
+            assert_told(completion.logprobs, log_p, completion.tokens, count)
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
@@ -89,8 +89,8 @@ def test_an_end_has_its_logprob_too():
         [PROMPTS[0]], gamma=3, max_new_tokens=12, logprobs=0, stop_token_ids=[whole.tokens[6]]
     )
     assert completion.finish_reason == "stop" and completion.tokens[-1] == whole.tokens[6]
-    known = full(PROMPTS[0], completion.tokens).log_softmax(-1)
-    assert_told(completion.logprobs, known, completion.tokens, 0)
+    log_p = full(PROMPTS[0], completion.tokens).log_softmax(-1)
+    assert_told(completion.logprobs, log_p, completion.tokens, 0)
 
 
 @pytest.mark.parametrize("count", [0, MOST])
@@ -105,8 +105,8 @@ def test_of_the_prompt(count):
     assert [one.tokens for one in completions] == [one.tokens for one in expected]
     assert completions[1].prompt_logprobs is None and completions[2].prompt_logprobs == []
     for i in (0, 3):
-        logits = scores(TARGET, prompts[i])[:-1].log_softmax(-1)
-        assert_told(completions[i].prompt_logprobs, logits, prompts[i][1:], count)
+        log_p = scores(TARGET, prompts[i])[:-1].log_softmax(-1)
+        assert_told(completions[i].prompt_logprobs, log_p, prompts[i][1:], count)
 
 
 def test_of_an_encoder_decoder():
@@ -115,8 +115,8 @@ def test_of_an_encoder_decoder():
     for prompt, completion in zip(
         PROMPTS, pair.generate(PROMPTS, gamma=3, max_new_tokens=9, logprobs=MOST), strict=True
     ):
-        logits = scores(network, [1, *completion.tokens], prompt)[:-1].log_softmax(-1)
-        assert_told(completion.logprobs, logits, completion.tokens, MOST)
+        log_p = scores(network, [1, *completion.tokens], prompt)[:-1].log_softmax(-1)
+        assert_told(completion.logprobs, log_p, completion.tokens, MOST)
 
 
 def test_a_stream_tells_them_with_its_tokens():
@@ -129,10 +129,10 @@ def test_a_stream_tells_them_with_its_tokens():
 
 def test_none_are_computed_where_none_are_asked_for(monkeypatch):
     """And in a batch of several only those of the row that asks."""
-    asked: list[list[int]] = []
+    prefixes: list[list[int]] = []
 
-    def spy(known, tokens, count):
-        asked.append(tokens)
+    def spy(logits, tokens, count):
+        prefixes.append(tokens)
         return [None for _ in tokens]
 
     monkeypatch.setattr(step, "logprobs", spy)
@@ -140,7 +140,7 @@ def test_none_are_computed_where_none_are_asked_for(monkeypatch):
     pair = spec()
     plain = SamplingParams(0.8, max_new_tokens=9, repetition_penalty=1.2)
     completions = pair.generate(PROMPTS, plain, gamma=2)
-    assert not asked and all(one.logprobs is None for one in completions)
+    assert not prefixes and all(one.logprobs is None for one in completions)
     params = SamplingParams(0.8, max_new_tokens=9, repetition_penalty=1.2, logprobs=1)
     completions = pair.generate(PROMPTS, [plain, params, plain], gamma=2)
-    assert [token for tokens in asked for token in tokens] == completions[1].tokens
+    assert [token for tokens in prefixes for token in tokens] == completions[1].tokens

@@ -119,12 +119,12 @@ def pair() -> foretoken.Speculator:
 
 def alpha(pair: foretoken.Speculator, drafter, temperature: float, texts: int, n: int) -> float:
     """The paper's protocol: E sum min(p, q) on what the target wrote at that temperature."""
-    params, prompts, found = SamplingParams(temperature), list(PROMPTS[:texts]), []
+    params, prompts, estimates = SamplingParams(temperature), list(PROMPTS[:texts]), []
     completions = pair.generate(prompts, max_new_tokens=n, temperature=temperature, gamma=3, seed=0)
     requests = pair.requests(prompts, SamplingParams(temperature, max_new_tokens=n), 0)
     for request, one in zip(requests, completions, strict=True):
-        found += overlaps(pair.target, drafter, request, one.tokens, params)
-    return fmean(beta or 0.0 for beta in found)
+        estimates += overlaps(pair.target, drafter, request, one.tokens, params)
+    return fmean(beta or 0.0 for beta in estimates)
 
 
 @shipped

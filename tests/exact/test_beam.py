@@ -101,8 +101,10 @@ def stock(model, prompt: list[int], limit: int, eos: int | None, **options):
 
 def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
     """The same from full forwards without a cache, in float64."""
-    settings, heard = model.generation_config, model.config.is_encoder_decoder
-    head, source = ([settings.decoder_start_token_id], prompt) if heard else (prompt, None)
+    settings, encoder_decoder = model.generation_config, model.config.is_encoder_decoder
+    head, source = (
+        ([settings.decoder_start_token_id], prompt) if encoder_decoder else (prompt, None)
+    )
 
     def law(text: oracle.Text) -> np.ndarray:
         if settings.forced_eos_token_id is not None and len(text) == limit - 1:
@@ -181,9 +183,9 @@ def test_fewer_target_calls_where_alpha_is_0_8() -> None:
 
 def test_a_perfect_draft_is_followed_all_the_way() -> None:
     p = oracle.random_model(3, 8)
-    found = tables(p, p, 8).beam_search([1], max_new_tokens=12, gamma=3)[0][0]
-    assert found.stats.depths == (3, 3, 3)
-    assert found.stats.target_calls == 3
+    best = tables(p, p, 8).beam_search([1], max_new_tokens=12, gamma=3)[0][0]
+    assert best.stats.depths == (3, 3, 3)
+    assert best.stats.target_calls == 3
 
 
 def test_negative_control_without_the_look_for_missing_beams(monkeypatch) -> None:

@@ -210,9 +210,9 @@ def off(found: Case, monkeypatch, *, automaton: bool = False) -> float:
     """Total variation from the law that this file makes of the target's."""
     (row,) = found.rows
     assert found.params is not None
-    given = len(row.source or ())
+    source_length = len(row.source or ())
     own = controlled(
-        P, found.params, len(row.prompt), source=given, eos=row.eos, automaton=automaton
+        P, found.params, len(row.prompt), source=source_length, eos=row.eos, automaton=automaton
     )
     return bias(found, own, monkeypatch)
 

@@ -115,18 +115,18 @@ def expected(arrivals: tuple[Arrival, ...]) -> dict[tuple[Text, ...], float]:
     laws = [
         joint(lambda text, each=each: P((*each.prompt, *text)), each.limit) for each in arrivals
     ]
-    made: dict[tuple[Text, ...], float] = {}
+    result: dict[tuple[Text, ...], float] = {}
     for texts in product(*laws):
         chances = [law[text] for law, text in zip(laws, texts, strict=True)]
-        made[texts] = float(torch.tensor(chances, dtype=torch.float64).prod())
-    return made
+        result[texts] = float(torch.tensor(chances, dtype=torch.float64).prod())
+    return result
 
 
 def off(course: Course, patch: pytest.MonkeyPatch) -> float:
     """Total variation of the joint law from the product."""
-    found, own = course.law(patch), expected(course.arrivals)
-    assert abs(sum(found.values()) - 1) < 1e-12
-    return 0.5 * sum(abs(found.get(t, 0.0) - own.get(t, 0.0)) for t in found.keys() | own.keys())
+    law, own = course.law(patch), expected(course.arrivals)
+    assert abs(sum(law.values()) - 1) < 1e-12
+    return 0.5 * sum(abs(law.get(t, 0.0) - own.get(t, 0.0)) for t in law.keys() | own.keys())
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -253,8 +253,8 @@ def test_texts_of_every_prompt_are_sampled_alone():
 
     def tokens(model: TableModel) -> list[list[int]]:
         spec = Speculator(model, Guesser(Q))
-        made = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
-        return [row.tokens for _, rows in made for row in rows]
+        batches = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
+        return [row.tokens for _, rows in batches for row in rows]
 
     pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
     alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}

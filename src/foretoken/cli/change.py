@@ -19,8 +19,8 @@ NUMBERS: dict[Any, tuple[Any, str]] = {int: (int, "a whole number"), float: (flo
 
 
 def changed(wishes: W, first: W, name: str, value: str) -> W:
-    """The wishes with another one; where the value is "", as it was at first. InputError for a name
-    that there is not and for a value that is none of its kind; other checks are `given`'s."""
+    """The wishes with another one; where the value is "", as it was at first. InputError for an
+    unknown name and for a value of the wrong kind; other checks are `given`'s."""
     options = _names(type(wishes))
     key = options.get(name.lstrip("-").replace("-", "_"))
     if key is None:

@@ -21,7 +21,7 @@ CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def prepare(address: str) -> None:
     """Before ray is imported, which takes seconds: a Ray that `join` is to start here (LOCAL)
     listens on the loopback alone, unless the environment says otherwise. InputError for an address
-    that is none, or does not answer."""
+    that is invalid or does not answer."""
     if address == LOCAL:
         os.environ.setdefault(CLUSTERS, "0")
     elif address != "auto":

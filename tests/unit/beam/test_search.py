@@ -125,11 +125,11 @@ def test_rows_on_openvino_find_the_same_beams(name: str) -> None:
     torch.manual_seed(0)
     model = network(name, 0).float()
     options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 8}
-    found = [
+    results = [
         speculator(model, relative(model), runtime=runtime).beam_search(PROMPTS, **options)
         for runtime in ("openvino", "transformers")
     ]
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*results, strict=True):
         assert ours[0].stats.runtime == "openvino" and theirs[0].stats.runtime == "transformers"
         assert [b.tokens for b in ours] == [b.tokens for b in theirs]
         assert [b.score for b in ours] == pytest.approx([b.score for b in theirs], abs=1e-4)

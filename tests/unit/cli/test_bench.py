@@ -101,8 +101,8 @@ def test_a_document_of_batches(call: Run, pair: tuple[object, ...], tmp_path: Pa
 def test_tables(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--temperature", 1)
     assert code == 0
-    for told in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
-        assert told in out
+    for words in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
+        assert words in out
     assert "…" not in out and "against" not in out
 
 
@@ -231,10 +231,10 @@ def test_ctrl_c_leaves_the_batches_that_were_done(
     call: Run, pair: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Three contestants and three rounds with the one that warms up are nine turns of a batch."""
-    left, turn = iter(range(1, 14)), Own.turn
+    numbers, turn = iter(range(1, 14)), Own.turn
 
     def impatient(self: Own, tasks: list[race.Task]) -> list[race.Run]:
-        if next(left) == 12:
+        if next(numbers) == 12:
             raise KeyboardInterrupt
         return turn(self, tasks)
 

@@ -94,7 +94,7 @@ def test_random_prompts_and_tokens_that_chunks_tell(call: Run, tmp_path: Path):
     assert named.name == f"openai-200.0qps-theirs-{document['date']}.json"
     assert document["itl_between"] == "tokens" and document["request_goodput"] > 0
     assert document["goodput"] == {"ttft": 60000, "e2el": 60000}
-    for said in (
+    for words in (
         "theirs at http://127.0.0.1:",
         "8 requests, 200 a second, at random times; random prompts of 4 tokens, up to 5 new ones",
         "Successful requests       8\n",
@@ -102,7 +102,7 @@ def test_random_prompts_and_tokens_that_chunks_tell(call: Run, tmp_path: Path):
         "requests/s; 8 of 8 within ttft 60000 ms, e2el 60000 ms",
         "those of one chunk share the time",
     ):
-        assert said in out, out
+        assert words in out, out
 
 
 def test_failures_are_counted_by_status(call: Run, custom: tuple[object, ...]):
@@ -114,7 +114,7 @@ def test_failures_are_counted_by_status(call: Run, custom: tuple[object, ...]):
         more = ("--num-prompts", 7, "--max-concurrency", 1)
         code, out, _ = call("--base-url", server.url, *custom, *more)
     assert code == 1
-    for said in (
+    for words in (
         "Successful requests       1\n",
         "Failed requests           6\n",
         "  429                     2, the first: full\n",
@@ -122,7 +122,7 @@ def test_failures_are_counted_by_status(call: Run, custom: tuple[object, ...]):
         "  stream                  3, the first: the server broke off before the text's end\n",
         "Total generated tokens    5\n",
     ):
-        assert said in out, out
+        assert words in out, out
 
 
 def test_all_fail(call: Run, custom: tuple[object, ...]):

@@ -32,8 +32,8 @@ def test_a_card_is_made_kept_and_listed(console: Run, base: Path) -> None:
     args = ("doctor", base / "m", "--dtype", "int8", "--held-out", base / "text.txt")
     result = console(*args)
     assert result.code == 0 and result.out.startswith(f"# {base / 'm'} in int8\n")
-    for told in ("text.txt (sha256 ", "| bits per byte | ", "sum min(p, q)", "--dtype int8"):
-        assert told in result.out
+    for phrase in ("text.txt (sha256 ", "| bits per byte | ", "sum min(p, q)", "--dtype int8"):
+        assert phrase in result.out
     listed = console("doctor", "--cache").out
     assert "    | bits per byte | " in listed and "# " not in listed
     cards = {row["dtype"]: row["card"] for row in _cache(console)}

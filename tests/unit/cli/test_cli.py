@@ -75,10 +75,10 @@ def test_exact_shapes_and_coupled_draws(run, base):
     """A seed gives one text, whatever gamma."""
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
     args += ("--exact-shapes", "--rule", "coupled", "--temperature", 1, "--seed", 3, "--json")
-    found = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
-    plain, fast = (document["completions"][0] for document in found)
+    outputs = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
+    plain, fast = (document["completions"][0] for document in outputs)
     assert plain["tokens"] == fast["tokens"] and fast["stats"]["drafted"]
-    assert found[0]["runtime"] == "transformers, exact shapes"
+    assert outputs[0]["runtime"] == "transformers, exact shapes"
 
 
 def test_json_is_one_document(run, base):
@@ -152,11 +152,11 @@ def test_compare(run, base, monkeypatch):
     assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
     assert "Theorem 3.8 with alpha" in predicted and said.startswith("other processes took 23%")
     document = json.loads(run("generate", "It was", *args, "--compare", "--gamma", 2, "--json").out)
-    found = document["comparison"]
-    assert found["others"] == 0.23
-    assert found["gamma"] == 2 and 0 <= found["alpha"] <= 1 and found["c"] > 0
-    ratio = found["plain_seconds_per_token"] / found["seconds_per_token"]
-    assert found["speedup"] == pytest.approx(ratio)
+    comparison = document["comparison"]
+    assert comparison["others"] == 0.23
+    assert comparison["gamma"] == 2 and 0 <= comparison["alpha"] <= 1 and comparison["c"] > 0
+    ratio = comparison["plain_seconds_per_token"] / comparison["seconds_per_token"]
+    assert comparison["speedup"] == pytest.approx(ratio)
 
 
 def test_show_tokens(run, base):
@@ -327,7 +327,7 @@ def test_a_generation_config_that_changes_the_law(run, base, tmp_path):
     assert run(*args, "--ignore-generation-config").code == 0
 
 
-def test_logits_that_are_none_are_told_with_their_place(run, tmp_path):
+def test_invalid_logits_are_told_with_their_place(run, tmp_path):
     target = llama(64)
     target.lm_head.weight.data[5] = float("nan")
     args = ("--target", folder(tmp_path / "m", target), "--draft", "none")
@@ -499,9 +499,9 @@ def test_bad_training_input(run, base, tmp_path):
     mistake(run(*lm, "--data", text, "--steps", 0), "steps is 0; give 1 or more")
     assert not out.exists()
     lm = (*lm, "--context", 16)
-    known = ("--tokenizer", target, "--init")
-    mistake(run(*lm, "--data", text, *known, text), "holds no Llama model that can be read")
-    mistake(run(*lm, "--data", text, *known, base / "bare"), "has 64 rows for 320 tokens")
+    flags = ("--tokenizer", target, "--init")
+    mistake(run(*lm, "--data", text, *flags, text), "holds no Llama model that can be read")
+    mistake(run(*lm, "--data", text, *flags, base / "bare"), "has 64 rows for 320 tokens")
     mistake(run(*lm, "--data", text, "--tokenizer", text), "holds no tokenizer that can be read")
     mistake(run(*lm, "--data", tmp_path / "short", "--tokenizer", target), "give more text")
 

@@ -76,10 +76,10 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
 
     def interrupted(self, *args, **options):
         calls.append(1)
-        found = generate(self, *args, **options)
+        completions = generate(self, *args, **options)
         if len(calls) == 4:  # the exam, two steps, and then
-            object.__setattr__(found[0], "finish_reason", "interrupted")
-        return found
+            object.__setattr__(completions[0], "finish_reason", "interrupted")
+        return completions
 
     monkeypatch.setattr(spec, "generate", interrupted)
     args = ("--target", base / "target", "--data", base / "text", "--out", tmp_path / "run")

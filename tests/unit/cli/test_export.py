@@ -36,7 +36,7 @@ def test_a_plan_is_exported(console: Run, tmp_path: Path):
 
 def test_mistakes_are_one_line(console: Run, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
-    for arguments, said in (
+    for arguments, message in (
         (("trt", *GIVEN), "system is 'trt'; give one of vllm, sglang"),
         (("vllm", "--target", "a/t", "--gamma", 4), "a target of yours needs --draft"),
         (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken plan picks"),
@@ -45,4 +45,4 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("vllm", "m.json", *GIVEN), "not both"),
         (("vllm", tmp_path / "m.json"), "there is no"),
     ):
-        mistake(console("export", *arguments), said)
+        mistake(console("export", *arguments), message)

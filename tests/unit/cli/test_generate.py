@@ -56,9 +56,9 @@ def completions(result) -> list[dict]:
 
 
 def test_controls_shape_the_text_that_is_streamed(run, pair, spec):
-    asked = {"repetition_penalty": 1.8, "max_new_tokens": 20, "presence_penalty": 0.5}
-    flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
-    expected = spec.generate("It was", gamma=2, **asked)[0].text
+    wishes = {"repetition_penalty": 1.8, "max_new_tokens": 20, "presence_penalty": 0.5}
+    flags = [part for n, v in wishes.items() for part in (f"--{n.replace('_', '-')}", v)]
+    expected = spec.generate("It was", gamma=2, **wishes)[0].text
     assert run("generate", "It was", *pair, *flags).out == expected + "\n"
     assert expected != spec.generate("It was", gamma=2, max_new_tokens=20)[0].text
 
@@ -77,25 +77,25 @@ def test_a_stop_string_ends_it_and_is_not_shown(run, pair, spec):
 
 
 def test_several_texts_of_a_prompt(run, pair, spec, tmp_path):
-    asked = {"num_return_sequences": 2, "temperature": 1.0, "max_new_tokens": 6}
+    wishes = {"num_return_sequences": 2, "temperature": 1.0, "max_new_tokens": 6}
     flags = ("--num-return-sequences", 2, "--temperature", 1, "--max-new-tokens", 6)
     file = lines(tmp_path, {"prompt": "It was"}, {"prompt": "The", "num_return_sequences": 1})
-    texts = spec.generate("It was", gamma=2, seed=5, **asked)
+    texts = spec.generate("It was", gamma=2, seed=5, **wishes)
     shown = run("generate", *file, *pair, *flags, "--seed", 5).out
     assert shown.startswith(f"==> prompt 0, text 0: It was <==\n{texts[0].text}\n")
     assert f"\n==> prompt 0, text 1: It was <==\n{texts[1].text}\n\n==> prompt 1: The" in shown
-    found = completions(run("generate", *file, *pair, *flags, "--seed", 5, "--json"))
-    assert [c["tokens"] for c in found[:2]] == [c.tokens for c in texts]
-    assert [(c["prompt"], c["seed"]) for c in found] == [(0, [5, 0]), (0, [5, 1]), (1, [5, 2])]
+    rows = completions(run("generate", *file, *pair, *flags, "--seed", 5, "--json"))
+    assert [c["tokens"] for c in rows[:2]] == [c.tokens for c in texts]
+    assert [(c["prompt"], c["seed"]) for c in rows] == [(0, [5, 0]), (0, [5, 1]), (1, [5, 2])]
 
 
 def test_more_texts_than_share_a_pass(run, pair, spec):
     many = BATCH + 2
-    asked = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
+    wishes = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
     flags = ("--num-return-sequences", many, "--temperature", 1, "--max-new-tokens", 2, "--json")
-    found = completions(run("generate", "It was", *pair, *flags))
-    assert [c["tokens"] for c in found] == [
-        c.tokens for c in spec.generate("It was", gamma=2, **asked)
+    rows = completions(run("generate", "It was", *pair, *flags))
+    assert [c["tokens"] for c in rows] == [
+        c.tokens for c in spec.generate("It was", gamma=2, **wishes)
     ]
 
 
@@ -123,14 +123,14 @@ def test_logprobs_are_a_table_under_the_text(run, pair, spec):
     )
     shown = run("generate", "It was", *pair, *flags).out
     assert shown.startswith(completion.text + "\n")
-    found = [re.search(r" (-\d+\.\d{3})( |$)", line) for line in shown.splitlines()]
-    rows = [float(each[1]) for each in found if each]
+    searches = [re.search(r" (-\d+\.\d{3})( |$)", line) for line in shown.splitlines()]
+    rows = [float(each[1]) for each in searches if each]
     known = [*completion.prompt_logprobs, *completion.logprobs]
     assert rows == pytest.approx([each.logprob for each in known], abs=1e-3)
     assert len(rows) == len(known) and shown.count("likeliest") == 1
-    (found,) = completions(run("generate", "It was", *pair, *flags, "--json"))
-    assert [each["token"] for each in found["logprobs"]] == completion.tokens
-    assert len(found["prompt_logprobs"]) == len(completion.prompt_logprobs)
+    (row,) = completions(run("generate", "It was", *pair, *flags, "--json"))
+    assert [each["token"] for each in row["logprobs"]] == completion.tokens
+    assert len(row["prompt_logprobs"]) == len(completion.prompt_logprobs)
 
 
 def test_logprobs_of_ids(run, base):

@@ -113,14 +113,19 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "load", load)
-    asked = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
-    asked |= {"draft_dtype": "float32", "kv_dtype": "int8", "device": "cuda", "runtime": "graphs"}
-    flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
+    arguments = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
+    arguments |= {
+        "draft_dtype": "float32",
+        "kv_dtype": "int8",
+        "device": "cuda",
+        "runtime": "graphs",
+    }
+    flags = [part for n, v in arguments.items() for part in (f"--{n.replace('_', '-')}", v)]
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
     run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
     on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
     on |= {"tensor_parallel": 1}  # more is refused beside these
-    assert seen == asked | on | {"target": str(tmp_path), "draft": "d"}
+    assert seen == arguments | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")
     assert seen == {one.name: one.default for one in parameters}
@@ -128,8 +133,8 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
 def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
     pair = ("--target", base / "draft", "--draft", "lookup", "--prompts", base / "prompts.txt")
-    asked = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
-    assert run("measure", *pair, *asked).code == 0
+    arguments = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
+    assert run("measure", *pair, *arguments).code == 0
     plan = json.loads(run("plan", tmp_path / "m.json", "--json").out)
     assert plan["command"].endswith("--max-new-tokens 6 --exact-shapes")
 
@@ -170,6 +175,6 @@ def test_what_the_model_suggests_is_said_once(run, base, sampling):
 
 
 def test_what_is_asked_for_is_not_missed(run, sampling):
-    asked = ("--temperature", 0.6, "--top-p", 0.9)
-    assert run("generate", "It was", *sampling, *asked).err == ""
+    arguments = ("--temperature", 0.6, "--top-p", 0.9)
+    assert run("generate", "It was", *sampling, *arguments).err == ""
     assert run("generate", "It was", *sampling, "--ignore-generation-config").err == ""

@@ -60,12 +60,12 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     document = json.loads(again.out)
     own = document["chapters"][0]
     assert set(own["rows"]) == {"acceptance", "walltime", "trace"} and not document["quick"]
-    kept = (out / "results.jsonl").read_text().splitlines()
-    assert kept[:6] == lines and len(kept) == 8  # what failed was tried again
-    assert all("wrong" in line for line in kept[6:])
+    kept_lines = (out / "results.jsonl").read_text().splitlines()
+    assert kept_lines[:6] == lines and len(kept_lines) == 8  # what failed was tried again
+    assert all("wrong" in line for line in kept_lines[6:])
     shown = console("report", recipe, "--out", out, "--as-measured", "--json")
     assert json.loads(shown.out)["chapters"] == document["chapters"]
-    assert (out / "results.jsonl").read_text().splitlines() == kept
+    assert (out / "results.jsonl").read_text().splitlines() == kept_lines
     assert f"foretoken report {recipe} --out {out}" in (out / "report.md").read_text()
 
 

@@ -98,12 +98,12 @@ def test_bad_lines_are_told_and_the_rest_is_done(run, pair, tmp_path) -> None:
     ]
     result = run("generate", *prompts(tmp_path, *rows), *pair, *OPTIONS)
     assert result.code == 1
-    for said in (
+    for message in (
         "line 2: ",
         "line 3: temprature is no key of a line here; did you mean temperature?",
         "line 4: prompt 0 holds the id 999",
     ):
-        assert said in result.err
+        assert message in result.err
     parsed = read(tmp_path)
     assert sorted(parsed) == [(1, 0), (6, 0), (7, 0)]
     assert parsed[6, 0]["finish_reason"] == "error" and "suppress" in parsed[6, 0]["error"]
@@ -198,12 +198,12 @@ def test_one_process_at_a_time_writes_a_file(tmp_path) -> None:
 
 def test_what_is_no_file_is_refused(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, said in (
+    for path, message in (
         (tmp_path / "pipe", "no file"),
         (tmp_path, "no file"),
         (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             Results(path).__enter__()
 
 

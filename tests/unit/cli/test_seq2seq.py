@@ -69,5 +69,5 @@ def test_an_interrupted_run_says_how_to_go_on(run, pairs, tmp_path, monkeypatch)
 
     monkeypatch.setattr(seq2seq, "train_seq2seq", interrupted)
     result = run("--data", pairs, "--out", tmp_path / "run")
-    said = f"interrupted; the same command goes on from {tmp_path / 'run'}\n"
-    assert (result.code, result.out, result.err) == (130, "", said)
+    message = f"interrupted; the same command goes on from {tmp_path / 'run'}\n"
+    assert (result.code, result.out, result.err) == (130, "", message)

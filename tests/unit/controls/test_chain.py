@@ -66,8 +66,8 @@ class Alternating:
 
     def __call__(self, scores):
         (token,) = self.forced()[:1]
-        kept = float(scores[token])
-        scores.fill_(-torch.inf)[token] = kept
+        score = float(scores[token])
+        scores.fill_(-torch.inf)[token] = score
         return scores
 
     def forced(self) -> list[int]:

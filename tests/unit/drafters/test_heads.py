@@ -31,9 +31,9 @@ def heads() -> Heads:
 
 
 def drafter(target: Target) -> HeadsDrafter:
-    made = HeadsDrafter(target, heads(), OUTPUT, WORDS)  # pyright: ignore[reportArgumentType]
-    made.start([0, 1, 2], [[1], [2, 3], [4]], None)
-    return made
+    heads_drafter = HeadsDrafter(target, heads(), OUTPUT, WORDS)  # pyright: ignore[reportArgumentType]
+    heads_drafter.start([0, 1, 2], [[1], [2, 3], [4]], None)
+    return heads_drafter
 
 
 def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:

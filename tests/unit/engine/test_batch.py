@@ -87,20 +87,20 @@ def test_every_row_ends_where_it_should():
 def test_gamma_is_trimmed_near_the_end():
     """No guess is made that the limit would cut off."""
     for row in run(engine(), REQUESTS, gamma=8):
-        left = row.request.limit
+        limit = row.request.limit
         for record in row.records:
-            assert record.gamma == min(8, left - 1)
-            left -= len(record.kept)
+            assert record.gamma == min(8, limit - 1)
+            limit -= len(record.kept)
 
 
 def test_a_row_per_step_and_none_after_its_end():
     rows = fresh(REQUESTS)
-    seen = [
+    lengths = [
         [len(row.tokens) for row in rows]
         for _ in engine().run(rows, Sampled(speculative), Fixed(2))
     ]
-    assert seen[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
-    for before, after, row_ends in zip(seen, seen[1:], range(1, 99), strict=False):
+    assert lengths[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
+    for before, after, row_ends in zip(lengths, lengths[1:], range(1, 99), strict=False):
         for b, row in enumerate(rows):
             running = row_ends <= len(row.records)
             assert (after[b] > before[b]) == running

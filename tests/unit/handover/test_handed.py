@@ -172,8 +172,8 @@ def test_left_padded_rows_are_those_of_each_alone(causal, name, ended):
 def test_a_batch_is_padded_exactly_as_transformers_pads_it(pair):
     model, spec = pair
     eos = an_end(model, PROMPTS[1], LIMIT)
-    heard = model.config.is_encoder_decoder
-    rows, mask = mask_of(PROMPTS, right=heard)
+    encoder_decoder = model.config.is_encoder_decoder
+    rows, mask = mask_of(PROMPTS, right=encoder_decoder)
     options = {"attention_mask": mask, "eos_token_id": eos}
     assert ours(spec, rows, **options).tolist() == theirs(spec, rows, **options).tolist()
 
@@ -309,9 +309,9 @@ def test_the_sampled_law_is_the_one_of_transformers(causal, options):
     outputs = ours(spec, [prompt], num_assistant_tokens=0, **(common | options))
     counts = torch.bincount(outputs.sequences[:, -1], minlength=V)
     assert not counts[law == 0].any()
-    kept = law > 0
-    chi2 = ((counts - rows * law)[kept] ** 2 / (rows * law[kept]).clamp(min=1)).sum()
-    freedom = int(kept.sum()) - 1
+    support = law > 0
+    chi2 = ((counts - rows * law)[support] ** 2 / (rows * law[support]).clamp(min=1)).sum()
+    freedom = int(support.sum()) - 1
     assert chi2 <= freedom + 6 * (2 * freedom) ** 0.5 + 1e-9
 
 

@@ -54,8 +54,12 @@ def test_the_lead_is_the_first_sentences():
 
 
 def test_the_look_up_finds_the_most_alike():
-    known = [("a man walks a dog", "eins"), ("a man walks home", "zwei"), ("a man walks", "drei")]
-    find = LookUp([*known, ("Two dogs", "vier"), ("two dogs", "five")])
+    pairs_known = [
+        ("a man walks a dog", "eins"),
+        ("a man walks home", "zwei"),
+        ("a man walks", "drei"),
+    ]
+    find = LookUp([*pairs_known, ("Two dogs", "vier"), ("two dogs", "five")])
     assert find("a man walks a dog") == "eins" and find("A man walks") == "drei"
     assert find("the man walks home") == "zwei"
     assert find("two dogs") == "vier"  # of equals the first

@@ -21,10 +21,10 @@ TEXTS = [[1, 2, 3, 4, 0, 1], [4, 4, 2], [0, 3, 1, 2]]
 
 
 def models(context: int | None = None) -> tuple[TableModel, TableModel]:
-    made = TableModel.markov(P.tolist()), TableModel.markov(Q.tolist())
-    for each in made:
+    tables = TableModel.markov(P.tolist()), TableModel.markov(Q.tolist())
+    for each in tables:
         each.context = context
-    return made
+    return tables
 
 
 @pytest.mark.parametrize(("chunk", "context"), [(64, None), (2, None), (64, 3), (2, 3)])
@@ -69,9 +69,9 @@ def test_pieces_are_spread_over_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     text, tokenizer = TEXT * 40, byte_level()
     texts = pieces(text, tokenizer)
     assert len(texts) == module.PIECES
-    told = [tokenizer.decode(piece.ids) for piece in texts]
-    assert told[0] == text[:40] and told[-1] == text[-40:] and all(x in text for x in told)
-    for piece, shown in zip(texts, told, strict=True):
+    decoded = [tokenizer.decode(piece.ids) for piece in texts]
+    assert decoded[0] == text[:40] and decoded[-1] == text[-40:] and all(x in text for x in decoded)
+    for piece, shown in zip(texts, decoded, strict=True):
         first = len(tokenizer.decode(piece.ids[:1]).encode())
         assert piece.bytes == len(shown.encode()) - first
     assert len(pieces(text[:100], tokenizer)) == 2

@@ -142,7 +142,7 @@ def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
         ("selff", {}, "did you mean 'self'"),
     ],
 )
-def test_names_that_are_none(target, draft, options, says):
+def test_invalid_names(target, draft, options, says):
     refused(InputError, says, target, draft, **options)
 
 

@@ -244,11 +244,11 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         first = load(path, "uniform", generation_config="ignore")
         second = load(path, "uniform", generation_config="ignore")
         wish = Wish()
-        kept = runtimes.Known(source(path, None, False), wish)
+        facts = runtimes.Known(source(path, None, False), wish)
         own = runtimes.Known(type(build(name)).from_pretrained(path), wish)
-        assert kept._facts is not None and own._facts is None
-        assert kept.settings == own.settings and kept.settings.suggested["temperature"] == 0.6
-        assert (kept.V, kept.encoder_decoder) == (own.V, own.encoder_decoder)
+        assert facts._facts is not None and own._facts is None
+        assert facts.settings == own.settings and facts.settings.suggested["temperature"] == 0.6
+        assert (facts.V, facts.encoder_decoder) == (own.V, own.encoder_decoder)
         assert first.ends == second.ends == own.settings.ends and first.ends.eos == {7, 9}
         for _ in range(2):
             with pytest.raises(RefusedError, match="num_beams=2"):

@@ -331,8 +331,8 @@ def test_no_id_without_mass_whatever_the_order_of_the_sum():
         with Elsewhere():
             ids, _ = locate(laws, u, cdf)
         assert (laws.gather(1, ids[:, None]) > 0).all()
-        found = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
-        careless += int((laws.gather(1, found) == 0).sum())
+        drawn_ids = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
+        careless += int((laws.gather(1, drawn_ids) == 0).sum())
     assert careless > 100  # the plain search does return such ids
 
 

@@ -182,7 +182,7 @@ def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
         ({"held_out": 0}, "held_out is 0; give 1 or more"),
     ],
 )
-def test_a_lesson_that_is_none(wrong, said):
+def test_an_invalid_lesson(wrong, said):
     with pytest.raises(InputError, match=said):
         Lesson(**wrong)
 

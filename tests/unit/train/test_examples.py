@@ -89,7 +89,7 @@ def test_a_digest_tells_data_apart(tmp_path):
         ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )
-def test_a_line_that_is_none_is_named(tmp_path, row, said):
+def test_an_invalid_line_is_named(tmp_path, row, said):
     (tmp_path / "a.jsonl").write_text('{"source": "a"}\n' + row)
     with pytest.raises(InputError, match=said) as error:
         read(tmp_path / "a.jsonl", byte_level(), LENGTH, encoder_decoder=True)

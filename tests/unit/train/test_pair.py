@@ -37,7 +37,7 @@ def test_sizes_by_their_common_names_and_two_that_go_together_only():
     )
 
 
-def test_pairs_that_are_none(tmp_path):
+def test_invalid_pairs(tmp_path):
     target = str(folder(tmp_path / "target", llama(), byte_level()))
     other = str(folder(tmp_path / "other", llama(V=300), byte_level(300)))
     heard = str(folder(tmp_path / "heard", t5(), byte_level()))

@@ -98,7 +98,7 @@ def test_what_is_predicted():
 def test_nothing_is_predicted_without_a_gamma_or_its_guesses():
     rounds = rounds_of(2, 0.4, 1.5, 1.0)
     assert bench.predict(rounds, PLAIN) is None
-    rounds = [found | {("foretoken", 3): found["foretoken", 2]} for found in rounds]
+    rounds = [round_ | {("foretoken", 3): round_["foretoken", 2]} for round_ in rounds]
     assert bench.predict(rounds, ("foretoken", 3)) is None
 
 

@@ -65,7 +65,7 @@ def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest
     )
     order = [(key, i) for i in range(3) for key in (PLAIN, ("b", 1)) for _ in tasks]
     assert asked == order and turns_done == [PLAIN, ("b", 1)] * 3
-    assert len(rounds) == 2 and all(len(runs) == 2 for found in rounds for runs in found.values())
+    assert len(rounds) == 2 and all(len(runs) == 2 for round_ in rounds for runs in round_.values())
 
 
 class Quitter(Echo):
@@ -96,7 +96,7 @@ def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch
     )
     assert left == [(("b", 1), "it ended: killed")]  # and is not asked again
     assert len(other.asked) == turns  # nor is the rest of its side
-    assert len(rounds) == 3 and all(list(found) == [PLAIN] for found in rounds[turns:])
+    assert len(rounds) == 3 and all(list(round_) == [PLAIN] for round_ in rounds[turns:])
 
 
 def test_our_own_failure_ends_the_race():

@@ -87,8 +87,8 @@ def test_a_draft_without_a_tokenizer_gets_the_targets(system: System, tmp_path):
     setting = Setting("t", str(tmp_path), 4)
     copy, *steps = export(system, setting).steps
     folder = f"{tmp_path.parent.name}-{tmp_path.name}-with-tokenizer"
-    made = f"mkdir -p {folder} && cp {tmp_path}/* t/*tokenizer* {folder}"
-    assert copy.removeprefix("# ") == made
+    command = f"mkdir -p {folder} && cp {tmp_path}/* t/*tokenizer* {folder}"
+    assert copy.removeprefix("# ") == command
     assert any(folder in step for step in steps)
     assert not any(str(tmp_path) in step for step in steps)
     (tmp_path / "tokenizer.json").touch()

@@ -34,21 +34,21 @@ def test_what_a_load_comes_to():
     traces[0].late, traces[1].late = 0.5, 2.0
     summary = figures(traces, 2.0, list(METRICS), [50, 99], {"ttft": 0.15})
     assert (summary.completed, summary.failed, summary.good, summary.by_tokens) == (2, 3, 1, True)
-    told = summary.document
-    assert told["failures"] == {
+    document = summary.document
+    assert document["failures"] == {
         "429": {"requests": 2, "first": "full"},
         "503": {"requests": 1, "first": "down"},
     }
-    assert (told["total_input_tokens"], told["total_output_tokens"]) == (20, 5)
-    assert (told["request_throughput"], told["request_goodput"]) == (1.0, 0.5)
-    assert (told["output_throughput"], told["total_token_throughput"]) == (2.5, 12.5)
-    assert told["mean_ttft_ms"] == pytest.approx(150) and told["p99_ttft_ms"] < 200
-    assert told["mean_sent_late_ms"] == 500 and told["max_sent_late_ms"] == 2000
-    assert told["mean_tpot_ms"] == pytest.approx((200 + 1000) / 2)
-    assert told["mean_itl_ms"] == pytest.approx((200 + 200 + 1000) / 3)
-    assert told["median_itl_ms"] == pytest.approx(200) and told["itl_between"] == "tokens"
-    assert told["median_e2el_ms"] == pytest.approx((500 + 1200) / 2)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert (document["total_input_tokens"], document["total_output_tokens"]) == (20, 5)
+    assert (document["request_throughput"], document["request_goodput"]) == (1.0, 0.5)
+    assert (document["output_throughput"], document["total_token_throughput"]) == (2.5, 12.5)
+    assert document["mean_ttft_ms"] == pytest.approx(150) and document["p99_ttft_ms"] < 200
+    assert document["mean_sent_late_ms"] == 500 and document["max_sent_late_ms"] == 2000
+    assert document["mean_tpot_ms"] == pytest.approx((200 + 1000) / 2)
+    assert document["mean_itl_ms"] == pytest.approx((200 + 200 + 1000) / 3)
+    assert document["median_itl_ms"] == pytest.approx(200) and document["itl_between"] == "tokens"
+    assert document["median_e2el_ms"] == pytest.approx((500 + 1200) / 2)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
 def test_one_text_whose_chunks_are_not_counted_makes_all_gaps_those_of_chunks():

@@ -48,11 +48,11 @@ def pair(drafter: Drafter | None = None, **settings) -> Speculator:
 def exact_alpha() -> float:
     """E sum min(p, q) over the first TOKENS prefixes that P makes of every prompt."""
     overlap, laws = np.minimum(P, Q).sum(1), np.eye(V)[[prompt[0] for prompt in PROMPTS]]
-    found = []
+    estimates = []
     for _ in range(TOKENS):
-        found.append((laws @ overlap).mean())
+        estimates.append((laws @ overlap).mean())
         laws = laws @ P
-    return float(np.mean(found))
+    return float(np.mean(estimates))
 
 
 @pytest.fixture(scope="module")
@@ -199,21 +199,21 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
 
 
 def test_a_measurement_is_picked_up(found, tmp_path):
-    prompts, asked, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
-    part = Part(out, asked, found.machine)
+    prompts, wishes, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
+    part = Part(out, wishes, found.machine)
     assert part.done == []
     for one in found.prompts[:2]:
         part.add(one)
     with part.path.open("a") as file:
         file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
-    again = Part(out, asked, found.machine)
+    again = Part(out, wishes, found.machine)
     assert again.done == found.prompts[:2]
     new = []
-    whole = measure(pair(), prompts, asked, done=again.done, keep=new.append)
+    whole = measure(pair(), prompts, wishes, done=again.done, keep=new.append)
     assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
     assert new[0].overlaps == found.prompts[2].overlaps
     assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
-    other = Part(out, replace(asked, seed=1), found.machine)
+    other = Part(out, replace(wishes, seed=1), found.machine)
     assert other.done == [] and len(other.path.read_text().splitlines()) == 1
     other.remove()
     assert list(tmp_path.iterdir()) == []

@@ -199,9 +199,9 @@ def test_rows_that_all_left_leave_nothing_behind(t5: ExplicitModel) -> None:
 def test_logits_outlive_the_next_pass(t5: ExplicitModel) -> None:
     t5.start([[1, 2]], [[4]])
     first = t5.score([[3]], [1])
-    kept = first.clone()
+    clone = first.clone()
     t5.score([[9]], [1])
-    assert torch.equal(first, kept)
+    assert torch.equal(first, clone)
 
 
 def test_a_block_that_nobody_needs_counts_as_one_that_somebody_does(t5: ExplicitModel) -> None:

@@ -273,12 +273,12 @@ def test_what_was_read_serves_texts_that_begin_alike(
     assert model.known([*system, 5]) == 64 and model.known([9, *system]) == 0
     model.start([[*system, 5, 6]])
     assert sum(read) == 8
-    said = [(5 * i + 1) % 40 + 2 for i in range(40)]
-    model.score([[], said], [0, 40])
+    text = [(5 * i + 1) % 40 + 2 for i in range(40)]
+    model.score([[], text], [0, 40])
     model.set_lengths([70, 100])  # 12 of them were wrong guesses
     model.leave([1])
     read.clear()
-    turn = [*system, 5, 6, *said[:28], 8, 9]
+    turn = [*system, 5, 6, *text[:28], 8, 9]
     model.start([turn])
     assert sum(read) == len(turn) - 96
     stock.start([turn])

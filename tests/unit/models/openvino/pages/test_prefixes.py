@@ -53,20 +53,20 @@ TEXTS = st.lists(st.lists(st.integers(0, 1), max_size=9), max_size=12)
 @given(texts=TEXTS, forgotten=st.lists(st.integers(0, 40), max_size=8))
 def test_what_is_found_holds_the_text(texts: list[list[int]], forgotten: list[int]) -> None:
     """Every page found holds its part of the text behind the very same beginning."""
-    known, holds, page = Prefixes(), dict[int, list[int]](), 0
+    prefixes, holds, page = Prefixes(), dict[int, list[int]](), 0
     for i, text in enumerate(texts):
-        pages = known.find(text, SIZE, "")
+        pages = prefixes.find(text, SIZE, "")
         while len(pages) < len(text) // SIZE:
             page += 1
             pages.append(page)
             holds[page] = text[: len(pages) * SIZE]
-        known.note(text, pages, SIZE, "")
+        prefixes.note(text, pages, SIZE, "")
         if i < len(forgotten):
-            known.forget(forgotten[i])
+            prefixes.forget(forgotten[i])
             holds.pop(forgotten[i], None)
     for text in texts:
-        for place, found in enumerate(known.find(text, SIZE, ""), 1):
-            assert holds[found] == text[: place * SIZE]
+        for place, match in enumerate(prefixes.find(text, SIZE, ""), 1):
+            assert holds[match] == text[: place * SIZE]
 
 
 def test_a_salt_whose_pages_are_gone_takes_no_memory() -> None:

@@ -131,8 +131,8 @@ def test_what_is_computed_in_is_what_the_compiled_graph_says(
 ) -> None:
     """Not what was asked for: a processor without bfloat16 arithmetic is asked for it here."""
     settings = conversion.settings
-    asked = {"INFERENCE_PRECISION_HINT": "bf16"}
-    monkeypatch.setattr(conversion, "settings", lambda *given: settings(*given) | asked)
+    hints = {"INFERENCE_PRECISION_HINT": "bf16"}
+    monkeypatch.setattr(conversion, "settings", lambda *given: settings(*given) | hints)
     model = conversion.EXPLICIT.run(pairs.random("T5", 0).float())
     assert model.computed == arithmetic()
 

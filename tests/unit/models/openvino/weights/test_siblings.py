@@ -21,8 +21,8 @@ def normal(*shape: int) -> np.ndarray:
 
 def outputs(graph: ov.Model, states: np.ndarray) -> list[np.ndarray]:
     compiled = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    made = compiled(states)
-    return [made[i] for i in range(len(graph.outputs))]
+    results = compiled(states)
+    return [results[i] for i in range(len(graph.outputs))]
 
 
 def products(graph: ov.Model) -> int:
