@@ -121,12 +121,12 @@ def resolved(
 
     controls: as `Settings.controls`; prompt: the decoder's tokens before the new ones.
     """
-    own = {name: value for name, value in controls.items() if name != "min_length"}
-    own |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
-    least = max(controls.get("min_length", 0) - prompt, own.get("min_new_tokens", 0))
+    settings = {name: value for name, value in controls.items() if name != "min_length"}
+    settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
+    least = max(controls.get("min_length", 0) - prompt, settings.get("min_new_tokens", 0))
     if least:  # as in transformers, more than there is room for is no mistake of the model's
-        own["min_new_tokens"] = min(least, params.max_new_tokens)
-    open_ = {n: v for n, v in own.items() if v is not None and getattr(params, n) is None}
+        settings["min_new_tokens"] = min(least, params.max_new_tokens)
+    open_ = {n: v for n, v in settings.items() if v is not None and getattr(params, n) is None}
     return replace(params, **open_) if open_ else params
 
 

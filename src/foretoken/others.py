@@ -49,12 +49,12 @@ def read(proc: Path = PROC, pid: int | None = None) -> Reading | None:
         rate = os.sysconf("SC_CLK_TCK")
         lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
         busy = [_busy(line[1:]) for line in lines if line and line[0] in cpus]
-        own = _own(proc, os.getpid() if pid is None else pid)
+        ticks = _own(proc, os.getpid() if pid is None else pid)
     except (OSError, ValueError, KeyError):
         return None
     if len(busy) < len(cpus):
         return None
-    return Reading(perf_counter(), len(cpus), sum(busy) / rate, own / rate)
+    return Reading(perf_counter(), len(cpus), sum(busy) / rate, ticks / rate)
 
 
 def taken(since: Reading | None) -> Taken | None:

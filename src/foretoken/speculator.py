@@ -346,8 +346,8 @@ class Speculator:
             measured = costs.recall(name) if name else None
             if measured is None:
                 measured, lasting = self._probed(params, rows)
-                alone = costs.key(self.target, self.drafter, kind, 1)  # those of more extend it
-                if name and lasting and (rows == 1 or alone and costs.recall(alone)):
+                key = costs.key(self.target, self.drafter, kind, 1)  # those of more extend it
+                if name and lasting and (rows == 1 or key and costs.recall(key)):
                     costs.keep(name, measured)
             self._costs[kind, rows] = measured
         step_costs = self._costs[kind, rows]
@@ -375,21 +375,21 @@ class Speculator:
 
     def known_costs(self) -> Costs | None:
         """What steps of one row cost, if that has been measured: of the sampling measured last."""
-        alone = [measured for (_, rows), measured in self._costs.items() if rows == 1]
-        return alone[-1] if alone else None
+        single_costs = [measured for (_, rows), measured in self._costs.items() if rows == 1]
+        return single_costs[-1] if single_costs else None
 
     def _probed(self, params: SamplingParams, rows: int) -> Probed:
         """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._intake.sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
-        alone = self.step_costs(params) if rows > 1 else None
+        single_costs = self.step_costs(params) if rows > 1 else None
         with self._scheduler.idle():
             batch = Batch(self.target, self.drafter)
             self._price(None)  # passes are timed at their own sizes
-            if alone is None:
+            if single_costs is None:
                 return probe(batch, request, params, self.ends.eos)
-            return probe_shared(alone, batch, request, params, rows)
+            return probe_shared(single_costs, batch, request, params, rows)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""

@@ -87,8 +87,8 @@ def continuations(
     Fewer than k where fewer are possible. Controls shape the log-probabilities, as in transformers.
     """
     past = torch.tensor([beam.score for beam in beams], dtype=torch.float64, device=logits.device)
-    own = logits.double().log_softmax(-1)
-    scores = (_shaped(own, beams, controls) + past[:, None]).flatten()
+    log_p = logits.double().log_softmax(-1)
+    scores = (_shaped(log_p, beams, controls) + past[:, None]).flatten()
     edge = scores.topk(min(k, len(scores))).values[-1]
     at = ((scores >= edge) & (scores > -torch.inf)).nonzero()[:, 0]
     at = at[scores[at].argsort(descending=True, stable=True)[:k]]

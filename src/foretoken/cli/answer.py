@@ -162,13 +162,13 @@ def caption(completion: Completion) -> str:
 def speedup(comparison: Any) -> None:
     """The measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
-    plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
+    plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
     guesses = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         guesses = f"{comparison.mean_gamma:.1f} guesses a step"
     prose(
         console,
-        f"plain {plain * 1e3:.2f} ms a token, with {guesses} {fast * 1e3:.2f} ms a "
+        f"plain {plain_seconds * 1e3:.2f} ms a token, with {guesses} {seconds * 1e3:.2f} ms a "
         f"token: {comparison.speedup:.2f}x",
         bold=f"{comparison.speedup:.2f}x",
     )

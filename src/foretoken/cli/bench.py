@@ -230,8 +230,8 @@ def _contestants(
     from foretoken.lab.bench.peer import Guest
     from foretoken.lab.bench.race import OneByOne, Own
 
-    own = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    runners = [Own(spec, gamma, rule) for gamma in own]
+    gammas_run = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
+    runners = [Own(spec, gamma, rule) for gamma in gammas_run]
     guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
     contestants: list[Contestant] = [*runners, *guests]
     return contestants if batched else [OneByOne(one) for one in contestants]

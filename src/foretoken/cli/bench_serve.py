@@ -127,17 +127,17 @@ class Data:
         return [*islice(prompts(self.input_len, self._vocabulary(server), seed), number)]
 
     def _vocabulary(self, server: Server) -> int:
-        own: int | None = server.facts.get("vocab_size")
+        V: int | None = server.facts.get("vocab_size")
         if self.vocab_size is None:
-            if own is None:
+            if V is None:
                 raise InputError(
                     f"{server.url} does not tell its vocabulary, of which random prompts are made; "
                     "give --vocab-size"
                 )
-            return own
-        if own is not None and self.vocab_size > own:
+            return V
+        if V is not None and self.vocab_size > V:
             raise InputError(
-                f"vocab_size is {self.vocab_size}, the server's is {own}; give that at most"
+                f"vocab_size is {self.vocab_size}, the server's is {V}; give that at most"
             )
         return self.vocab_size
 

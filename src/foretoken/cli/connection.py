@@ -127,13 +127,13 @@ def _error(status: int, reason: str) -> Exception:
 
 def message(response: Response) -> str:
     """What the body of an error, which has been read, says; or else its status."""
-    plain = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
+    status = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
     try:
         error = parse_json(response.content)["error"]
         detail = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
-        return plain
-    return _told(detail) or plain
+        return status
+    return _told(detail) or status
 
 
 def chunks(response: Response) -> Iterator[dict[str, Any]]:

@@ -56,8 +56,8 @@ class Remote:
 
     @property
     def runtime(self) -> str:
-        own, draft = self.facts.get("runtime"), self.facts.get("draft_runtime")
-        return f"{own}, draft {draft}" if draft else str(own or "")
+        runtime, draft = self.facts.get("runtime"), self.facts.get("draft_runtime")
+        return f"{runtime}, draft {draft}" if draft else str(runtime or "")
 
     @property
     def colours(self) -> bool:

@@ -108,7 +108,7 @@ def _others(document: dict[str, Any], console: Console) -> None:
 def _ahead(console: Console, row: Throughput) -> None:
     from foretoken.lab.bench.figures import label
 
-    ratios = ", ".join(f"{own} {ratio:.2f}x" for own, ratio in row.ahead.items())
+    ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in row.ahead.items())
     prose(console, f"against {row.name}, {label(row.gamma)}: {ratios}")
 
 

@@ -143,21 +143,21 @@ class Session:
 
     def _commands(self) -> dict[str, Command]:
         talk = self.conversation
-        own = {
+        commands = {
             "set": Command("[NAME VALUE]", "A wish; without VALUE as at first.", self._set),
             "stats": Command("", "Of the last text.", self._stats),
             "help": Command("", "These commands.", self._help),
             "exit": Command("", "Leave; so does Ctrl-D.", self._exit),
         }
         if talk is None:
-            return own
+            return commands
         return {
             "system": Command("[TEXT]", "The system's message; without TEXT none.", talk.system),
             "undo": Command("", "Take the last turn back.", lambda _: talk.undo()),
             "reset": Command("", "Take all turns back.", lambda _: talk.reset()),
             "save": Command("FILE", "The messages, as JSON.", _file(talk.save)),
             "load": Command("FILE", "Messages instead of these.", talk.load),
-        } | own
+        } | commands
 
     def _set(self, argument: str) -> str:
         """Another wish for the texts that follow; or all that there are."""

@@ -31,12 +31,12 @@ def _options(context: typer.Context, path: Path) -> dict[str, Any]:
     names = {parameter.name for parameter in context.command.params} - {"config", None}
     options: dict[str, Any] = {}
     for name, value in content.items():
-        own = str(name).replace("-", "_")
-        if own not in names:
-            near = get_close_matches(own, sorted(str(each) for each in names), 1, 0.6)
+        option = str(name).replace("-", "_")
+        if option not in names:
+            near = get_close_matches(option, sorted(str(each) for each in names), 1, 0.6)
             remedy = f"did you mean {near[0]}?" if near else "see --help"
             raise InputError(f"{path} holds the unknown option {name!r}; {remedy}")
-        options[own] = value
+        options[option] = value
     return options
 
 

@@ -69,16 +69,16 @@ def keys(tasks: list[Task], seed: int) -> list[tuple[int, int]]:
     keys: list[tuple[int, int]] = []
     rows = 0
     for task in tasks:
-        own = task.line.seed
-        keys.append((seed, rows) if own is None else (own, 0))
+        line_seed = task.line.seed
+        keys.append((seed, rows) if line_seed is None else (line_seed, 0))
         rows += task.texts
     return keys
 
 
 def key(task: Task, row: int, copy: int, seed: int) -> tuple[int, int]:
     """That of a text that is keyed by its line, whatever the lines before it."""
-    own = task.line.seed
-    return (seed, row + copy * COPY) if own is None else (own, copy)
+    line_seed = task.line.seed
+    return (seed, row + copy * COPY) if line_seed is None else (line_seed, copy)
 
 
 def require(tasks: list[Task], spec: Speculator) -> None:

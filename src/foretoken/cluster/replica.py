@@ -43,8 +43,8 @@ class Replica:
     def work(self, setup: Setup, threads: int, owners: dict[str, str]) -> None:
         """The engine's whole life, on so many threads."""
         with self._listener.accept() as pipe:
-            if (own := versions()) != owners:
-                pipe.send(Failed(unlike(own, owners)))
+            if (installed := versions()) != owners:
+                pipe.send(Failed(unlike(installed, owners)))
                 return
             import torch
 

@@ -34,14 +34,14 @@ def join(address: str, cpus: int | None = None) -> None:
     `prepare` comes before. InputError where that is impossible."""
     import ray
 
-    own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
+    limits = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
     try:
         ray.init(
             None if address == LOCAL else address,
-            include_dashboard=None if own == {} else False,
+            include_dashboard=None if limits == {} else False,
             logging_level=WARNING,
             namespace="foretoken",
-            **own,
+            **limits,
         )
     except Exception as error:  # of every kind, a plain one where a busy machine is too slow
         remedy = f"; give the address of a running one, or --ray {LOCAL}"

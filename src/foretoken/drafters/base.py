@@ -113,10 +113,10 @@ def vocabulary(drafter: Drafter) -> int | None:
 
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
     """Raise InputError where a drafter's laws are not over V tokens."""
-    own = vocabulary(drafter)
-    if own not in (None, V):
+    size = vocabulary(drafter)
+    if size not in (None, V):
         raise InputError(
-            f"{type(drafter).__name__} guesses among {own} tokens, {owner} has {V}; "
+            f"{type(drafter).__name__} guesses among {size} tokens, {owner} has {V}; "
             "give a drafter of the same vocabulary"
         )
 

@@ -88,11 +88,11 @@ class Heads(nn.Module):
     def require_shape(self, name: str, target: PreTrainedModel) -> None:
         """Raise RefusedError unless the target, which may be on meta, has their widths."""
         H, E = widths(target)
-        own = self.outer.shape[1], self.inner.shape[2] - self.outer.shape[1]
-        if own != (H, E):
+        sizes = self.outer.shape[1], self.inner.shape[2] - self.outer.shape[1]
+        if sizes != (H, E):
             raise RefusedError(
-                f"{name} holds heads for states of {own[0]} and embeddings of {own[1]}, the target "
-                f"has {H} and {E}; train heads for this target"
+                f"{name} holds heads for states of {sizes[0]} and embeddings of {sizes[1]}, "
+                f"the target has {H} and {E}; train heads for this target"
             )
 
     def require_target(self, name: str, target: PreTrainedModel) -> None:

@@ -28,10 +28,10 @@ class GivenDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         draft = replace(pack(self.given), predicted=self.predicted)
-        free = [0 if x else g for x, g in zip(self.given, gamma, strict=True)]
-        if not any(free):
+        budget = [0 if x else g for x, g in zip(self.given, gamma, strict=True)]
+        if not any(budget):
             return draft
-        drafts = [draft, self.drafter.propose(free, draw)]
+        drafts = [draft, self.drafter.propose(budget, draw)]
         drafted = zip(drafts[1].tokens.tolist(), drafts[1].lengths.tolist(), strict=True)
         guesses = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
         packed = pack(guesses, joined(drafts), drafts[1].calls)

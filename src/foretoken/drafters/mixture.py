@@ -60,8 +60,8 @@ class MixtureDrafter:
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         for drafter, _ in self.parts:
-            own = sources and [list(source) for source in sources]
-            drafter.start(rows, [list(prompt) for prompt in prompts], own)
+            copies = sources and [list(source) for source in sources]
+            drafter.start(rows, [list(prompt) for prompt in prompts], copies)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         guesses: list[list[int]] = [[] for _ in gamma]
@@ -133,6 +133,6 @@ def joined_tops(drafts: list[Draft]) -> Tensor | None:
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]
     for draft in drafts:
         tops = torch.zeros(draft.tokens.shape) if draft.tops is None else draft.tops.cpu()
-        for row, own, n in zip(rows, tops, draft.lengths.tolist(), strict=True):
-            row.append(own[:n])
+        for row, top, n in zip(rows, tops, draft.lengths.tolist(), strict=True):
+            row.append(top[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)

@@ -205,9 +205,9 @@ class Batch:
         unread = zip(telling, self.rows, strict=True)
         blocks = [row.unread[:-1][: min(CHUNK, row.untold)] if t else [] for t, row in unread]
         logits = self.target.score(blocks, [len(block) for block in blocks])
-        for row, block, own in zip(self.rows, blocks, logits, strict=True):
+        for row, block, row_logits in zip(self.rows, blocks, logits, strict=True):
             if block:
-                scores = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
+                scores = row_logits[: len(block)].to(working(row_logits.dtype)).log_softmax(-1)
                 at = len(row.tokens) - row.behind + 1
                 count = row.request.params.prompt_logprobs or 0
                 likelihoods = logprobs(scores, row.tokens[at : at + len(block)], count)

@@ -257,10 +257,10 @@ class Scheduler:
         policies = {id(task.gamma): task.gamma for task in tasks}
         guesses_of: dict[int, int] = {}
         for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
-            own = [task.row for task in tasks if task.gamma is policy]
+            group = [task.row for task in tasks if task.gamma is policy]
             guesses = sum(guesses_of.values()), max(guesses_of.values(), default=0)
-            others = len(tasks) - len(own), sum(reads) - len(own) + guesses[0], guesses[1]
-            guesses_of |= zip(map(id, own), policy.ask(own, Beside(*others)), strict=True)
+            others = len(tasks) - len(group), sum(reads) - len(group) + guesses[0], guesses[1]
+            guesses_of |= zip(map(id, group), policy.ask(group, Beside(*others)), strict=True)
         return [guesses_of.get(id(row), 0) for row in rows]
 
     def _admit(self) -> int:

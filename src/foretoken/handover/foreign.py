@@ -61,11 +61,11 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
 
 def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
     """InputError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
-    own = getattr(target, "model", None)
+    network = getattr(target, "model", None)
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
     unlike = unlike or bool(model.config.is_encoder_decoder) != target.encoder_decoder
-    if unlike if own is None else own is not model:
+    if unlike if network is None else network is not model:
         raise InputError(
             f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
             "make one of it: foretoken.load(model, draft)"

@@ -130,8 +130,8 @@ class Handed:
                     "or load with draft='lookup'"
                 )
             return lookup
-        own = self.config.num_assistant_tokens
-        return assistant if assistant is not None or own in ASSISTANT_TOKENS else own
+        count = self.config.num_assistant_tokens
+        return assistant if assistant is not None or count in ASSISTANT_TOKENS else count
 
     def eos(self) -> frozenset[int]:
         """The ids that end a text."""
@@ -196,30 +196,30 @@ class Handed:
             device=first.device,
             model_kwargs=self.rest,
         )
-        own = given(self.processors, built)
-        require_own(own)
+        processors = given(self.processors, built)
+        require_own(processors)
         if any(len(self.ids) > 1 or len(prompt) < self.ids.shape[1] for prompt in self.prompts()):
-            require_anywhere(own)
-        return own
+            require_anywhere(processors)
+        return processors
 
     def _own_criteria(self) -> list[Any]:
         """Those that the config does not explain; lengths are ours to count."""
-        own: list[Any] = []
+        processors: list[Any] = []
         explained = not self.eos()
         for each in self.criteria:
             name = type(each).__name__
             if name == "EosTokenCriteria" and {*each.eos_token_id.flatten().tolist()} == self.eos():
                 explained = True
             elif name != "MaxLengthCriteria":
-                own.append(each)
+                processors.append(each)
         if not explained:
             raise RefusedError("EosTokenCriteria is given, and eos_token_id is set too; give one")
-        if own and not self.eos() and len(self.ids) > 1:
+        if processors and not self.eos() and len(self.ids) > 1:
             raise RefusedError(
-                f"{type(own[0]).__name__} may end one row before another, and without an "
+                f"{type(processors[0]).__name__} may end one row before another, and without an "
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
-        return own
+        return processors
 
 
 def ending_strings(

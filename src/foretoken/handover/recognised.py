@@ -72,7 +72,7 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
         if not any(alike(each, other) for other in prepared):
             name, entry = type(each).__name__, BUILT[type(each).__name__]
             raise RefusedError(f"{name} is given, and {entry} is set too; give one of the two")
-    own: list[Any] = []
+    processors: list[Any] = []
     unmatched, after = list(built), None
     for each in reversed(prepared):
         if unmatched and alike(each, unmatched[-1]):
@@ -83,8 +83,8 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
                 "followed here; leave one of the two out"
             )
         else:
-            own.insert(0, each)
-    return own
+            processors.insert(0, each)
+    return processors
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -84,8 +84,8 @@ def _cache(cpus: Path) -> int | None:
     """Bytes of the largest cache of one of the processors that this process may use."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     try:
-        own = min(os.sched_getaffinity(0))
-        sizes = [f.read_text().strip() for f in (cpus / f"cpu{own}/cache").glob("index*/size")]
+        cpu = min(os.sched_getaffinity(0))
+        sizes = [f.read_text().strip() for f in (cpus / f"cpu{cpu}/cache").glob("index*/size")]
         return max(int(size[:-1]) * units[size[-1]] for size in sizes)
     except (AttributeError, OSError, ValueError, KeyError, IndexError):
         return None

@@ -62,12 +62,12 @@ def _prefill(stats: Stats) -> list[Call]:
         stats.encoder_seconds,
         stats.draft_encoder_seconds,
     )
-    own = stats.prefill_seconds - drafts
+    seconds = stats.prefill_seconds - drafts
     calls = [Call("target encoder", 0.0, target, 0)] if target else []
-    calls.append(Call("target prefill", target, own - target, 0))
+    calls.append(Call("target prefill", target, seconds - target, 0))
     if stats.draft_calls:
-        calls += [Call("draft encoder", own, draft, 0)] if draft else []
-        calls.append(Call("draft prefill", own + draft, drafts - draft, 0))
+        calls += [Call("draft encoder", seconds, draft, 0)] if draft else []
+        calls.append(Call("draft prefill", seconds + draft, drafts - draft, 0))
     return calls
 
 

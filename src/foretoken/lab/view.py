@@ -130,11 +130,11 @@ def _pieces(
     """Of every step the tokens of its line, as they are spelled, and their fates."""
     so_far = list(prompt)
     for step in steps:
-        own = step.kept[step.accepted :]
+        tokens = step.kept[step.accepted :]
         fates = [(token, ACCEPTED) for token in step.kept[: step.accepted]]
-        if own and step.accepted < step.drafted:
+        if tokens and step.accepted < step.drafted:
             fates.append((step.guesses[step.accepted], REJECTED))
-        fates += [(token, CORRECTED) for token in own]
+        fates += [(token, CORRECTED) for token in tokens]
         line: list[tuple[str, str]] = []
         for token, fate in fates:
             line.append((_on_one_line(spell(tokenizer, so_far, token)), fate))

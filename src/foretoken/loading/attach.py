@@ -72,10 +72,10 @@ def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 def detach(model: PreTrainedModel) -> None:
     """Give the model back the `generate` that it had before `attach`; without one, do nothing."""
-    own: Any = vars(model).get("generate")
-    if not hasattr(own, MARK):
+    method: Any = vars(model).get("generate")
+    if not hasattr(method, MARK):
         return
-    replaced = getattr(own, MARK)
+    replaced = getattr(method, MARK)
     del model.generate
     if replaced is not None:
         vars(model)["generate"] = replaced

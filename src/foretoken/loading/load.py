@@ -114,7 +114,7 @@ def load(
     own = (
         tokenizer_of(target, revision, trust_remote_code)
         if tokenizer is None
-        else tokenizer_of(tokenizer, None, trust_remote_code, wanted=True)
+        else tokenizer_of(tokenizer, None, trust_remote_code, required=True)
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
     fit = Fit(name_of(target), facts, own)

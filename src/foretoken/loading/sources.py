@@ -191,9 +191,9 @@ def tokenizer(
     revision: str | None,
     trust: bool,
     *,
-    wanted: bool = False,
+    required: bool = False,
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder or on the hub; without one None, or InputError if `wanted`."""
+    """The tokenizer in a folder or on the hub; without one None, or InputError if `required`."""
     from transformers import PreTrainedTokenizerBase  # late: `--help` does without it
 
     if isinstance(model, PreTrainedTokenizerBase):
@@ -204,7 +204,7 @@ def tokenizer(
         raise InputError(f"tokenizer is {model!r:.60}; give a folder, a hub id or a tokenizer")
     local = hub.is_folder(model)
     if local and not _holds(model, TOKENIZER_FILES):
-        if wanted:
+        if required:
             raise InputError(f"{model} holds no tokenizer; give a folder or hub id with one")
         return None
     try:
@@ -215,7 +215,7 @@ def tokenizer(
             raise OSError(f"there is none of {', '.join(sorted(needed))}")  # an empty one was made
         return loaded
     except Exception as error:
-        if not local and not wanted:
+        if not local and not required:
             return None  # a hub model without one
         raise InputError(
             f"the tokenizer in {model!s:.100} cannot be read: {one_line(error)}"

@@ -142,7 +142,7 @@ class Draw:
     def behind(self, guesses: list[list[int]]) -> Draw:
         """The same step's draws for a drafter that goes on after each row's guesses of others."""
         later = copy(self)  # `masses` stays one list
-        later.before = [[*x, *more] for x, more in zip(self.before, guesses, strict=True)]
+        later.before = [[*x, *new] for x, new in zip(self.before, guesses, strict=True)]
         later._guesses = [[] for _ in guesses]
         later._ahead = None
         return later

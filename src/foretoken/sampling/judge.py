@@ -136,10 +136,10 @@ class Coupled:
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         assert isinstance(draw, SharedDraw)
         p = laws(block.logits, draw.params)
-        own = draw.winners(p)  # [B, G+1]
-        n = greedy(own, block.x, block.lengths)
+        winners = draw.winners(p)  # [B, G+1]
+        n = greedy(winners, block.x, block.lengths)
         draw.masses.append(_after(p.sum(-1, dtype=torch.float64), n))
-        return Verdict(n, _after(own, n), overlap(p, block.q, block.x), p=p)
+        return Verdict(n, _after(winners, n), overlap(p, block.q, block.x), p=p)
 
 
 @dataclass(frozen=True, slots=True)

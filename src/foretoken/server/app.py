@@ -255,14 +255,14 @@ class Server:
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
-        own = self.settings.chat_template
-        if own is None and not self.link.facts.get("chat", True):
+        template = self.settings.chat_template
+        if template is None and not self.link.facts.get("chat", True):
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",
                 "messages",
             )
-        return options if own is None else {"chat_template": own, **options}
+        return options if template is None else {"chat_template": template, **options}
 
     def _writing(
         self,

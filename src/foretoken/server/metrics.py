@@ -44,8 +44,8 @@ class Metrics:
 
         def both(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
             labelled = common | {"labelnames": [*names, *more.pop("labels", [])]} | more
-            own = [kind(f"foretoken_{name}", help, **labelled)]
-            return own + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
+            metric = [kind(f"foretoken_{name}", help, **labelled)]
+            return metric + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
 
         self.counters = {name: both(Counter, name, *texts) for name, texts in COUNTERS.items()}
         self.histograms = {

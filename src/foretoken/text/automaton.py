@@ -135,8 +135,8 @@ class Automaton:
         n = self.length[original]
         ways = self._next[original]
         ways = {self.ids[n]: self._at[n + 1]} if ways is None else dict(ways)
-        own = self.link[original], self.count[original], self.recent[original]
-        part = self._add(self.length[p] + 1, *own, ways)
+        values = self.link[original], self.count[original], self.recent[original]
+        part = self._add(self.length[p] + 1, *values, ways)
         self._split.append(original)
         self.link[original] = part
         while p >= 0 and self._to(p, token) == original:

@@ -366,12 +366,12 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
     came, nth = True, 0
     while came:
         nth += 2
-        made = scheduler(most=2)
+        sched = scheduler(most=2)
         rows = [Row.of(Request([1, i], 3, RowKey(0, i))) for i in range(3)]
-        made.submit([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
-        came = interrupted(lambda made=made: (made.step(), made.step()), nth, ("engine/",))
+        sched.submit([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
+        came = interrupted(lambda sched=sched: (sched.step(), sched.step()), nth, ("engine/",))
         for _ in range(20):
-            made.step()
+            sched.step()
         assert [row.new_tokens for row in rows] == [
             alone(row, gamma) for gamma, row in enumerate(rows)
         ], f"line {nth}"

@@ -169,17 +169,17 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     labels = [draft.label for draft in recipe.drafts]
     temperatures = recipe.temperatures
     for t, temperature in enumerate(temperatures):
-        own = [row for row in rows if row.case["temperature"] == temperature]
+        group = [row for row in rows if row.case["temperature"] == temperature]
         at = [
             labels.index(row.case["draft"]) + 0.25 * (t - (len(temperatures) - 1) / 2)
-            for row in own
+            for row in group
         ]
-        values = [estimate(row.result["alpha"]) for row in own]
+        values = [estimate(row.result["alpha"]) for row in group]
         errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
         heights = [v.value for v in values]
         style = {"color": f"C{t}", "ecolor": rcParams["text.color"]}
         axes.bar(at, heights, 0.22, yerr=errors, label=f"here, T={temperature:g}", **style)
-        marks = [(x, p) for x, row in zip(at, own, strict=True) if (p := _printed(recipe, row))]
+        marks = [(x, p) for x, row in zip(at, group, strict=True) if (p := _printed(recipe, row))]
         if marks:
             name = f"paper, T={temperature:g}"
             axes.plot(*zip(*marks, strict=True), "D", color=f"C{t}", mec="white", label=name)

@@ -70,7 +70,7 @@ def _automatic(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec = pairs.spec(case["draft"])
     gammas = [0, *pairs.recipe.gammas, None]
     runs = _in_turn(pairs, case, {_named(gamma): (spec, {"gamma": gamma}) for gamma in gammas})
-    texts = [text for own in runs.values() for repeat in own for text in repeat]
+    texts = [text for repeats in runs.values() for repeat in repeats for text in repeat]
     steps = [step for text in texts for step in text.steady.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
     alpha = fmean(overlaps) if overlaps else None
@@ -116,9 +116,9 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     tables: list[Table] = []
     parts = ("rules", _show_rules), ("automatic", _show_automatic), ("cascade", _show_cascade)
     for topic, show in parts:
-        own = [row for row in rows if row.case["what"] == topic]
-        if own:
-            paragraph, table = show(own)
+        group = [row for row in rows if row.case["what"] == topic]
+        if group:
+            paragraph, table = show(group)
             paragraphs.append(paragraph)
             tables.append(table)
     return Section("Beyond the paper: rules, automatic gamma, cascades", paragraphs, tables)

@@ -72,15 +72,15 @@ def _claim() -> str:
 
 def _said(results: Found, row: Row) -> str:
     """Of one temperature, what stands between the claim and the clock."""
-    own, speed = _alpha(results, row), walltime.speed(row)
-    free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
+    acceptance, speed = _alpha(results, row), walltime.speed(row)
+    factor = theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
     paragraph = (
-        f"At T={row.case['temperature']:g} alpha is {own:.2f} here, for which the theorem expects "
-        f"{free:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
+        f"At T={row.case['temperature']:g} alpha is {acceptance:.2f} here, for which the theorem "
+        f"expects {factor:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
     )
-    if speed.value < free and v is not None and v > 1:
+    if speed.value < factor and v is not None and v > 1:
         paragraph += (
             f" Between the two stand c = {row.result['c']:.3f}, and a pass over four tokens, which "
             f"takes {v:.2f} times one over a single token here and counts as 1 in the theorem."
@@ -93,12 +93,12 @@ def _alpha(results: Found, row: Row) -> float:
 
 
 def _line(results: Found, row: Row) -> tuple[str, ...]:
-    own = _alpha(results, row)
+    acceptance = _alpha(results, row)
     return (
         f"{row.case['temperature']:g}",
-        rounded(own, 3),
+        rounded(acceptance, 3),
         rounded(row.result["c"], 3),
-        rounded(theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)),
+        rounded(theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)),
         rounded(walltime.expected(results, row)),
         plus_minus(walltime.speed(row), 2),
     )

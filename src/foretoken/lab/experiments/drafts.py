@@ -57,7 +57,7 @@ def _others(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | N
     for (label, temperature), row in best.items():
         if label not in other:
             continue
-        own, alpha = speed(row), acceptance.known(results, label, temperature)
+        speedup, alpha = speed(row), acceptance.known(results, label, temperature)
         rivals = [r for (name, t), r in best.items() if t == temperature and name not in other]
         rival = max(rivals, key=lambda r: speed(r).value, default=None)
         lines.append(
@@ -67,13 +67,13 @@ def _others(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | N
                 BLANK if alpha is None else plus_minus(alpha),
                 rounded(row.result["c"], 3),
                 str(row.case["gamma"]),
-                plus_minus(own, 2),
+                plus_minus(speedup, 2),
                 BLANK if rival is None else f"{rival.case['draft']} {plus_minus(speed(rival), 2)}",
             )
         )
-        speeds.append(own)
+        speeds.append(speedup)
         compared += rival is not None
-        ahead += rival is not None and own.above(speed(rival))
+        ahead += rival is not None and speedup.above(speed(rival))
     if not lines:
         return None
     faster, slower = sum(s.low > 1 for s in speeds), sum(s.high < 1 for s in speeds)

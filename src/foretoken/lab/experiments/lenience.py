@@ -74,8 +74,8 @@ def lenient(place: Place, lenience: list[float]) -> list[float]:
     if place.guess is None:
         return [0.0] * len(lenience)
     if place.q is None:
-        own = float(place.p[place.guess])
-        return [min(1.0, own / each) for each in lenience]
+        mass = float(place.p[place.guess])
+        return [min(1.0, mass / each) for each in lenience]
     p, q = place.p.double().numpy(), place.q.double().numpy()
     return [theory.lenient_beta(p, q, each) for each in lenience]
 
@@ -98,9 +98,9 @@ def section(recipe: Recipe, results: Found) -> Section | None:
         return None
     head = ("draft", *(f"l = {value:g}" for value in recipe.lenience))
     tables = [
-        Table(_caption(temperature), head, [*_lines(recipe, own)])
+        Table(_caption(temperature), head, [*_lines(recipe, group)])
         for temperature in (1, 0)
-        if (own := [row for row in rows if row.case["temperature"] == temperature])
+        if (group := [row for row in rows if row.case["temperature"] == temperature])
     ]
     return Section(
         "Table 5: what lenience would gain",
@@ -146,9 +146,9 @@ def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     )
     if len(recipe.lenience) > 1 and recipe.lenience == sorted(recipe.lenience, reverse=True):
         for temperature in (1, 0):
-            own = [row for row in rows if row.case["temperature"] == temperature]
-            if own:
-                yield _rise(recipe, own, temperature)
+            group = [row for row in rows if row.case["temperature"] == temperature]
+            if group:
+                yield _rise(recipe, group, temperature)
     yield (
         "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma "
         f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); the last chapter has "
@@ -199,8 +199,8 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     axes = figure.add_subplot()
     loose = [1 / value for value in recipe.lenience]
     for i, draft in enumerate(recipe.drafts):
-        own = [r for r in rows if (r.case["draft"], r.case["temperature"]) == (draft.label, 1)]
-        for row in own:
+        group = [r for r in rows if (r.case["draft"], r.case["temperature"]) == (draft.label, 1)]
+        for row in group:
             alphas = [estimate(one) for one in row.result["alphas"]]
             values, errors = [one.value for one in alphas], [one.error for one in alphas]
             axes.errorbar(loose, values, errors, marker="o", ms=3, capsize=2, label=draft.label)

@@ -44,16 +44,16 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     rows = done(results, "trace")
     if not rows:
         return None
-    own = rows[0].result
+    result = rows[0].result
     theirs = paper.FIGURE_1_TOKENS / paper.FIGURE_1_RUNS
-    ours = own["tokens"] / own["calls"]
+    ours = result["tokens"] / result["calls"]
     paragraph = (
-        f"{own['tokens']} tokens in {own['calls']} runs of the target, {ours:.2f} a run; the "
+        f"{result['tokens']} tokens in {result['calls']} runs of the target, {ours:.2f} a run; the "
         f"paper's example has {paper.FIGURE_1_TOKENS} in {paper.FIGURE_1_RUNS}, {theirs:.2f} a run."
         " One text is an example and no measurement; table 3 has the rates."
     )
     return Section(
         "Figure 1: what became of the guesses",
         [paragraph],
-        traces=[Trace(f"Behind: {own['prompt']}", own["html"], own["lines"])],
+        traces=[Trace(f"Behind: {result['prompt']}", result["html"], result["lines"])],
     )

@@ -131,8 +131,8 @@ def speed(row: Row) -> Estimate:
 
 def expected(results: Found, row: Row) -> float | None:
     """Theorem 3.8, of table 3's alpha where it was measured; None without alpha or c."""
-    own, c = alpha(results, row), row.result["c"]
-    return None if own is None or c is None else theory.walltime_factor(own, row.case["gamma"], c)
+    rate, c = alpha(results, row), row.result["c"]
+    return None if rate is None or c is None else theory.walltime_factor(rate, row.case["gamma"], c)
 
 
 def alpha(results: Found, row: Row) -> float | None:
@@ -143,10 +143,10 @@ def alpha(results: Found, row: Row) -> float | None:
 
 def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
     draft, result, gamma = recipe.draft(row.case["draft"]), row.result, row.case["gamma"]
-    own = alpha(results, row)
+    rate = alpha(results, row)
     with_c = None
-    if draft.c is not None and own is not None:
-        with_c = theory.walltime_factor(own, gamma, draft.c)
+    if draft.c is not None and rate is not None:
+        with_c = theory.walltime_factor(rate, gamma, draft.c)
     printed = _printed(recipe, row)
     theirs = (None,) * 4
     if printed is not None:
@@ -155,7 +155,7 @@ def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
         draft.label,
         f"{row.case['temperature']:g}",
         str(gamma),
-        rounded(own, 3),
+        rounded(rate, 3),
         rounded(result["c"], 3),
         rounded(result["v"]),
         rounded(expected(results, row)),
@@ -211,7 +211,7 @@ def _speeds(recipe: Recipe, best: list[Row]) -> str:
 
 def _theorem(results: Found, best: list[Row]) -> list[str]:
     """Measured over expected, here and in the paper."""
-    shares = [speed(row).value / own for row in best if (own := expected(results, row))]
+    shares = [speed(row).value / factor for row in best if (factor := expected(results, row))]
     with_v = [speed(row).value / v for row in best if (v := row.result["predicted"])]
     if not shares or not with_v:
         return []

@@ -207,5 +207,5 @@ def _expected(step: _Step, measured: Serving) -> float:
     seconds += at(measured.costs.verify, judged) + at(measured.around, rows)
     if rows == 1:
         return float(seconds + measured.passing(step.size + read, read, 1, changed=True))
-    own = measured.passing(step.size, 0, rows, changed=step.size != read)
-    return float(seconds + measured.passing(read, read, rows, changed=True) + own)
+    pass_seconds = measured.passing(step.size, 0, rows, changed=step.size != read)
+    return float(seconds + measured.passing(read, read, rows, changed=True) + pass_seconds)

@@ -227,11 +227,11 @@ def companion(
         exported = _export(way, "the target", dtype, network, some)
     else:
         exported = _conversion(source, way, dtype, some, network, more)
-    alone = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
+    decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
     # over keys and values in bfloat16 there is only that arithmetic
     kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
     try:
-        graph = _compiled(alone, dtype, target.kind, kind)["decoder"]
+        graph = _compiled(decoder, dtype, target.kind, kind)["decoder"]
     except RuntimeError as error:  # the library's
         raise RefusedError(
             f"the copy of the target in {dtype} cannot be compiled: {one_line(error)}; give "

@@ -94,8 +94,8 @@ class ExplicitModel:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
         layers = list(some or range(self.shapes.layers))
-        own = shapes(compiled, len(layers))
-        require_alike(own, replace(self.shapes, layers=len(layers)))
+        draft_shapes = shapes(compiled, len(layers))
+        require_alike(draft_shapes, replace(self.shapes, layers=len(layers)))
         return Companion(self, Feed(compiled, layers), facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:

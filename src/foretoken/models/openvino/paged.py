@@ -95,14 +95,16 @@ class PagedModel:
     ) -> Companion[Flat]:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
-        flat, own = Flat(compiled, facts), layers(compiled)
+        flat, draft_layers = Flat(compiled, facts), layers(compiled)
         numbers = some or range(len(self.pool.layers) // 2)
         names = {
             f"{part}_cache.{layer}": f"{part}_cache.{i}"
             for part in ("key", "value")
             for i, layer in enumerate(numbers)
         }
-        require_alike(own, {name: self.pool.layers[number] for number, name in names.items()})
+        require_alike(
+            draft_layers, {name: self.pool.layers[number] for number, name in names.items()}
+        )
         self.pool.bind(flat.request, names)
         return Companion(self, flat, facts)
 

@@ -55,9 +55,9 @@ def _shorten(model: PreTrainedModel, count: int, layers: tuple[int, ...]) -> Non
     """What the model's configurations say of each layer, for these layers."""
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     for config in configs.values():
-        own: Any = config.get_text_config(decoder=True)  # pyright: ignore
-        for name, value in list(vars(own).items()):
+        text_config: Any = config.get_text_config(decoder=True)  # pyright: ignore
+        for name, value in list(vars(text_config).items()):
             if isinstance(value, list) and len(value) == count:
-                setattr(own, name, [value[i] for i in layers])
+                setattr(text_config, name, [value[i] for i in layers])
         if not model.config.is_encoder_decoder:
-            own.num_hidden_layers = len(layers)
+            text_config.num_hidden_layers = len(layers)

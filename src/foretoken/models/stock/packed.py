@@ -140,8 +140,8 @@ def fits(layer: nn.Module) -> bool:
 
 def put(model: PreTrainedModel, names: list[str], layer: nn.Module) -> None:
     for name in names:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, layer)
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layer)
 
 
 @torch.no_grad()

@@ -36,8 +36,8 @@ def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
     likely = [(share, i) for share, i in zip(shares[1:], tokens[1:], strict=True) if share > LEAST]
     length, ways = len(draft.spelled[last]), list[WayOn]()
     for share, token in sorted(likely, reverse=True):
-        more = draft.spelled[token][length:]
-        guesses = text.behind(more)
-        ways += [WayOn(token, share, more, guesses[0])] if guesses else []
+        continuation = draft.spelled[token][length:]
+        guesses = text.behind(continuation)
+        ways += [WayOn(token, share, continuation, guesses[0])] if guesses else []
     total = shares[0] + sum(way.share for way in ways)
     return [way._replace(share=way.share / total) for way in ways]

@@ -67,8 +67,8 @@ class TranslatedModel:
     @property
     def identity(self) -> str | None:
         """What its speed follows from, where the model says that of itself."""
-        own = getattr(self._following.model, "identity", None)
-        return f"{own} in other words, {self.by_text}" if isinstance(own, str) else None
+        identity = getattr(self._following.model, "identity", None)
+        return f"{identity} in other words, {self.by_text}" if isinstance(identity, str) else None
 
     @property
     def padding(self) -> int:
@@ -113,12 +113,12 @@ class TranslatedModel:
         while any(text is not None for text in texts):
             writing = [text is not None for text in texts]
             needs = [int(on) for on in writing] if calls else self._counts(texts, writing)
-            own = self._following.score(texts, needs)
+            logits = self._following.score(texts, needs)
             for b, text in enumerate(texts):
                 if text is None:
                     continue
-                last = own[b, needs[b] - 1]
-                ways = ways_on(self._texts[b], own[b, 0]) if needs[b] == 2 else []
+                last = logits[b, needs[b] - 1]
+                ways = ways_on(self._texts[b], logits[b, 0]) if needs[b] == 2 else []
                 if ways and ways[0].share > _rest(ways) * float(last.softmax(-1).amax()):
                     text[-1], longer[b] = ways[0].token, ways[0].more
                 else:
@@ -135,9 +135,9 @@ class TranslatedModel:
         model without rows."""
         self.start([[] for _ in texts])
         extended = self._extended(texts)
-        own = self._following.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
+        shares = self._following.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
         self.leave(list(range(len(texts))))
-        return own[:, self._theirs].sum(-1).tolist()
+        return shares[:, self._theirs].sum(-1).tolist()
 
     def set_lengths(self, lengths: list[int]) -> None:
         for text, length in zip(self._texts, lengths, strict=True):

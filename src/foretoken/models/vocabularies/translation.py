@@ -77,10 +77,10 @@ class Translation:
     def behind(self, new: bytes) -> list[int]:
         """The target's tokens of what follows the text; none where they would not leave the last
         word's as they are."""
-        target, own = self.dictionary.target, self._spelled_open
+        target, spelling = self.dictionary.target, self._spelled_open
         text = self.last + new
         tokens = target.tokens(text if self._behind else target.first(text))
-        return list(tokens[len(own) :]) if list(tokens[: len(own)]) == own else []
+        return list(tokens[len(spelling) :]) if list(tokens[: len(spelling)]) == spelling else []
 
     def copy(self) -> Self:
         """The same text, to go on otherwise."""

@@ -80,12 +80,12 @@ class Words:
                 which = fallback if by_byte else spelled
                 which[i] = added[i].encode() if i in added else spell(word)
 
-        own = deepcopy(backend)  # calls of the given one leave settings in it
-        own.no_truncation()
-        own.no_padding()
+        copy = deepcopy(backend)  # calls of the given one leave settings in it
+        copy.no_truncation()
+        copy.no_padding()
 
         def encode(text: str) -> list[int]:
-            return own.encode(text, add_special_tokens=False).ids
+            return copy.encode(text, add_special_tokens=False).ids
 
         encoded, plain = tokenizer("a").input_ids, encode("a")
         at = next((k for k in range(len(encoded)) if encoded[k : k + len(plain)] == plain), 0)

@@ -126,8 +126,8 @@ def _by_position(steps: list[dict[str, Any]]) -> list[float]:
 def known(each: Known) -> dict[str, Any]:
     """A token's logprob, as chat completions and responses tell it."""
     top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
-    own = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
-    return own | {"top_logprobs": top}
+    entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
+    return entry | {"top_logprobs": top}
 
 
 def read(prompt: Sequence[Known]) -> list[dict[str, Any] | None]:
@@ -135,9 +135,11 @@ def read(prompt: Sequence[Known]) -> list[dict[str, Any] | None]:
     by their ids; null for the first token, of which nothing is known."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
-        own = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
+        entry = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
         top = enumerate(each.top, 1)
-        entries.append(own | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top})
+        entries.append(
+            entry | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top}
+        )
     return entries
 
 

@@ -146,9 +146,9 @@ def _logprobs(tokens: list[Known], count: int, offset: int, end: int | None) -> 
         offsets.append(offset if end is None else min(offset, end))
         offset += len(each.text)
     # the token itself is told too where it is not among the likeliest
-    own = ({each.text: each.logprob} for each in tokens)
+    singles = ({each.text: each.logprob} for each in tokens)
     likeliest = ({text: value for text, _, value, _ in each.top} for each in tokens)
-    top = [one | more for one, more in zip(own, likeliest, strict=True)]
+    top = [one | others for one, others in zip(singles, likeliest, strict=True)]
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],

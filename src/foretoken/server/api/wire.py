@@ -312,10 +312,10 @@ class Chat(Predicting):
         return options | {name: value for name, value in more.items() if value is not None}
 
     def _structured(self) -> dict[str, Any] | None:
-        asked, own = self.response_format, super()._structured()
+        asked, structure = self.response_format, super()._structured()
         if asked is None or asked.type == "text":
-            return own
-        if own is not None:
+            return structure
+        if structure is not None:
             raise BadRequestError(
                 "response_format and structured_outputs are both given; give one", "response_format"
             )

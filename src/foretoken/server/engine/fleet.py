@@ -112,9 +112,9 @@ class Fleet:
         steps, shown, started = list[dict[str, Any]](), 0, False
         for moves_left in reversed(range(MOVES + 1)):
             link = await self._taking(prompt, options, wait=started)
-            own = options | ({"begun": (steps, shown)} if steps else {})
+            wishes = options | ({"begun": (steps, shown)} if steps else {})
             try:
-                async with aclosing(link.submit(prompt, own)) as messages:
+                async with aclosing(link.submit(prompt, wishes)) as messages:
                     async for message in messages:
                         if isinstance(message, Part):
                             steps, shown = [*steps, *message.steps], shown + len(message.text)

@@ -211,13 +211,13 @@ class Worker:
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
                 self.trial.require(cast("Structured", wish))
-            own = self.engine.add(ids, **options)
+            number = self.engine.add(ids, **options)
             with self.awake:
-                early = self.early.pop(own, [])
+                early = self.early.pop(number, [])
                 if message.id not in self.adding:  # aborted meanwhile
-                    self._drop(own)
+                    self._drop(number)
                     return
-                self.requests[own] = message.id
+                self.requests[number] = message.id
                 self._send(Answer(message.id, len(ids)))
                 if early:
                     self._tell(early)
@@ -275,9 +275,9 @@ class Worker:
     def _abort(self, id: int) -> None:
         with self.awake:
             self.adding.discard(id)
-            for own in [own for own, pipes in self.requests.items() if pipes == id]:
-                del self.requests[own]
-                self._drop(own)
+            for number in [number for number, pipes in self.requests.items() if pipes == id]:
+                del self.requests[number]
+                self._drop(number)
             self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
@@ -377,16 +377,16 @@ class Worker:
 
         def known(each: Logprobs) -> Known:
             top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
-            own = (*word(each.token), max(LEAST, each.logprob))
-            return Known(*own, top, each.token, each.rank)
+            entry = (*word(each.token), max(LEAST, each.logprob))
+            return Known(*entry, top, each.token, each.rank)
 
         return [known(each) for each in logprobs]
 
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
-            for own, id in self.requests.items():
-                self._drop(own)
+            for number, id in self.requests.items():
+                self._drop(number)
                 self._send(Refusal(id, "failed", message))
             self.requests.clear()
             self._tell([])  # no step follows this one
