@@ -103,7 +103,7 @@ class Adaptive:
                 past.follow(row.records)
         every = [(row, self._better(row, *pasts)) for row, pasts in self._pasts]
         gammas = {
-            id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
+            id(row): self._gammas([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
             for row, past in every
             if row.request.params.deterministic
         }
@@ -118,7 +118,7 @@ class Adaptive:
                     beside.positions + others + sum(gammas.values()),
                     max(beside.depth, *drafted, 0),
                 )
-                shared = self._asked(some, self.costs, mates, self._last)
+                shared = self._gammas(some, self.costs, mates, self._last)
                 gammas |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
         self._last = len(rows) + beside.positions + sum(gammas.values())
         return [gammas[id(row)] for row in rows]
@@ -151,7 +151,7 @@ class Adaptive:
         row.trusts = rate(foreseen, most, prices_of(costs.undrafted, 1)) >= by_draft
         return foreseen if row.trusts else drafted
 
-    def _asked(
+    def _gammas(
         self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
     ) -> list[int]:
         """For these together, all of which are drafted for or none, behind a pass over `last`

@@ -63,7 +63,7 @@ class Intake:
         for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True)):
             ids = self.ids(prompt, i)
             self._require_fit(ids, i)
-            with _named(i, count=len(prompts)):
+            with _naming_prompt(i, count=len(prompts)):
                 copies = islice(keys, wishes.num_return_sequences)
                 requests += self._requests(ids, wishes, list(copies))
         return requests
@@ -173,7 +173,7 @@ def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
 
 
 @contextmanager
-def _named(i: int, *, count: int) -> Generator[None]:
+def _naming_prompt(i: int, *, count: int) -> Generator[None]:
     """An error within says which of several prompts it is about."""
     try:
         yield

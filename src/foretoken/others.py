@@ -49,7 +49,7 @@ def read(proc: Path = PROC, pid: int | None = None) -> Reading | None:
         rate = os.sysconf("SC_CLK_TCK")
         lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
         busy = [_busy(line[1:]) for line in lines if line and line[0] in cpus]
-        ticks = _own(proc, os.getpid() if pid is None else pid)
+        ticks = _ticks(proc, os.getpid() if pid is None else pid)
     except (OSError, ValueError, KeyError):
         return None
     if len(busy) < len(cpus):
@@ -95,7 +95,7 @@ def _busy(ticks: list[str]) -> int:
     return sum(int(each) for i, each in enumerate(ticks[:COLUMNS]) if i not in IDLE)
 
 
-def _own(proc: Path, pid: int) -> int:
+def _ticks(proc: Path, pid: int) -> int:
     """Ticks of a process and of all below it, those that have ended and were waited for included.
     KeyError where it is not there."""
     parents: dict[int, int] = {}

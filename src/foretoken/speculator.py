@@ -436,7 +436,7 @@ class Speculator:
 
     def outbox(self, row: Row, number: int = 0) -> Outbox:
         """For whoever shows a fresh row as it comes."""
-        transcript = _read(row)
+        transcript = _transcript(row)
         if transcript is None and self.tokenizer is not None:
             transcript = self._intake.transcript(row.request)
             row.endings.append(transcript)
@@ -484,7 +484,7 @@ class Speculator:
         """The text that new tokens add to the prompt's."""
         if self.tokenizer is None:
             return None
-        transcript = _read(row)
+        transcript = _transcript(row)
         if transcript is not None and row.finish_reason is not None:
             return transcript.text
         return continued(self.tokenizer, row.request.prompt, row.visible)
@@ -507,7 +507,7 @@ def _require_one(rows: list[Row]) -> None:
         _require(rows[0], 0)
 
 
-def _read(row: Row) -> Transcript | None:
+def _transcript(row: Row) -> Transcript | None:
     """What reads a row's text for stop strings."""
     return next((each for each in row.endings if isinstance(each, Transcript)), None)
 

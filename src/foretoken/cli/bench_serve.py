@@ -256,7 +256,7 @@ def bench_serve(
     wishes |= {"ignore_eos": True} if ignore_eos else {}
     load = Load(service, prompts, wishes, traffic.seed)
     figures, document = _measured(load, traffic, report)
-    document = _asked(load, traffic, data, report) | document
+    document = _head(load, traffic, data, report) | document
     report.save(document)
     if report.as_json:
         print(json.dumps(document, allow_nan=False))
@@ -309,7 +309,7 @@ def _speculation(load: Load, measured: Figures) -> dict[str, Any] | None:
     return asdict(guesses) | rates | {"accepted_per_drafted": guesses.accepted_per_drafted}
 
 
-def _asked(load: Load, traffic: Traffic, data: Data, report: Report) -> dict[str, Any]:
+def _head(load: Load, traffic: Traffic, data: Data, report: Report) -> dict[str, Any]:
     """The document's beginning, by vLLM's names."""
     server, rate = load.server, traffic.request_rate
     names = ("target", "draft", "runtime", "draft_runtime", "dtype", "max_rows")

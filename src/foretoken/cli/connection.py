@@ -133,7 +133,7 @@ def message(response: Response) -> str:
         detail = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         return status
-    return _told(detail) or status
+    return _detail(detail) or status
 
 
 def chunks(response: Response) -> Iterator[dict[str, Any]]:
@@ -165,11 +165,11 @@ def _chunk(data: str) -> dict[str, Any]:
         raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
     if error := chunk.get("error"):
         detail = error.get("message") if isinstance(error, dict) else error
-        raise TextError(_told(detail) or "the server failed")
+        raise TextError(_detail(detail) or "the server failed")
     return chunk
 
 
-def _told(detail: object) -> str:
+def _detail(detail: object) -> str:
     """A server's words in one line."""
     text = "".join(c if c.isprintable() else " " for c in str(detail or ""))
     return " ".join(text.split())[:WIDEST].rstrip(".")

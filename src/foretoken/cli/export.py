@@ -55,7 +55,7 @@ def export(
         raise InputError(
             "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
         )
-    setting = _planned(files) if files else _given(target, draft, gamma, temperature)
+    setting = _planned(files) if files else _setting(target, draft, gamma, temperature)
     exported = make(SYSTEMS[system], setting)
     if as_json:
         print(json.dumps(_document(exported, setting), allow_nan=False))
@@ -73,7 +73,9 @@ def _planned(files: list[Path]) -> Setting:
     return setting(planned.first.measurement, planned.gamma)
 
 
-def _given(target: str | None, draft: str | None, gamma: int | None, temperature: float) -> Setting:
+def _setting(
+    target: str | None, draft: str | None, gamma: int | None, temperature: float
+) -> Setting:
     if target is None:
         import foretoken
 

@@ -76,7 +76,7 @@ def plan(
     if files:
         measurements = saved(files)
     else:
-        drafts = [*(draft or []), *(_own(target, loading) if own else [])]
+        drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])]
         measurements = _measured(prompts, limit, drafts or [None], context.params, loading)
     from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
@@ -97,7 +97,7 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     return [(str(file), load(file)) for file in files]
 
 
-def _own(target: str | None, loading: option.PairLoading) -> list[str]:
+def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
     """Drafts that a target has without a second model."""
     from foretoken.loading.load import asset  # late: torch takes seconds to import
     from foretoken.loading.own import kinds

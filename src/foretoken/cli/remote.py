@@ -85,7 +85,7 @@ class Remote:
             raise InputError("the request is not valid text; give text in UTF-8") from None
         with answered(self.client, "POST", f"/v1/{where}", body) as response:
             for chunk in chunks(response):
-                part = _read(chunk, reply)
+                part = _part(chunk, reply)
                 reply.seconds = perf_counter() - start
                 if part.text or part.tokens:
                     yield part
@@ -164,7 +164,7 @@ def facts_of(client: Client) -> dict[str, Any]:
     return facts if "target" in facts else {}
 
 
-def _read(chunk: dict[str, Any], reply: Reply) -> Part:
+def _part(chunk: dict[str, Any], reply: Reply) -> Part:
     """What a chunk adds. TextError for one that is not as it should be."""
     try:
         text = "".join(_text(choice, reply) for choice in chunk.get("choices") or [])

@@ -59,7 +59,7 @@ def report(
     """
     if quick and as_measured:
         raise InputError("--quick measures and --as-measured does not; give one of them")
-    recipes_read = _read(recipes)
+    recipes_read = _recipes(recipes)
     _require(recipes_read, out, measuring=not as_measured)
     chosen_recipes = [recipe.quick() for recipe in recipes_read] if quick else recipes_read
     from foretoken.lab.report.chapter import report as made_of  # late: torch takes seconds
@@ -109,7 +109,7 @@ def _measured(recipes: list[Recipe], results: Results, command: str) -> tuple[li
     return cases, _follow(run(cases, results, machine, command))
 
 
-def _read(paths: list[Path]) -> list[Recipe]:
+def _recipes(paths: list[Path]) -> list[Recipe]:
     """The recipes, in order. InputError for what is wrong in one, and for two of one name."""
     from foretoken.lab.recipes.recipe import read  # late: pydantic, which `--help` does without
 
@@ -147,11 +147,11 @@ def _tell_unreadable(results: Results) -> None:
         print(f"{results.path}: cannot read line {numbers}; left as it is", file=sys.stderr)
 
 
-def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:
+def _tell_changed(recipes: list[Recipe], cases: list[Job]) -> None:
     """On standard error: which recipes say something else now than what is shown."""
     from foretoken.lab.recipes.recipe import shown_from  # late: pydantic
 
-    then = {job.recipe.name: job.recipe for job in asked}
+    then = {job.recipe.name: job.recipe for job in cases}
     for recipe in recipes:
         now = shown_from(recipe, Path.cwd()).model_dump(exclude={"experiments"})
         was = then[recipe.name].model_dump()
@@ -164,9 +164,9 @@ def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:
             )
 
 
-def _tell_anew(asked: list[Job], results: Results) -> None:
+def _tell_anew(cases: list[Job], results: Results) -> None:
     """On standard error: which recipes' measurements are there but are not used, and why."""
-    for origin, recipe in {job.of: job.recipe for job in asked}.items():
+    for origin, recipe in {job.of: job.recipe for job in cases}.items():
         last = results.last(recipe.name)
         if last is not None and not results.seconds(origin):
             print(

@@ -45,7 +45,7 @@ class Vocabulary:
                 "structured output ends with an EOS token and the model names none; set "
                 "eos_token_id in its generation config"
             )
-        self.words = _words(tokenizer, self.ends[0])
+        self.words = _lexicon(tokenizer, self.ends[0])
         self.grammar = lru_cache(KEPT)(self._grammar)
 
     def _grammar(self, structured: Structured) -> Grammar:
@@ -198,7 +198,7 @@ class Matcher:
         return f"{name} cannot be followed after {len(self._tokens)} tokens: {reason}; correct it"
 
 
-def _words(tokenizer: Any, end: int) -> LLTokenizer:
+def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     """llguidance's form of a fast tokenizer."""
     try:
         from llguidance import LLTokenizer  # late: an extra

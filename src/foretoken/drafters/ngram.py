@@ -108,7 +108,7 @@ class NGram:
         agree: V then differs by padding only. Raises InputError for any other file or target.
         """
         path = Path(path)
-        table = _read(path)
+        table = _checked_table(path)
         if fingerprint and table.fingerprint and fingerprint != table.fingerprint:
             raise InputError(f"{path} was fitted with another tokenizer; fit one with the target's")
         V = table.vocab_size if vocab_size is None else vocab_size
@@ -210,7 +210,7 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-def _read(path: Path) -> NGram:
+def _checked_table(path: Path) -> NGram:
     if not path.is_file():
         raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
     try:

@@ -101,7 +101,7 @@ class Batch:
             if any(telling):
                 self._tell(telling)
             if any(open_):
-                step(self.rows, self.target, self._given(trimmed), judge, trimmed, reads)
+                step(self.rows, self.target, self._given_drafter(trimmed), judge, trimmed, reads)
             else:
                 self._read(reads)
         for row in self.rows:
@@ -131,7 +131,7 @@ class Batch:
         if claim is not None:  # broken off here, it ends with its last reference
             claim.release()
 
-    def _given(self, gamma: list[int]) -> Drafter:
+    def _given_drafter(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
         assert self._claim is not None and self._claim.drafter is not None
         pairs = zip(self.rows, gamma, strict=True)

@@ -80,7 +80,7 @@ class Handed:
     def prompts(self) -> list[list[int]]:
         """What each row continues, without its padding."""
         mask = self.rest.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
-        keep = _kept(self.ids, mask)
+        keep = _mask(self.ids, mask)
         if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
             raise RefusedError(
                 "attention_mask leaves out tokens behind others; pad rows on the left"
@@ -99,7 +99,7 @@ class Handed:
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
             raise InputError("the encoder was given no input_ids; give these, and nothing else")
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
-        keep = _kept(inputs, self.rest.get("attention_mask"))
+        keep = _mask(inputs, self.rest.get("attention_mask"))
         if not bool(keep[:, 0].all()) or bool((keep[:, 1:] > keep[:, :-1]).any()):
             raise RefusedError("attention_mask leaves out tokens of the encoder before others")
         states = self.rest["encoder_outputs"][0]
@@ -253,6 +253,6 @@ def _lengths(criteria: Sequence[Any]) -> list[int]:
     return [each.max_length for each in criteria if type(each).__name__ == "MaxLengthCriteria"]
 
 
-def _kept(ids: Tensor, mask: Tensor | None) -> Tensor:
+def _mask(ids: Tensor, mask: Tensor | None) -> Tensor:
     """`[B, n]`, False where a row is padded."""
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else (mask != 0).to(ids.device)

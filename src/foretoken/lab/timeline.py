@@ -86,14 +86,14 @@ def chrome(completion: Completion) -> dict[str, Any]:
             "tid": THREADS[call.part.split()[0]],
             "ts": call.at * 1e6,
             "dur": call.seconds * 1e6,
-            "args": _told(completion, call),
+            "args": _facts(completion, call),
         }
         for call in timeline(completion)
     ]
     return {"displayTimeUnit": "ms", "traceEvents": headers + events}
 
 
-def _told(completion: Completion, call: Call) -> dict[str, int]:
+def _facts(completion: Completion, call: Call) -> dict[str, int]:
     """What is known of a call's step."""
     if not call.step:
         return {}

@@ -70,7 +70,7 @@ class DetachedHeads(NamedTuple):
         return HeadsDrafter(cast(OpenModel, target), self.heads, output, embeddings)
 
 
-def _own(kind: str, target: Fit) -> OwnCopy:
+def _own_copy(kind: str, target: Fit) -> OwnCopy:
     return own_copy(kind, target.known)
 
 
@@ -90,7 +90,7 @@ def _heads(file: str, target: Fit) -> DetachedHeads:
 # Drafters by name; names that end in ":" are followed by a file, or by a kind of copy
 NAMES: dict[str, Callable[[str, Fit], Drafter | DetachedHeads | OwnCopy]] = {
     "self": lambda kind, target: OwnCopy("self", None, ()),
-    "self:": _own,
+    "self:": _own_copy,
     "none": lambda file, target: NoDrafter(),
     "lookup": lambda file, target: LookupDrafter(),
     "copy": lambda file, target: CopyDrafter(),
@@ -107,7 +107,7 @@ def drafter_of(
     revision: str | None,
     trust: bool,
 ) -> Drafter | DetachedHeads | OwnCopy | ForeignDraft:
-    if isinstance(draft, str) and (named := _named(draft, target)) is not None:
+    if isinstance(draft, str) and (named := _drafter_named(draft, target)) is not None:
         return named
     if isinstance(draft, Speculator):
         own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
@@ -131,7 +131,7 @@ def drafter_of(
     return model_drafter(read, wish, target.known.V)
 
 
-def _named(draft: str, target: Fit) -> Drafter | DetachedHeads | OwnCopy | None:
+def _drafter_named(draft: str, target: Fit) -> Drafter | DetachedHeads | OwnCopy | None:
     """The drafter of that name; None for the name of a model. Raises InputError, with all names,
     for one that was mistyped."""
     name, colon, file = draft.partition(":")

@@ -53,7 +53,7 @@ class Outcome:
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
         q = None if self.q is None else _picked(self.q, rows, at)
-        residual = _left(p, q, self.x[rows, at], self.scale[rows, n])
+        residual = _residual(p, q, self.x[rows, at], self.scale[rows, n])
         mass = residual.sum(-1, keepdim=True)
         # only rounding can reject a guess where nothing is left
         return torch.where(rejected[:, None] & (mass > 0), residual.div_(mass), p)
@@ -99,13 +99,13 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
         return weight[:, 1:]
     a = weight[:, 1:G]
     following = None if q is None else q[:, 1:]
-    S = _left(p[:, 1:-1], following, x[:, 1:], a).sum(-1).double()
+    S = _residual(p[:, 1:-1], following, x[:, 1:], a).sum(-1).double()
     rest = S + (1 - a)  # so bracketed it is never below S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
     return torch.cat([h, weight[:, G:]], 1)
 
 
-def _left(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
+def _residual(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
     """(a p - q)+ `[..., V]`, q being all on x where it is None; p, q `[..., V]`, x, a `[...]`."""
     residual = p * a[..., None].to(p.dtype)
     if q is None:

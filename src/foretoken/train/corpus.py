@@ -46,10 +46,10 @@ def read_texts(folder: Path) -> list[str]:
         raise InputError(
             f"no .txt or .txt.gz file in {folder}; give a text file named so, or a folder of them"
         )
-    return [_uniform(_read(path)) for path in paths]
+    return [_uniform(_text(path)) for path in paths]
 
 
-def _read(path: Path) -> str:
+def _text(path: Path) -> str:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

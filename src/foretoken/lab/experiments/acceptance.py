@@ -85,7 +85,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     caption = "alpha with 95 % intervals over texts; T=0: how often both argmaxes agree"
     return Section(
         "Table 3: how far drafts agree with the target",
-        [*_said(recipe, rows)],
+        [*_paragraphs(recipe, rows)],
         [without_blanks(Table(caption, HEAD, lines))],
         [Plot("alpha", "alpha by draft and temperature", partial(_draw, recipe, rows))],
     )
@@ -118,7 +118,7 @@ def _printed(recipe: Recipe, row: Row) -> float | None:
     return paper.agreement(recipe.paper, name, row.case["temperature"])
 
 
-def _said(recipe: Recipe, rows: list[Row]) -> list[str]:
+def _paragraphs(recipe: Recipe, rows: list[Row]) -> list[str]:
     """What agrees with the paper's table and what does not."""
     tokens = min(row.result["tokens"] for row in rows)
     sentence = (

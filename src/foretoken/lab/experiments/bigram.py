@@ -57,7 +57,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     caption = f"A bigram table with gamma {paper.BIGRAM_GAMMA}"
     return Section(
         "Section 3.6: 1.25x by a bigram table",
-        [_claim(), *(_said(results, row) for row in rows)],
+        [_claim(), *(_paragraph(results, row) for row in rows)],
         [Table(caption, HEAD, [_line(results, row) for row in rows])],
     )
 
@@ -70,7 +70,7 @@ def _claim() -> str:
     )
 
 
-def _said(results: Found, row: Row) -> str:
+def _paragraph(results: Found, row: Row) -> str:
     """Of one temperature, what stands between the claim and the clock."""
     acceptance, speed = _alpha(results, row), walltime.speed(row)
     factor = theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)

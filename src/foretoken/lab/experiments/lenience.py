@@ -104,7 +104,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     ]
     return Section(
         "Table 5: what lenience would gain",
-        [*_said(recipe, rows)],
+        [*_paragraphs(recipe, rows)],
         tables,
         [Plot("lenience", "alpha over 1 / l at temperature 1", partial(_draw, recipe, rows))],
     )
@@ -138,7 +138,7 @@ def _factor(alpha: float, c: float) -> float:
     return max(theory.walltime_factor(alpha, gamma, c) for gamma in GAMMAS)
 
 
-def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
+def _paragraphs(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     yield (
         "With lenience l a guess is compared with l q in place of q: alpha is then sum min(p / l, "
         "q), no token is above p / l, and the law is left by alpha with lenience less alpha "

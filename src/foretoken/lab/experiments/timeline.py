@@ -76,7 +76,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     caption = "The same text three times"
     return Section(
         "Figure 5: when which model ran",
-        _said(own),
+        _paragraphs(own),
         [without_blanks(Table(caption, HEAD, [_line(row) for row in own.result["rows"]]))],
         [Plot("timeline", "A block a call; gaps are the verdict", partial(_draw, own), (7.5, 2.6))],
     )
@@ -108,7 +108,7 @@ def _milliseconds(row: dict[str, Any], part: str) -> str:
     return f"{sum(spent) * 1e3:.1f}" if spent else BLANK
 
 
-def _said(own: Row) -> list[str]:
+def _paragraphs(own: Row) -> list[str]:
     """What is as in the paper's diagram, and what is not."""
     rows = own.result["rows"]
     plain = next(row for row in rows if not row["gamma"])

@@ -108,7 +108,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     emphasized = frozenset(i for i, row in enumerate(best) if row in stars.values())
     return Section(
         "Tables 2 and 4: how much faster, measured and expected",
-        _said(recipe, results, best),
+        _paragraphs(recipe, results, best),
         [without_blanks(Table(caption, HEAD, lines, emphasized))],
         [Plot("speed", "Speed over gamma, measured and as expected", partial(_draw, recipe, rows))],
     )
@@ -166,7 +166,7 @@ def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
     )
 
 
-def _said(recipe: Recipe, results: Found, best: list[Row]) -> list[str]:
+def _paragraphs(recipe: Recipe, results: Found, best: list[Row]) -> list[str]:
     """What agrees with the paper, and why the rest does not."""
     paragraphs = [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "

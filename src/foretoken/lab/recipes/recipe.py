@@ -188,7 +188,7 @@ def read(path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        raise InputError(f"{path}: {_said(error)}") from None
+        raise InputError(f"{path}: {_mistake(error)}") from None
     folder = path.resolve().parent
     return _renamed(recipe, lambda name: placed(name, folder), lambda file: str(folder / file))
 
@@ -227,7 +227,7 @@ def placed(name: str, folder: Path) -> str:
         return name
 
 
-def _said(error: ValidationError) -> str:
+def _mistake(error: ValidationError) -> str:
     """One mistake: key, value, remedy; a key that there is none of before what is missing."""
     errors = error.errors()
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])

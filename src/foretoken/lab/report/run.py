@@ -67,7 +67,7 @@ class Standing:
 def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
     """All cases: recipe by recipe, and in each draft by draft, so that a pair is loaded once.
     InputError for prompts that cannot be read."""
-    asked: list[Job] = []
+    jobs_asked: list[Job] = []
     for recipe in recipes:
         origin = digest(recipe, machine)
         own = [
@@ -76,8 +76,8 @@ def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
             if name in recipe.experiments
             for case in experiment.cases(recipe)
         ]
-        asked += _by_draft(own)
-    return asked
+        jobs_asked += _by_draft(own)
+    return jobs_asked
 
 
 def digest(recipe: Recipe, machine: Machine) -> str:

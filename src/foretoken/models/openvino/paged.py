@@ -123,7 +123,7 @@ class PagedModel:
         self.salt = salt
 
     def known(self, prompt: list[int]) -> int:
-        return len(self._found(prompt, self.salt)) * self.pool.page
+        return len(self._pages_found(prompt, self.salt)) * self.pool.page
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
@@ -160,13 +160,13 @@ class PagedModel:
 
     def _recall(self, b: int, prompt: list[int]) -> int:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
-        pages = self._found(prompt, self.salts[b])
+        pages = self._pages_found(prompt, self.salts[b])
         self.pool.share(pages)
         length = len(pages) * self.pool.page
         self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:length], length
         return length
 
-    def _found(self, prompt: list[int], salt: str) -> list[int]:
+    def _pages_found(self, prompt: list[int], salt: str) -> list[int]:
         prefixes = self.pool.prefixes
         return [] if prefixes is None else prefixes.find(prompt, self.pool.page, salt)
 

@@ -35,7 +35,7 @@ class Fleet:
         self.setup, self._begin = setup, begin
         self.problem = ""  # why it failed
         self.failed = lambda: None  # called where one of the first engines cannot be started
-        self._links = [self._made() for _ in range(count)]
+        self._links = [self._new_link() for _ in range(count)]
         self._leaving: list[Link] = []  # which take no more texts
         self._gone = Counter[str]()  # what those did that have left
         self._prefixes = Prefixes()
@@ -63,7 +63,7 @@ class Fleet:
         those they have; what is left of them after so many seconds goes on elsewhere."""
         assert count > 0
         while len(self._links) < count:
-            self._links.append(link := self._made())
+            self._links.append(link := self._new_link())
             link.start()
         while len(self._links) > count:
             link = min(reversed(self._links), key=lambda link: (link.state == "ready", link.open))
@@ -188,7 +188,7 @@ class Fleet:
         for name in ("preempted", "restarts"):
             self._gone[name] += getattr(link, name)
 
-    def _made(self) -> Link:
+    def _new_link(self) -> Link:
         link = Link(self.setup, self._begin)
         link.failed = lambda: self._fail(link)
         return link
