@@ -181,14 +181,14 @@ class Row:
                 break
             self.tokens.append(token)
             self._read(token)
-        kept = self.tokens[before:]
+        new = self.tokens[before:]
         if self.controls is not None:
-            self.controls.commit(kept)
+            self.controls.commit(new)
         if self.finish_reason is None and self.room == 0:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             self.close()
-        return kept
+        return new
 
     def _read(self, token: int) -> None:
         """Whether the text ends with this token."""

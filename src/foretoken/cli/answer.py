@@ -67,11 +67,11 @@ class Answer:
 
 
 def answers(
-    tasks: list[Task], requests: list[Request], done: Iterable[Completion]
+    tasks: list[Task], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[Answer]:
     """The completions with what was asked for; where they were interrupted, the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
-    for completion, which, request in zip(done, copies, requests, strict=False):
+    for completion, which, request in zip(completions, copies, requests, strict=False):
         yield Answer(*which, request, completion)
 
 

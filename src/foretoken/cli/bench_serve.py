@@ -101,8 +101,8 @@ class Data:
     def require(self) -> None:
         """InputError for options that do not go together."""
         if self.dataset_name not in DATASETS:
-            said = shown(self.dataset_name)
-            raise InputError(f"dataset_name is {said}; give one of {', '.join(DATASETS)}")
+            quoted = shown(self.dataset_name)
+            raise InputError(f"dataset_name is {quoted}; give one of {', '.join(DATASETS)}")
         lengths = ("random_input_len", "random_output_len", "vocab_size")
         unused = ("dataset_path", "custom_output_len") if self.random else lengths
         for name in unused:

@@ -183,14 +183,14 @@ class OneText(Structure, Penalties, Ends, Sampling):
         line of JSON has them. InputError for one that is invalid by itself."""
         values: dict[str, Any] = {**vars(self), "structured": self.structured()}
         left_out = {field.name: field.default for field in fields(self)}
-        chosen: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for name in FIELDS:  # in this order errors are told
             value = values.get(name)
             if value is None or value is False or value == [] or value == left_out.get(name):
                 continue
-            chosen[name] = READERS[name](name, value) if name in READERS else value
-            CHECKS[name](name, chosen[name])
-        return chosen
+            options[name] = READERS[name](name, value) if name in READERS else value
+            CHECKS[name](name, options[name])
+        return options
 
 
 @dataclass(frozen=True)

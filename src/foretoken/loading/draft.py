@@ -107,8 +107,8 @@ def drafter_of(
     revision: str | None,
     trust: bool,
 ) -> Drafter | DetachedHeads | OwnCopy | ForeignDraft:
-    if isinstance(draft, str) and (named := _drafter_named(draft, target)) is not None:
-        return named
+    if isinstance(draft, str) and (drafter_found := _drafter_named(draft, target)) is not None:
+        return drafter_found
     if isinstance(draft, Speculator):
         own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
         _require_fit(draft.target_name, *own, target)

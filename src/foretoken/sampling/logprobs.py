@@ -25,9 +25,9 @@ def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
     if not tokens:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]
-    chosen = scores.gather(1, at)
-    values = cast(list[float], chosen[:, 0].tolist())
-    ranks = cast(list[int], (1 + (scores > chosen).sum(1)).tolist())
+    token_scores = scores.gather(1, at)
+    values = cast(list[float], token_scores[:, 0].tolist())
+    ranks = cast(list[int], (1 + (scores > token_scores).sum(1)).tolist())
     return [
         Logprobs(token, value, _top(row, count), rank)
         for token, value, rank, row in zip(tokens, values, ranks, scores, strict=True)

@@ -176,8 +176,8 @@ def laws(
     within = torch.arange(ids.shape[1], device=target.device) < lengths[:, None]
     for k in range(1, heads.count + 1):
         real = within[:, k:]  # places i + k inside the row's own text
-        chosen = embeddings(ids[:, 1:][:, : real.shape[1]][real])
-        states = heads(hidden[:, : real.shape[1]][real], chosen, k - 1, k).squeeze(1)
+        embedded = embeddings(ids[:, 1:][:, : real.shape[1]][real])
+        states = heads(hidden[:, : real.shape[1]][real], embedded, k - 1, k).squeeze(1)
         yield logits[:, k:][real], output(states)
 
 

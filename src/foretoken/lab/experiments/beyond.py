@@ -34,18 +34,18 @@ def cases(recipe: Recipe) -> list[Case]:
     gamma at every temperature, and cascades over the draft listed before, or else a look-up."""
     drafts = [draft for draft in recipe.drafts if draft.is_model][: recipe.beyond_models]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
-    chosen: list[Case] = []
+    cases_chosen: list[Case] = []
     for i, draft in enumerate(drafts):
         for temperature in sampled:
             for gamma in recipe.gammas:
-                chosen.append(_case("rules", draft, temperature, gamma=gamma))
+                cases_chosen.append(_case("rules", draft, temperature, gamma=gamma))
         for temperature in recipe.temperatures:
-            chosen.append(_case("automatic", draft, temperature))
+            cases_chosen.append(_case("automatic", draft, temperature))
         smaller = [other.label for other in drafts[:i][-1:] if draft.draft and other.draft]
         for temperature in recipe.temperatures:
             for inner in smaller or [None]:
-                chosen.append(_case("cascade", draft, temperature, inner=inner))
-    return chosen
+                cases_chosen.append(_case("cascade", draft, temperature, inner=inner))
+    return cases_chosen
 
 
 def _case(topic: str, draft: Draft, temperature: float, **more: Any) -> Case:

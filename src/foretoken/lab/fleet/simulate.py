@@ -162,12 +162,12 @@ class _Tasks:
 def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
     """So many, each like one of the measured prompts, at random."""
     dice, greedy = Random(f"betas {fleet.seed}"), measured.options.temperature == 0
-    chosen = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
+    prompts = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
     texts = [
         Text(i, fleet.prompt_tokens or one.prompt_tokens, _betas(one.overlaps, dice, greedy=greedy))
-        for i, one in enumerate(chosen)
+        for i, one in enumerate(prompts)
     ]
-    limits = [fleet.output_tokens or len(one.overlaps) for one in chosen]
+    limits = [fleet.output_tokens or len(one.overlaps) for one in prompts]
     return _Tasks(texts, limits, greedy, fleet.seed)
 
 

@@ -105,10 +105,10 @@ def setting(measured: Measurement, gamma: int) -> Setting:
 
 def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
     """vLLM's keys for the draft of a measurement; None where vLLM has no such draft."""
-    chosen = setting(measured, gamma)
+    settings = setting(measured, gamma)
     try:
-        require(VLLM, chosen)
-        return config(chosen)
+        require(VLLM, settings)
+        return config(settings)
     except RefusedError:
         return None
 

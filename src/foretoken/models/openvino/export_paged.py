@@ -172,8 +172,8 @@ def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
     for i, (port, name) in enumerate(zip(graph.inputs, names, strict=True)):
         port.get_tensor().set_names({name})
         port.get_node().set_partial_shape(free_shape(i, past))
-    kept = [f"present.{i}" for i in range(len(past))]
-    for port, name in zip(graph.outputs, ["logits", "hidden", *kept], strict=True):
+    states = [f"present.{i}" for i in range(len(past))]
+    for port, name in zip(graph.outputs, ["logits", "hidden", *states], strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
     order: Any = ops.parameter([-1], np.int32, name="beam_idx")
@@ -186,7 +186,7 @@ def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
         for reader in readers:
             reader.replace_source_output(gathered.output(0))
     graph.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(graph, dict(zip(names[len(NAMES) :], kept, strict=True)))
+    apply_make_stateful_transformation(graph, dict(zip(names[len(NAMES) :], states, strict=True)))
     start_empty(graph)
     graph.validate_nodes_and_infer_types()
 

@@ -28,10 +28,10 @@ def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
             f"the first layer of {type(model).__name__} has the positions of all; give layers that "
             "begin with 0"
         )
-    count, chosen = len(stack), [stack[i] for i in layers]
+    count, layers_kept = len(stack), [stack[i] for i in layers]
     stack._modules.clear()
-    stack.extend(chosen)
-    for i, layer in enumerate(chosen):
+    stack.extend(layers_kept)
+    for i, layer in enumerate(layers_kept):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
                 setattr(part, "layer_idx", i)  # noqa: B010

@@ -84,14 +84,14 @@ class Responses(Wishes):
         return options
 
     def _structured(self) -> dict[str, Any] | None:
-        asked = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
-        if asked.type == "text":
+        text_format = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
+        if text_format.type == "text":
             return super()._structured()
-        if asked.type == "json_object":
+        if text_format.type == "json_object":
             return {"json_schema": {"type": "object"}}
-        if asked.json_schema is None:
+        if text_format.json_schema is None:
             raise BadRequestError("text.format needs a schema", "text.format.schema")
-        return {"json_schema": small(asked.json_schema, "text.format")}
+        return {"json_schema": small(text_format.json_schema, "text.format")}
 
 
 def require(wishes: Responses) -> None:

@@ -312,18 +312,18 @@ class Chat(Predicting):
         return options | {name: value for name, value in more.items() if value is not None}
 
     def _structured(self) -> dict[str, Any] | None:
-        asked, structure = self.response_format, super()._structured()
-        if asked is None or asked.type == "text":
+        response_format, structure = self.response_format, super()._structured()
+        if response_format is None or response_format.type == "text":
             return structure
         if structure is not None:
             raise BadRequestError(
                 "response_format and structured_outputs are both given; give one", "response_format"
             )
-        if asked.type == "json_object":
+        if response_format.type == "json_object":
             return {"json_schema": {"type": "object"}}
-        if asked.json_schema is None or asked.json_schema.json_schema is None:
+        if response_format.json_schema is None or response_format.json_schema.json_schema is None:
             raise BadRequestError("response_format needs json_schema.schema", "response_format")
-        return {"json_schema": small(asked.json_schema.json_schema, "response_format")}
+        return {"json_schema": small(response_format.json_schema.json_schema, "response_format")}
 
 
 class Text(Predicting):
