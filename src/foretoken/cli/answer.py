@@ -75,9 +75,9 @@ def answers(
         yield Answer(*which, request, completion)
 
 
-def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = False) -> None:
+def show(spec: Speculator, answers: list[Answer], *, steps: bool, printed: bool = False) -> None:
     """Every text, as ids where there is no tokenizer; with `steps`, its steps as well. Several have
-    headings, as files have in `head`. `told`: the text stands there already."""
+    headings, as files have in `head`. `printed`: the text stands there already."""
     several = len(answers) > 1
     for i, answer in enumerate(answers):
         completion = answer.completion
@@ -85,7 +85,7 @@ def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = F
             print("\n" * (i > 0) + answer.heading)
         if steps:
             _steps(spec, answer)
-        elif not told:
+        elif not printed:
             print(_ids(completion.tokens) if completion.text is None else completion.text)
         likelihoods.show(spec.tokenizer, answer.request.prompt, completion)
 

@@ -96,7 +96,7 @@ def generate(
         answers = answer.begin(spec, answers, dials)
     answers = list(answers)
     if not as_json:
-        answer.show(spec, answers, steps=show_tokens, told=streamed)
+        answer.show(spec, answers, steps=show_tokens, printed=streamed)
     reasons = {each.completion.finish_reason for each in answers}
     comparison = None
     if compare and not reasons & {"interrupted", "error"}:
