@@ -62,20 +62,21 @@ def main() -> None:
     parser.add_argument("--runtime", default="auto")
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "foretoken", "serve", given.target, "--draft", given.draft]
-    command += ["--runtime", given.runtime, "--port", str(port), "--log-level", "warning"]
+    command = [sys.executable, "-m", "foretoken", "serve", arguments.target]
+    command += ["--draft", arguments.draft, "--runtime", arguments.runtime]
+    command += ["--port", str(port), "--log-level", "warning"]
     server = subprocess.Popen(command)
     try:
         until(lambda: told(port, "/ready") is not None, 600)
-        result = asyncio.run(Abuse(port, server.pid, given.seed).run(given.cases))
+        result = asyncio.run(Abuse(port, server.pid, arguments.seed).run(arguments.cases))
     finally:
         server.terminate()
         code = server.wait(120)
-    words = [Path(word).name for word in sys.argv]  # not where they lie
-    result |= {"command": " ".join(words), "seed": given.seed, "exit_code": code}
+    names = [Path(word).name for word in sys.argv]  # not where they lie
+    result |= {"command": " ".join(names), "seed": arguments.seed, "exit_code": code}
     result["failures"] += [f"the server ended with {code}"] if code else []
     print(save("abuse", result))
     print(json.dumps({name: result[name] for name in ("outcomes", "memory", "failures")}, indent=1))
@@ -96,18 +97,18 @@ class Abuse:
     async def run(self, cases: int) -> dict[str, Any]:
         """What came of them."""
         opened = {name: files(pid) for name, pid in self.pids.items()}
-        began, room = time.monotonic(), asyncio.Semaphore(AT_ONCE)
+        start_time, room = time.monotonic(), asyncio.Semaphore(AT_ONCE)
         for start in range(0, cases, -(-cases // SAMPLES)):
             numbers = range(start, min(cases, start + -(-cases // SAMPLES)))
             await asyncio.gather(*(self.case(i, room) for i in numbers))
             for name, pid in self.pids.items():
                 self.memory[name].append(resident(pid))
-            print(f"{numbers.stop} cases, {time.monotonic() - began:.0f} s", file=sys.stderr)
+            print(f"{numbers.stop} cases, {time.monotonic() - start_time:.0f} s", file=sys.stderr)
         await asyncio.to_thread(self.settle, opened)
         return {
             "cases": cases,
-            "seconds": round(time.monotonic() - began, 1),
-            "outcomes": {kind: dict(found) for kind, found in sorted(self.outcomes.items())},
+            "seconds": round(time.monotonic() - start_time, 1),
+            "outcomes": {kind: dict(counts) for kind, counts in sorted(self.outcomes.items())},
             "memory": self.memory,
             "failures": self.failures,
         }
@@ -118,29 +119,31 @@ class Abuse:
         async with room:
             try:
                 async with asyncio.timeout(PATIENCE):
-                    found = await KINDS[kind][0](self.port, rng)
+                    outcome = await KINDS[kind][0](self.port, rng)
             except TimeoutError:
-                found = "no answer"
-        self.outcomes.setdefault(kind, Counter())[found] += 1
-        if found in ("no answer", "500", "503", "refused"):
-            self.failures.append(f"case {number}, {kind}: {found}")
+                outcome = "no answer"
+        self.outcomes.setdefault(kind, Counter())[outcome] += 1
+        if outcome in ("no answer", "500", "503", "refused"):
+            self.failures.append(f"case {number}, {kind}: {outcome}")
 
     def settle(self, opened: dict[str, int]) -> None:
         """What must hold behind it all."""
-        seen: Any = None
+        state: Any = None
 
         def free() -> bool:
-            nonlocal seen
+            nonlocal state
             text = told(self.port, "/metrics") or ""
-            left = re.findall(r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", text, re.M)
+            unfinished = re.findall(
+                r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", text, re.M
+            )
             now = {name: files(pid) for name, pid in self.pids.items()}
-            seen = left, opened, now
-            return left == ["0.0"] * 2 and all(now[name] <= opened[name] + 4 for name in now)
+            state = unfinished, opened, now
+            return unfinished == ["0.0"] * 2 and all(now[name] <= opened[name] + 4 for name in now)
 
         try:
             until(free, 90)
         except TimeoutError:
-            self.failures.append(f"rows or files are left: {seen}")
+            self.failures.append(f"rows or files are left: {state}")
         if json.loads(told(self.port, "/health") or "{}").get("engine") != self.engine:
             self.failures.append("the engine is another one")
         for name, sizes in self.memory.items():
@@ -197,9 +200,9 @@ async def shorter(port: int, rng: Random) -> str:
 
 async def headers(port: int, rng: Random) -> str:
     path, body = valid(rng)
-    odd = rng.choice(["-1", "1e3", "", "9" * 30, "5, 7", "é"])
+    value = rng.choice(["-1", "1e3", "", "9" * 30, "5, 7", "é"])
     more = rng.choice(["Transfer-Encoding: chunked", "X: " + "a" * 70_000, "Expect: 5", ": ", "a"])
-    length = rng.choice([odd, len(body)])
+    length = rng.choice([value, len(body)])
     return await sent(port, head(path, length, more) + body, end=True)
 
 
@@ -210,9 +213,9 @@ async def noise(port: int, rng: Random) -> str:
 async def gone(port: int, rng: Random) -> str:
     """The connection ends within the request."""
     path, body = valid(rng)
-    whole = head(path, len(body)) + body
+    message = head(path, len(body)) + body
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(whole[: rng.randrange(1, len(whole))])
+    writer.write(message[: rng.randrange(1, len(message))])
     with suppress(OSError):
         await writer.drain()
     writer.transport.abort()

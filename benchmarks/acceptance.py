@@ -31,9 +31,9 @@ def main() -> None:
     cases += [(1.0, "speculative", lenience) for lenience in LENIENCES[1:]]
     cases += [(0.0, "any", lenience) for lenience in LENIENCES]
     for temperature, rule, lenience in cases:
-        named = {"rule": "block" if rule == "any" else rule, "lenience": lenience}
+        options = {"rule": "block" if rule == "any" else rule, "lenience": lenience}
         texts = [
-            spec.generate(prompt, temperature=temperature, seed=seed, **named, **HOW)[0].stats
+            spec.generate(prompt, temperature=temperature, seed=seed, **options, **HOW)[0].stats
             for seed, prompt in product(SEEDS, PROMPTS)
         ]
         alpha = fmean(stats.alpha or 0.0 for stats in texts)

@@ -29,18 +29,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("drafts", nargs="*", default=[None])
     parser.add_argument("--target", help="left out: the one that ships")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     spans = [f"{at}-{at + SPAN}" for at in range(0, TOKENS, SPAN)]
     table = Table("draft", "T", *spans)
     rows: list[dict[str, Any]] = []
-    for draft in given.drafts:
+    for draft in arguments.drafts:
         for temperature in (0.0, 1.0):
-            alphas = _alphas(foretoken.load(given.target, draft), temperature)
-            names = {"target": given.target or "shipped", "draft": draft or "shipped"}
+            alphas = _alphas(foretoken.load(arguments.target, draft), temperature)
+            names = {"target": arguments.target or "shipped", "draft": draft or "shipped"}
             figures = [asdict(alpha) for alpha in alphas]
             rows.append({**names, "temperature": temperature, "alpha": figures})
-            shown = [f"{alpha.value:.3f} ± {alpha.error:.3f}" for alpha in alphas]
-            table.add_row(draft or "shipped", f"{temperature:g}", *shown)
+            cells = [f"{alpha.value:.3f} ± {alpha.error:.3f}" for alpha in alphas]
+            table.add_row(draft or "shipped", f"{temperature:g}", *cells)
     Console().print(table)
     print(machine.save("alpha", {"span": SPAN, "gamma": GAMMA, "rows": rows}))
 

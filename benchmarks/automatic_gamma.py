@@ -81,8 +81,8 @@ def main() -> None:
     table = Table(*columns)
     for row in rows:
         gap = row["recovered"]
-        shown = [row.get(name) for name in ("against_best", "fair", "worst", "against_plain")]
-        ratios = ["" if ratio is None else f"{ratio:.3f}" for ratio in shown]
+        factors = [row.get(name) for name in ("against_best", "fair", "worst", "against_plain")]
+        ratios = ["" if ratio is None else f"{ratio:.3f}" for ratio in factors]
         gained = "" if gap is None else f"{gap:.0%}"
         table.add_row(row["way"], row["text"], str(row["best"]), *ratios, gained)
     Console().print(table)
@@ -96,13 +96,13 @@ def main() -> None:
 def replayed() -> list[dict[str, Any]]:
     rows = []
     for name, (c, slope, hump, change) in COSTS.items():
-        known = costs(c, slope, hump, change)
+        priced = costs(c, slope, hump, change)
         for text, betas in processes().items():
             for greedy in (False, True):
                 label = f"{text}, T {0 if greedy else 1}"
                 decay = 0.94 if text == "decaying" else 1.0
                 texts = [_text(betas, row, greedy, decay) for row in range(ROWS)]
-                rows.append({"way": name, "text": label, **_replayed(texts, known)})
+                rows.append({"way": name, "text": label, **_replayed(texts, priced)})
     return rows
 
 
@@ -140,15 +140,15 @@ def _text(betas: Betas, row: int, greedy: bool, decay: float) -> Text:
     return Text(TOKENS, chances, [dice.random() for _ in chances], greedy, decay)
 
 
-def _replayed(texts: list[Text], known: Costs) -> dict[str, Any]:
-    fixed = [_mean(texts, known, lambda text, g=g: Fixed(g)) for g in range(MAX_GAMMA + 1)]
-    automatic = _mean(texts, known, lambda text: Adaptive(known))
-    ideal = _mean(texts, known, Oracle)
+def _replayed(texts: list[Text], priced: Costs) -> dict[str, Any]:
+    fixed = [_mean(texts, priced, lambda text, g=g: Fixed(g)) for g in range(MAX_GAMMA + 1)]
+    automatic = _mean(texts, priced, lambda text: Adaptive(priced))
+    ideal = _mean(texts, priced, Oracle)
     return _row(fixed, automatic, list(range(MAX_GAMMA + 1)), ideal)
 
 
-def _mean(texts: list[Text], known: Costs, policy: Callable[[Text], Any]) -> float:
-    return fmean(replay(policy(text), text, known)[0] for text in texts)
+def _mean(texts: list[Text], priced: Costs, policy: Callable[[Text], Any]) -> float:
+    return fmean(replay(policy(text), text, priced)[0] for text in texts)
 
 
 def _row(fixed: list[float], automatic: float, gammas: list[int], ideal: float | None) -> dict:
@@ -190,15 +190,15 @@ def _measured(
     ways = {gamma: way(spec, gamma=gamma, **options) for gamma in [*gammas, None]}
     runs = in_turn(ways, prompts, repeats=arguments.repeats, tokens=arguments.tokens)
     times = {gamma: by_prompt(own) for gamma, own in runs.items()}
-    done = [text for own in runs.values() for repeat in own for text in repeat]
-    alpha = _alpha(done)
+    completions = [text for own in runs.values() for repeat in own for text in repeat]
+    alpha = _alpha(completions)
     name = f"{spec.target_name} / {spec.draft_name}, {arguments.dtype}"
     label = f"T {temperature:g}, alpha {alpha:.2f}, c {costs.c:.2f}"
     return {"way": name, "text": label, **_judged(times, gammas, alpha, costs.c)}
 
 
-def _alpha(done: list[Any]) -> float:
-    return fmean(beta for one in done for step in one.steps for beta in step.overlaps)
+def _alpha(completions: list[Any]) -> float:
+    return fmean(beta for one in completions for step in one.steps for beta in step.overlaps)
 
 
 def _preferred(alpha: float, costs: Costs) -> list[int]:
@@ -217,8 +217,10 @@ def _judged(times: dict, gammas: list[int], alpha: float, c: float) -> dict[str,
     fixed = [float(by_text[gamma].mean()) for gamma in gammas]
     automatic = float(by_text[None].mean())
     ideal = by_text[0].mean() / theory.oracle_factor(alpha, c) if 0 in gammas else None
-    half = {g: [np.array(times[g])[:, i::2].mean() for i in (0, 1)] for g in times}
-    fair = fmean(half[min(gammas, key=lambda g: half[g][1 - i])][i] / half[None][i] for i in (0, 1))
+    halves = {g: [np.array(times[g])[:, i::2].mean() for i in (0, 1)] for g in times}
+    fair = fmean(
+        halves[min(gammas, key=lambda g: halves[g][1 - i])][i] / halves[None][i] for i in (0, 1)
+    )
     best = by_text[gammas[int(np.argmin(fixed))]]
     row = _row(fixed, automatic, gammas, ideal)
     return row | {"fair": float(fair), "worst": float((best / by_text[None]).min())}

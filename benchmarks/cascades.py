@@ -54,8 +54,8 @@ def main() -> None:
     table = Table("T", "gamma", "draft", "alpha", "runs a guess", "tokens a call", "ms", "times")
     for row in rows:
         numbers = (row[name] for name in ("alpha", "runs", "tokens", "ms", "times"))
-        shown = (f"{value:.2f}" for value in numbers)
-        table.add_row(f"{row['temperature']:g}", str(row["gamma"]), row["draft"], *shown)
+        cells = (f"{value:.2f}" for value in numbers)
+        table.add_row(f"{row['temperature']:g}", str(row["gamma"]), row["draft"], *cells)
     Console().print(table)
     settings = vars(arguments) | {"prompts": PROMPTS, "inner_gamma": INNER}
     print(machine.save("cascades", settings | {"rows": rows}))
@@ -84,9 +84,9 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Figures of every draft, runs alternating; `times` is its speed over the draft's alone."""
     ways = {name: way(spec, **options) for name, spec in pairs.items()}
-    done = in_turn(ways, PROMPTS, repeats=arguments.repeats, tokens=arguments.tokens)
-    base = seconds_per_token(done[ALONE])
-    return {name: _figures(runs, base) for name, runs in done.items()}
+    completions = in_turn(ways, PROMPTS, repeats=arguments.repeats, tokens=arguments.tokens)
+    base = seconds_per_token(completions[ALONE])
+    return {name: _figures(runs, base) for name, runs in completions.items()}
 
 
 def _figures(runs: Runs, base: float) -> dict[str, float]:

@@ -38,16 +38,16 @@ def main() -> None:
     old, new = (checkout.resolve() for checkout in arguments.checkouts)
     seconds: dict[str, dict[Path, list[float]]] = {}
 
-    def note(what: str, checkout: Path, value: float) -> None:
-        seconds.setdefault(what, {}).setdefault(checkout, []).append(value)
+    def note(name: str, checkout: Path, value: float) -> None:
+        seconds.setdefault(name, {}).setdefault(checkout, []).append(value)
 
     for turn in range(arguments.starts + 1):
         for checkout in (old, new) if turn % 2 else (new, old):
             for what, command in STARTS.items():
-                began = time.perf_counter()
+                start = time.perf_counter()
                 run(checkout, command)
                 if turn:  # the first one compiles the bytecode
-                    note(what, checkout, time.perf_counter() - began)
+                    note(what, checkout, time.perf_counter() - start)
     for turn in range(arguments.turns):
         for checkout in (old, new) if turn % 2 else (new, old):
             document = json.loads(run(checkout, ["-m", "foretoken", "bench", *bench, "--json"]))

@@ -42,9 +42,9 @@ class Timed:
         model.score = self
 
     def __call__(self, blocks: Any, need: list[int]) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         logits = self._score(blocks, need)
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - start
         return logits
 
 
@@ -68,9 +68,11 @@ def main() -> None:
             steps, seconds = 0, 0.0
             for prompt in prompts:
                 wishes = replace(params, max_new_tokens=options.tokens)
-                (out,) = spec.generate(prompt, wishes, gamma=options.gamma, seed=round_)
-                steps += len(out.steps)
-                parts = ((s.draft_seconds, s.score_seconds, s.verify_seconds) for s in out.steps)
+                (completion,) = spec.generate(prompt, wishes, gamma=options.gamma, seed=round_)
+                steps += len(completion.steps)
+                parts = (
+                    (s.draft_seconds, s.score_seconds, s.verify_seconds) for s in completion.steps
+                )
                 seconds += sum(map(sum, parts))
             inside = sum(model.seconds for model in models)
             if round_:  # the first round warms up

@@ -43,9 +43,9 @@ def main() -> None:
         for gamma in GAMMAS:
             row = _measure(spec, arguments, {**law, "gamma": gamma})
             rows.append({**law, "asked": gamma, **row})
-            shown = [row[name] for name in ("alpha", "c", "v", "predicted", "speedup", "slowest")]
+            values = [row[name] for name in ("alpha", "c", "v", "predicted", "speedup", "slowest")]
             number = f"{row['gamma']}" if gamma is not None else f"auto ({row['mean_gamma']:.1f})"
-            table.add_row(f"{law['temperature']:g}", number, *(f"{value:.2f}" for value in shown))
+            table.add_row(f"{law['temperature']:g}", number, *(f"{value:.2f}" for value in values))
     Console().print(table)
     print(machine.save(f"default-pair-{arguments.rule}", {"prompts": PROMPTS, "rows": rows}))
 

@@ -53,34 +53,34 @@ class Offline:
         self.shapes: Shapes | None = None
         self._texts: dict[int, list[list[int]]] = {}
 
-    def texts(self, asked: Asked) -> list[list[int]]:
-        if asked.seed not in self._texts:
-            done = self.spec.generate(
-                asked.prompts,
-                seed=[(asked.seed, i) for i in range(len(asked.prompts))],
+    def texts(self, query: Asked) -> list[list[int]]:
+        if query.seed not in self._texts:
+            completions = self.spec.generate(
+                query.prompts,
+                seed=[(query.seed, i) for i in range(len(query.prompts))],
                 rule="coupled",
-                temperature=asked.temperature,
-                max_new_tokens=asked.max_tokens,
-                ignore_eos=asked.ignore_eos,
+                temperature=query.temperature,
+                max_new_tokens=query.max_tokens,
+                ignore_eos=query.ignore_eos,
             )
-            self._texts[asked.seed] = [completion.tokens for completion in done]
-        return self._texts[asked.seed]
+            self._texts[query.seed] = [completion.tokens for completion in completions]
+        return self._texts[query.seed]
 
     def measure(self, some: Sequence[Asked]) -> Shapes:
         """The noise of passes, along the first texts of some requests. RuntimeError where it is
         more than rounding explains."""
-        asked = some[:BATCH]
-        requests = [self._request(each, 0) for each in asked]
-        texts = [self.texts(each)[0] for each in asked]
+        queries = some[:BATCH]
+        requests = [self._request(each, 0) for each in queries]
+        texts = [self.texts(each)[0] for each in queries]
         self.shapes = compare(self.spec.target, requests, texts, WIDTH)
         if not self.shapes.ok:
             raise RuntimeError(f"passes differ by more than rounding: {self.shapes}")
         return self.shapes
 
-    def difference(self, asked: Asked, text: int, served: Sequence[int]) -> Difference | None:
+    def difference(self, query: Asked, text: int, served: Sequence[int]) -> Difference | None:
         """None where they are equal."""
         assert self.shapes is not None
-        own = self.texts(asked)[text]
+        own = self.texts(query)[text]
         pairs = enumerate(zip(own, served, strict=False))
         place = next((i for i, (a, b) in pairs if a != b), min(len(own), len(served)))
         if place == len(own) == len(served):
@@ -88,24 +88,24 @@ class Offline:
         tokens = [x[place] if place < len(x) else None for x in (own, served)]
         gap = None
         if None not in tokens:  # one text is longer: never rounding
-            scores = self._scores(asked, text, own[: place + 1])
+            scores = self._scores(query, text, own[: place + 1])
             gap = float(scores.max() - scores[tokens].min())
-        allowed = MARGIN * self.shapes.noise / (asked.temperature or 1.0)
-        return Difference(asked.seed, text, asked.temperature, place, *tokens, gap, allowed)
+        allowed = MARGIN * self.shapes.noise / (query.temperature or 1.0)
+        return Difference(query.seed, text, query.temperature, place, *tokens, gap, allowed)
 
-    def _scores(self, asked: Asked, text: int, own: list[int]) -> Tensor:
+    def _scores(self, query: Asked, text: int, own: list[int]) -> Tensor:
         """Of every id for the last of these tokens; the greatest is drawn."""
-        request = self._request(asked, text)
+        request = self._request(query, text)
         logits = singly(self.spec.target, request, own)[-1].double()
-        if not asked.temperature:
+        if not query.temperature:
             return logits
         position = len(request.prompt) + len(own) - 1
         noise = torch.from_numpy(exponentials(request.key, position, len(logits)))
-        return logits / asked.temperature - noise.log()
+        return logits / query.temperature - noise.log()
 
-    def _request(self, asked: Asked, text: int) -> Request:
+    def _request(self, query: Asked, text: int) -> Request:
         from foretoken.sampling.params import SamplingParams
 
-        params = SamplingParams(asked.temperature, max_new_tokens=asked.max_tokens)
-        (request,) = self.spec.requests([asked.prompts[text]], [params], [(asked.seed, text)])
+        params = SamplingParams(query.temperature, max_new_tokens=query.max_tokens)
+        (request,) = self.spec.requests([query.prompts[text]], [params], [(query.seed, text)])
         return request

@@ -19,15 +19,18 @@ OUT = Path(__file__).parents[1] / "docs" / "trace.svg"
 
 def main() -> None:
     spec = foretoken.load()
-    (out,) = spec.generate(PROMPT, max_new_tokens=60, temperature=0.6, gamma=4, seed=4)
+    (completion,) = spec.generate(PROMPT, max_new_tokens=60, temperature=0.6, gamma=4, seed=4)
     console = Console(record=True, width=72, file=io.StringIO(), highlight=False)
     console.print(PROMPT, style="bold")
-    for line in view.trace(spec.ids(PROMPT), out.steps, spec.tokenizer):
+    for line in view.trace(spec.ids(PROMPT), completion.steps, spec.tokenizer):
         console.print(line)
     console.print(view.legend())
     console.save_svg(str(OUT), title="foretoken generate --show-tokens")
-    stats = out.stats
-    print(f"{OUT}: {len(out.tokens)} tokens in {stats.target_calls} runs, alpha {stats.alpha:.2f}")
+    stats = completion.stats
+    print(
+        f"{OUT}: {len(completion.tokens)} tokens in {stats.target_calls} runs, "
+        f"alpha {stats.alpha:.2f}"
+    )
 
 
 if __name__ == "__main__":

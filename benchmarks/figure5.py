@@ -32,10 +32,10 @@ def main() -> None:
     rows = {}
     for gamma in (7, 3, 0):
         for _ in range(2):  # the first warms up
-            (done,) = spec.generate([source], gamma=gamma, max_new_tokens=TOKENS)
-        rows[f"gamma {gamma}" if gamma else "plain"] = done
-        calls = len(timeline(done))
-        print(f"gamma {gamma}: {done.stats.target_calls} target calls, {calls} blocks")
+            (completion,) = spec.generate([source], gamma=gamma, max_new_tokens=TOKENS)
+        rows[f"gamma {gamma}" if gamma else "plain"] = completion
+        calls = len(timeline(completion))
+        print(f"gamma {gamma}: {completion.stats.target_calls} target calls, {calls} blocks")
     draw(rows, OUT)
     print(OUT)
 

@@ -93,19 +93,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("names", nargs="*", choices=[*RUNS, []])
-    given = parser.parse_args()
-    for name in given.names or RUNS:
-        out = HERE / "results" / name
-        if given.names or not (out / "bench.json").exists():
-            bench(name, given.folder, out)
+    arguments = parser.parse_args()
+    for name in arguments.names or RUNS:
+        folder = HERE / "results" / name
+        if arguments.names or not (folder / "bench.json").exists():
+            bench(name, arguments.folder, folder)
 
 
 def bench(name: str, folder: Path, out: Path) -> None:
     run = RUNS[name]
     folder.mkdir(parents=True, exist_ok=True)
     prompts = folder / f"{run.pair or 'texts'}-{run.prompts}.jsonl"
-    given = ((MANY if run.batch else PROMPTS) if run.pair else TEXTS)[: run.prompts]
-    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in given))
+    texts = ((MANY if run.batch else PROMPTS) if run.pair else TEXTS)[: run.prompts]
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in texts))
     command = [sys.executable, "-m", "foretoken", "bench", "--prompts", prompts, "--out", out]
     command += [*run.law.split(), "--dtype", run.dtype, "--gamma", run.gammas]
     command += ["--repeats", str(run.rounds), "--max-new-tokens", str(run.tokens)]

@@ -52,64 +52,67 @@ def main() -> None:
     parser.add_argument("--load", type=float, action="append", help="left out: 0.5 and 0.8")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: a replica has one thread")
     results: list[dict[str, Any]] = []
-    for path in given.measurements:
-        measured = load(path)
-        fleet = Fleet(1 + require(measured, str(path)).beside, given.requests, seed=given.seed)
-        for share in given.load or [0.5, 0.8]:
-            results.append(compared(measured, str(path), fleet, share))
+    for path in arguments.measurements:
+        measurement = load(path)
+        fleet = Fleet(
+            1 + require(measurement, str(path)).beside, arguments.requests, seed=arguments.seed
+        )
+        for share in arguments.load or [0.5, 0.8]:
+            results.append(compared(measurement, str(path), fleet, share))
             print(line(results[-1]), file=sys.stderr)
-    settings = vars(given) | {"measurements": [*map(str, given.measurements)]}
+    settings = vars(arguments) | {"measurements": [*map(str, arguments.measurements)]}
     print(save("fleet", {"command": " ".join(sys.argv), "arguments": settings, "runs": results}))
 
 
-def compared(measured: Measurement, name: str, fleet: Fleet, share: float) -> dict[str, Any]:
+def compared(measurement: Measurement, name: str, fleet: Fleet, share: float) -> dict[str, Any]:
     """Predicted and measured figures of one load, and their ratios."""
-    serving = require(measured, name)
-    most = capacity(measured, serving, fleet)
+    serving = require(measurement, name)
+    most = capacity(measurement, serving, fleet)
     rate = share * most
-    paper = predicted(simulate(measured, serving, fleet, rate, capacity=most))
-    real = run(measured, fleet, rate)
+    paper = predicted(simulate(measurement, serving, fleet, rate, capacity=most))
+    real = run(measurement, fleet, rate)
     ratios = {key: paper[key] / real[key] for key in paper}
     head = {"replicas": fleet.replicas, "load": share, "rate": rate, "fleet": asdict(fleet)}
     return {**head, "predicted": paper, "measured": real, "ratios": ratios}
 
 
-def predicted(found: Simulated) -> dict[str, float]:
-    assert found.first_token is not None and found.whole is not None
+def predicted(simulated: Simulated) -> dict[str, float]:
+    assert simulated.first_token is not None and simulated.whole is not None
     return {
-        "ttft_p50": found.first_token.p50,
-        "ttft_p99": found.first_token.p99,
-        "latency_p50": found.whole.p50,
-        "latency_p99": found.whole.p99,
-        "tokens_per_second": found.tokens_per_second,
+        "ttft_p50": simulated.first_token.p50,
+        "ttft_p99": simulated.first_token.p99,
+        "latency_p50": simulated.whole.p50,
+        "latency_p99": simulated.whole.p99,
+        "tokens_per_second": simulated.tokens_per_second,
     }
 
 
 def line(result: dict[str, Any]) -> str:
     """Predicted / measured = ratio, of every figure."""
-    told = [
+    parts = [
         f"{key} {result['predicted'][key]:.4g} / {result['measured'][key]:.4g} = {ratio:.2f}"
         for key, ratio in result["ratios"].items()
     ]
     head = f"{result['replicas']} replicas at {result['load']:g} of capacity"
-    return f"{head}, {result['rate']:.3g} requests/s: {'; '.join(told)}"
+    return f"{head}, {result['rate']:.3g} requests/s: {'; '.join(parts)}"
 
 
-def run(measured: Measurement, fleet: Fleet, rate: float) -> dict[str, float]:
+def run(measurement: Measurement, fleet: Fleet, rate: float) -> dict[str, float]:
     """The same fleet of processes."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(fleet.replicas)]
     workers = [
-        context.Process(target=replica, args=(measured, theirs), daemon=True) for _, theirs in pipes
+        context.Process(target=replica, args=(measurement, child_end), daemon=True)
+        for _, child_end in pipes
     ]
     for worker in workers:
         worker.start()
     try:
-        return dispatched(measured, fleet, rate, [ours for ours, _ in pipes])
+        return dispatched(measurement, fleet, rate, [own_end for own_end, _ in pipes])
     finally:
         for worker in workers:
             worker.terminate()
@@ -117,53 +120,53 @@ def run(measured: Measurement, fleet: Fleet, rate: float) -> dict[str, float]:
 
 
 def dispatched(
-    measured: Measurement, fleet: Fleet, rate: float, pipes: list[Connection]
+    measurement: Measurement, fleet: Fleet, rate: float, pipes: list[Connection]
 ) -> dict[str, float]:
     """Send every request when it is due, and gather what is told of it."""
     for pipe in pipes:
         pipe.recv()  # it is loaded and warm
-    chosen = like(measured, fleet.requests, fleet.seed)
-    limits = [len(measured.prompts[i].overlaps) for i in chosen]
+    texts = like(measurement, fleet.requests, fleet.seed)
+    limits = [len(measurement.prompts[i].overlaps) for i in texts]
     sent = [Sent(due) for due in arrivals(fleet.requests, rate, fleet.seed)]
-    began, following = perf_counter(), 0
+    start, following = perf_counter(), 0
     while any(not one.ended for one in sent):
-        now = perf_counter() - began
+        now = perf_counter() - start
         while following < len(sent) and sent[following].due <= now:
             one = sent[following]
             busy = [sum(s.replica == i and not s.ended for s in sent) for i in range(len(pipes))]
             one.replica = min(range(len(pipes)), key=busy.__getitem__)
-            pipes[one.replica].send((following, chosen[following], limits[following]))
+            pipes[one.replica].send((following, texts[following], limits[following]))
             following += 1
-        left = sent[following].due - now if following < len(sent) else None
-        for pipe in wait(pipes, None if left is None else max(0.0, left)):
+        seconds_left = sent[following].due - now if following < len(sent) else None
+        for pipe in wait(pipes, None if seconds_left is None else max(0.0, seconds_left)):
             assert isinstance(pipe, Connection)
-            number, first, ended, tokens = pipe.recv()
+            number, first, end, tokens = pipe.recv()
             one = sent[number]
-            one.first, one.ended, one.tokens = first - began, ended - began, tokens
+            one.first, one.ended, one.tokens = first - start, end - start, tokens
     return figures(sent)
 
 
 def figures(sent: list[Sent]) -> dict[str, float]:
     first = np.percentile([one.first - one.due for one in sent], (50, 99))
-    whole = np.percentile([one.ended - one.due for one in sent], (50, 99))
+    latencies = np.percentile([one.ended - one.due for one in sent], (50, 99))
     span = max(one.ended for one in sent) - sent[0].due
     return {
         "ttft_p50": float(first[0]),
         "ttft_p99": float(first[1]),
-        "latency_p50": float(whole[0]),
-        "latency_p99": float(whole[1]),
+        "latency_p50": float(latencies[0]),
+        "latency_p99": float(latencies[1]),
         "tokens_per_second": sum(one.tokens for one in sent) / span,
     }
 
 
-def replica(measured: Measurement, pipe: Connection) -> None:
+def replica(measurement: Measurement, pipe: Connection) -> None:
     """An engine that takes requests as they come and tells when their first and last tokens came,
     by the clock that all processes share."""
-    spec, texts = loaded(measured)
-    wishes = measured.options.sampling
+    spec, texts = loaded(measurement)
+    wishes = measurement.options.sampling
     law = {name: getattr(wishes, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    assert measured.serving is not None
-    with Engine(spec, measured.serving.rows, prefix_cache=False) as engine:
+    assert measurement.serving is not None
+    with Engine(spec, measurement.serving.rows, prefix_cache=False) as engine:
         for number in range(WARM):
             engine.add(texts[number % len(texts)], max_new_tokens=16, seed=number, **law)
         while engine.running or engine.waiting:
@@ -175,25 +178,25 @@ def replica(measured: Measurement, pipe: Connection) -> None:
             idle = not (engine.running or engine.waiting)
             while pipe.poll(None if idle else 0.0):
                 number, text, limit = pipe.recv()
-                asked = {"max_new_tokens": limit, "ignore_eos": True, "seed": number, **law}
-                numbers[engine.add(texts[text], **asked)] = number
+                options = {"max_new_tokens": limit, "ignore_eos": True, "seed": number, **law}
+                numbers[engine.add(texts[text], **options)] = number
                 idle = False
             for event in engine.step():
                 now = perf_counter()
                 if event.tokens:
                     firsts.setdefault(event.id, now)
                 if event.completion is not None:
-                    told = len(event.completion.tokens)
-                    pipe.send((numbers[event.id], firsts.pop(event.id, now), now, told))
+                    tokens = len(event.completion.tokens)
+                    pipe.send((numbers[event.id], firsts.pop(event.id, now), now, tokens))
 
 
-def loaded(measured: Measurement) -> tuple[Any, list[Any]]:
+def loaded(measurement: Measurement) -> tuple[Any, list[Any]]:
     """The pair as it was measured, and its prompts."""
     from foretoken import load as load_pair
 
-    options = measured.options
+    options = measurement.options
     spec = load_pair(options.target, options.draft, **options.loading)
-    lines = prompt_files.read(None, Path(options.prompts))[: len(measured.prompts)]
+    lines = prompt_files.read(None, Path(options.prompts))[: len(measurement.prompts)]
     return spec, [prompt_files.for_model(each, spec) for each in lines]
 
 

@@ -35,9 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--held-out", type=Path, required=True)
     text = parser.parse_args().held_out.read_text(encoding="utf-8", errors="replace")
-    whole = foretoken.load(draft="none")
-    assert whole.tokenizer is not None
-    held_out = pieces(text, whole.tokenizer)
+    exact = foretoken.load(draft="none")
+    assert exact.tokenizer is not None
+    held_out = pieces(text, exact.tokenizer)
     others = {
         "int4": foretoken.load(draft="none", dtype="int4"),
         "int8": foretoken.load(draft="none", dtype="int8"),
@@ -46,11 +46,16 @@ def main() -> None:
     table = Table("", "bits a byte", "more", "same likeliest token", "sum min(p, q)")
     rows = {}
     for name, other in others.items():
-        made = rounding(whole.target, other.target, held_out)
-        rows[name] = asdict(made)
-        cells = (made.rounded_bits_per_byte, made.more_bits_per_byte, made.same, made.overlap)
-        shown = (f"{each.value:.4f} ± {each.error:.4f}" for each in cells)
-        table.add_row(name, *shown)
+        losses = rounding(exact.target, other.target, held_out)
+        rows[name] = asdict(losses)
+        cells = (
+            losses.rounded_bits_per_byte,
+            losses.more_bits_per_byte,
+            losses.same,
+            losses.overlap,
+        )
+        texts = (f"{each.value:.4f} ± {each.error:.4f}" for each in cells)
+        table.add_row(name, *texts)
     Console().print(table)
     print(machine.save("four-bits", {"rows": rows}))
 
@@ -64,8 +69,8 @@ def theirs(folder: Path) -> PreTrainedModel:
         file = Path(place) / "weights.npz"
         subprocess.run([PYTHON, HERE / "peers" / "q4_0.py", folder, file], check=True)
         weights = {name: torch.from_numpy(values) for name, values in np.load(file).items()}
-    left = model.load_state_dict(weights, strict=False).missing_keys
-    assert left in ([], ["lm_head.weight"]), left  # tied to the embeddings
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert missing in ([], ["lm_head.weight"]), missing  # tied to the embeddings
     return model
 
 

@@ -34,41 +34,41 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--largest", default="1B", help="the largest model")
     parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=SWEEPS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
 
-    def note(what: str, value: Any, spec: Speculator, **options: Any) -> None:
+    def note(name: str, value: Any, spec: Speculator, **options: Any) -> None:
         for temperature in (0.0, 1.0):
             parts = step_parts(spec, temperature=temperature, **options)
-            rows.append({"what": what, "value": value, "temperature": temperature, **parts})
+            rows.append({"what": name, "value": value, "temperature": temperature, **parts})
             print(rows[-1], file=sys.stderr, flush=True)
 
-    small = pair(given.folder, "30M", 32000)
-    if "context" in given.sweeps:
+    small = pair(arguments.folder, "30M", 32000)
+    if "context" in arguments.sweeps:
         for context in (64, 256, 1024, 2048, 4096):
             note("context", context, small, context=context - STEPS * (GAMMA + 1) - 1)
-    if "rows" in given.sweeps:
+    if "rows" in arguments.sweeps:
         for count in (1, 2, 4, 8, 16, 32):
             note("rows", count, small, context=64, count=count)
-    if "vocabulary" in given.sweeps:
+    if "vocabulary" in arguments.sweeps:
         for vocabulary in (4096, 32000, 128000, 256000):
-            large = pair(given.folder, "400M", vocabulary)
+            large = pair(arguments.folder, "400M", vocabulary)
             note("vocabulary", vocabulary, large, context=64)
-    if "parameters" in given.sweeps:
-        for size in ("10M", "100M", "400M", given.largest):
-            note("parameters", size, pair(given.folder, size, 32000), context=64)
+    if "parameters" in arguments.sweeps:
+        for size in ("10M", "100M", "400M", arguments.largest):
+            note("parameters", size, pair(arguments.folder, size, 32000), context=64)
     print(save("growth", {"gamma": GAMMA, "steps": STEPS, "rows": rows}), file=sys.stderr)
     show(rows)
 
 
 def pair(folder: Path, params: str, vocabulary: int) -> Speculator:
-    out = folder / f"{params}-{vocabulary}"
-    if not (out / "target" / "config.json").exists():
+    place = folder / f"{params}-{vocabulary}"
+    if not (place / "target" / "config.json").exists():
         draft = max(9e6, 270 * vocabulary)  # its tables alone are 256 numbers an id
         sizes = ["--params", params, "--draft-params", f"{draft / 1e6:g}M"]
         sizes += ["--vocab", str(vocabulary), "--context", "4096"]
-        subprocess.run([sys.executable, PAIRS, "random", out, *sizes], check=True)
-    return load(str(out / "target"), str(out / "draft"))
+        subprocess.run([sys.executable, PAIRS, "random", place, *sizes], check=True)
+    return load(str(place / "target"), str(place / "draft"))
 
 
 def step_parts(
@@ -79,15 +79,15 @@ def step_parts(
     most = STEPS * (GAMMA + 1)
     options: dict[str, Any] = {"max_new_tokens": most, "gamma": GAMMA, "temperature": temperature}
     for _ in range(2):  # the first warms up
-        done = spec.generate([prompt] * count, **options)
-    out = done[0]
-    steady = out.steady
+        completions = spec.generate([prompt] * count, **options)
+    first = completions[0]
+    steady = first.steady
     full = [step for step in steady.steps if step.drafted == GAMMA]
     parts = {
         name: 1e3 * median(getattr(step, f"{name}_seconds") for step in full) for name in PARTS[:-1]
     }
-    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in steady.steps)
-    rest = (steady.seconds - spent) / len(steady.steps)
+    seconds = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in steady.steps)
+    rest = (steady.seconds - seconds) / len(steady.steps)
     return parts | {"rest": 1e3 * rest}
 
 

@@ -50,18 +50,18 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    model = RUNTIMES[given.runtime](
-        AutoModelForCausalLM.from_pretrained(given.target, trust_remote_code=False).eval()
+    arguments = parser.parse_args()
+    model = RUNTIMES[arguments.runtime](
+        AutoModelForCausalLM.from_pretrained(arguments.target, trust_remote_code=False).eval()
     )
     with threads(model):
         rounds = [
-            measured(model, given.rows, given.context, given.prompt)
-            for _ in range(1 + given.rounds)  # the first warms up
+            measured(model, arguments.rows, arguments.context, arguments.prompt)
+            for _ in range(1 + arguments.rounds)  # the first warms up
         ]
     seconds = {name: median(each[name] for each in rounds[1:]) for name in rounds[0]}
     ratio = seconds["beside"] / seconds["alone"]
-    result = {"machine": describe(), **vars(given), "seconds": seconds, "ratio": ratio}
+    result = {"machine": describe(), **vars(arguments), "seconds": seconds, "ratio": ratio}
     print(json.dumps(result | {"rounds": rounds[1:]}, indent=2))
 
 
@@ -84,16 +84,16 @@ def measured(model: Model, rows: int, context: int, prompt: int) -> dict[str, fl
 def joining(model: Model, prompt: int, others: int) -> float:
     """Seconds in which a row joins and leaves."""
     fresh = ids(model, prompt)
-    began = perf_counter()
+    start = perf_counter()
     model.start([fresh])
     model.leave([others])
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def scoring(model: Model, rows: int) -> float:
-    began = perf_counter()
+    start = perf_counter()
     model.score([[1]] * rows, [1] * rows)
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def ids(model: Model, count: int) -> list[int]:

@@ -71,8 +71,8 @@ def main() -> None:
         for _ in range(ROUNDS):
             loads["from the cache"].append(loaded(target, "ours", cache))
             loads["transformers"].append(loaded(target, "transformers", cache))
-    for how, each in loads.items():
-        rows.append({"how": how} | {k: median(one[k] for one in each) for k in each[0]})
+    for way, each in loads.items():
+        rows.append({"how": way} | {k: median(one[k] for one in each) for k in each[0]})
     print(save("loading", {"rounds": ROUNDS, "rows": rows}), file=sys.stderr)
     table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
@@ -80,15 +80,15 @@ def main() -> None:
     Console().print(table)
 
 
-def loaded(target: str, how: str, cache: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, target, how],
+def loaded(target: str, way: str, cache: str) -> dict[str, float]:
+    process = subprocess.run(
+        [sys.executable, "-c", CODE, target, way],
         env={**os.environ, "XDG_CACHE_HOME": cache},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=True,
     )
-    return json.loads(done.stdout)
+    return json.loads(process.stdout)
 
 
 if __name__ == "__main__":

@@ -137,38 +137,38 @@ def main() -> None:
 def tokenizer(folder: Path) -> Callable[[str], Ids]:
     lines = (folder / "gpt2_vocab.bpe").read_text().splitlines()[1:]
     merges = [(one, other) for one, other in (line.split() for line in lines if line)]
-    made = Tokenizer(BPE(json.loads((folder / "gpt2_encoder.json").read_text()), merges))
-    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    return lambda text: made.encode(text).ids
+    encoder = Tokenizer(BPE(json.loads((folder / "gpt2_encoder.json").read_text()), merges))
+    encoder.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return lambda text: encoder.encode(text).ids
 
 
 def workloads(data: Path, encode: Callable[[str], Ids]) -> Texts:
     pairs: dict[str, list[tuple[str, str]]] = {}
-    made: Texts = {}
-    for asked in lines(data / "spec-bench/question.jsonl"):
-        kind, text = asked["category"], "\n\n".join(asked["turns"])
+    texts: Texts = {}
+    for question in lines(data / "spec-bench/question.jsonl"):
+        kind, text = question["category"], "\n\n".join(question["turns"])
         if kind in ("translation", "summarization", "math_reasoning"):
-            pairs.setdefault(kind, []).append((text + "\n\n", asked["reference"][0]))
+            pairs.setdefault(kind, []).append((text + "\n\n", question["reference"][0]))
         else:
             kind, ids = kind if kind in ("qa", "rag") else "mt_bench", encode(text)
-            made.setdefault(kind, []).append((ids[: len(ids) // 2], ids[len(ids) // 2 :]))
+            texts.setdefault(kind, []).append((ids[: len(ids) // 2], ids[len(ids) // 2 :]))
     for task in lines(data / "humaneval/HumanEval.jsonl"):
         asks, code = task["prompt"], task["prompt"] + task["canonical_solution"]
         pairs.setdefault("HumanEval solutions", []).append((asks, task["canonical_solution"]))
         before, after = renamed(code, task["entry_point"])
         pairs.setdefault("HumanEval renamed", []).append((before, after))
-        told = f"{before}{after}Now with tests.\n```python\n"
+        prompt = f"{before}{after}Now with tests.\n```python\n"
         tested = after.removesuffix("```\n") + task["test"] + "```\n"
-        pairs.setdefault("HumanEval third turn", []).append((told, tested))
+        pairs.setdefault("HumanEval third turn", []).append((prompt, tested))
     for task in lines(data / "mbpp/mbpp.jsonl")[:100]:
         name = task["code"].partition("def ")[2].partition("(")[0].strip()
         pairs.setdefault("MBPP renamed", []).append(renamed(task["code"], name))
     talk = ""
-    for i, asked in enumerate(lines(data / "gsm8k/test.jsonl.gz")[:80]):
-        talk = f"{talk if i % 8 else ''}Q: {asked['question']}\nA: "
-        pairs.setdefault("GSM8K eight turns", []).append((talk, asked["answer"] + "\n"))
-        talk += asked["answer"] + "\n"
-    return made | {kind: [(encode(x), encode(y)) for x, y in some] for kind, some in pairs.items()}
+    for i, question in enumerate(lines(data / "gsm8k/test.jsonl.gz")[:80]):
+        talk = f"{talk if i % 8 else ''}Q: {question['question']}\nA: "
+        pairs.setdefault("GSM8K eight turns", []).append((talk, question["answer"] + "\n"))
+        talk += question["answer"] + "\n"
+    return texts | {kind: [(encode(x), encode(y)) for x, y in some] for kind, some in pairs.items()}
 
 
 def renamed(code: str, name: str) -> tuple[str, str]:
@@ -190,8 +190,8 @@ def replayed(drafter: Any, texts: list[tuple[Ids, Ids]], gamma: int) -> dict[str
         drafter.start([0], [list(prompt)], None)
         at = 0
         while at < len(text):
-            asked = min(gamma, len(text) - at - 1)
-            guesses = guess(drafter, asked) if asked else []
+            most = min(gamma, len(text) - at - 1)
+            guesses = guess(drafter, most) if most else []
             right = next(
                 (i for i, token in enumerate(guesses) if token != text[at + i]), len(guesses)
             )
@@ -222,9 +222,9 @@ def cost(make: Callable[[], Any], ids: Ids) -> dict[str, float]:
     drafter.start([0], [ids[:-100]], None)
     calls = []
     for token in ids[-100:]:
-        began = perf_counter()
+        start = perf_counter()
         drafter.propose([4], GREEDY)
-        calls.append(perf_counter() - began)
+        calls.append(perf_counter() - start)
         drafter.commit([[token]])
     del drafter
     compact = array("i", ids)  # so that ids are the drafter's own objects, as a tokenizer's are
@@ -233,34 +233,34 @@ def cost(make: Callable[[], Any], ids: Ids) -> dict[str, float]:
     drafter.start([0], [[]], None)
     for token in compact:
         drafter.commit([[token]])
-    taken, _ = tracemalloc.get_traced_memory()
+    size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return {
         "read_us_per_token": 1e6 * median(seconds) / len(ids),
         "call_us": 1e6 * median(calls),
         "slow_call_us": 1e6 * sorted(calls)[94],
-        "bytes_per_token": taken / len(ids),
+        "bytes_per_token": size / len(ids),
     }
 
 
 def timed(make: Callable[[], Any], ids: Ids) -> float:
     drafter = make()
-    began = process_time()
+    start = process_time()
     drafter.start([0], [list(ids)], None)
-    return process_time() - began
+    return process_time() - start
 
 
 def show(rows: list[dict[str, Any]], costs: list[dict[str, Any]]) -> None:
     replays = Table("texts", "gamma", "drafter", "tokens a call", "guesses a call", "kept")
     for row in rows:
         numbers = (row[x] for x in ("tokens_per_call", "guesses_per_call", "kept_per_guess"))
-        shown = (f"{number:.2f}" for number in numbers)
-        replays.add_row(row["texts"], str(row["gamma"]), row["drafter"], *shown)
+        cells = (f"{number:.2f}" for number in numbers)
+        replays.add_row(row["texts"], str(row["gamma"]), row["drafter"], *cells)
     lengths = Table("text", "tokens", "drafter", "us a token", "us a call", "95 of 100", "bytes")
     for row in costs:
         names = ("read_us_per_token", "call_us", "slow_call_us", "bytes_per_token")
-        shown = (f"{row[name]:.1f}" for name in names)
-        lengths.add_row(row["text"], str(row["tokens"]), row["drafter"], *shown)
+        cells = (f"{row[name]:.1f}" for name in names)
+        lengths.add_row(row["text"], str(row["tokens"]), row["drafter"], *cells)
     for table in (replays, lengths):
         Console().print(table)
 

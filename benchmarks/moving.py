@@ -39,21 +39,21 @@ def main() -> None:
     parser.add_argument("--runtime", default="auto")
     parser.add_argument("--gamma", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    pair = load(given.target, given.draft, dtype=given.dtype, runtime=given.runtime)
+    arguments = parser.parse_args()
+    pair = load(arguments.target, arguments.draft, dtype=arguments.dtype, runtime=arguments.runtime)
     spec = replace(pair, ends=Ends(decoder_start=pair.ends.decoder_start))  # no text ends early
-    gaps = [gap(spec, given.gamma, seed) for seed in range(given.repeats)]
+    gaps = [gap(spec, arguments.gamma, seed) for seed in range(arguments.repeats)]
     for each in gaps:
         print(each, file=sys.stderr)
-    turns = list(conversation(spec, given.gamma))
+    turns = list(conversation(spec, arguments.gamma))
     print(turns, file=sys.stderr)
     result = {
-        "arguments": vars(given),
+        "arguments": vars(arguments),
         "longest_over_median": median(each["longest"] / each["median"] for each in gaps),
         "gaps": gaps,
         "turns": turns,
     }
-    print(save(f"moving-{spec.target.runtime}-{given.dtype}", result))
+    print(save(f"moving-{spec.target.runtime}-{arguments.dtype}", result))
 
 
 def ids(dice: random.Random, spec: Speculator, n: int) -> list[int]:
@@ -71,14 +71,14 @@ def gap(spec: Speculator, gamma: int, seed: int) -> dict[str, Any]:
             engine.add(ids(dice, spec, SHORT), max_new_tokens=1000, seed=(seed, i), **options)
         alone = [stepped(engine)[0] for _ in range(WARM + PLAIN)][WARM:]
         long = ids(dice, spec, context - 8)
-        began, name = perf_counter(), engine.add(long, max_new_tokens=4, **options)
+        start, name = perf_counter(), engine.add(long, max_new_tokens=4, **options)
         beside: list[float] = []
         for _ in count():
             seconds, events = stepped(engine)
             beside.append(seconds)
             if any(event.id == name for event in events):
                 break
-        first = perf_counter() - began
+        first = perf_counter() - start
     return {
         "median": median(alone),
         "longest_alone": max(alone),
@@ -92,9 +92,9 @@ def gap(spec: Speculator, gamma: int, seed: int) -> dict[str, Any]:
 
 
 def stepped(engine: Engine) -> tuple[float, list[Any]]:
-    began = perf_counter()
+    start = perf_counter()
     events = engine.step()
-    return perf_counter() - began, events
+    return perf_counter() - start, events
 
 
 def conversation(spec: Speculator, gamma: int) -> Iterator[dict[str, Any]]:
@@ -110,13 +110,13 @@ def conversation(spec: Speculator, gamma: int) -> Iterator[dict[str, Any]]:
             history += ids(dice, spec, SAID)
             read = [len(history) - model.known(history) for model in models]
             engine.add(history, max_new_tokens=SAID, gamma=gamma)
-            seconds, done = 0.0, None
-            while done is None:
+            seconds, completion = 0.0, None
+            while completion is None:
                 took, events = stepped(engine)
                 seconds += took
-                done = next((event.completion for event in events if event.completion), None)
+                completion = next((event.completion for event in events if event.completion), None)
             yield {"turn": turn, "history": len(history), "read": read, "seconds": seconds}
-            history += done.tokens
+            history += completion.tokens
 
 
 if __name__ == "__main__":

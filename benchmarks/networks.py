@@ -113,8 +113,8 @@ def shape(family: Family, params: float, vocab: int) -> tuple[int, int]:
     for width in range(HEADS * HEAD, 8192, HEAD):
         layers = round((params - family.tables * vocab * width) / (family.layer * width**2))
         if layers >= 1:
-            odd = width // HEAD % 2  # heads, which then share no keys
-            off = abs(math.log(width / layers / family.aspect)) + odd / 2
+            leftover = width // HEAD % 2  # heads, which then share no keys
+            off = abs(math.log(width / layers / family.aspect)) + leftover / 2
             shapes.append((off, width, layers))
     if not shapes:
         raise SystemExit(f"{params / 1e6:g}M parameters do not hold a vocabulary of {vocab}")

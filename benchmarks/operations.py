@@ -31,18 +31,18 @@ def main() -> None:
     parser.add_argument("--target", help="a folder; left out: the pair that ships")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=1, help="of a pass")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     conversion.settings = counting
-    spec = load(given.target, "none", dtype=given.dtype) if given.target else load()
+    spec = load(arguments.target, "none", dtype=arguments.dtype) if arguments.target else load()
     if not isinstance(spec.target, PagedModel):
         parser.error(f"the target runs on {spec.target.runtime}, without these counters")
-    seconds = passes(spec.target, given.tokens)
-    print(f"{1e3 * seconds:.2f} ms a pass of {given.tokens} tokens, median of {PASSES - WARM}")
+    seconds = passes(spec.target, arguments.tokens)
+    print(f"{1e3 * seconds:.2f} ms a pass of {arguments.tokens} tokens, median of {PASSES - WARM}")
     show(spec.target)
 
 
-def counting(*what: Any) -> dict[str, Any]:
-    return {**settings(*what), "PERF_COUNT": "YES"}
+def counting(*arguments: Any) -> dict[str, Any]:
+    return {**settings(*arguments), "PERF_COUNT": "YES"}
 
 
 def passes(model: PagedModel, tokens: int) -> float:
@@ -50,24 +50,26 @@ def passes(model: PagedModel, tokens: int) -> float:
     model.start([list(range(5, 5 + PROMPT))])
     seconds = []
     for i in range(1, PASSES + 1):
-        began = perf_counter()
+        start = perf_counter()
         model.score([[7] * tokens], [tokens])
-        seconds.append(perf_counter() - began)
+        seconds.append(perf_counter() - start)
         model.set_lengths([PROMPT + i])
     return median(seconds[WARM:])
 
 
 def show(model: PagedModel) -> None:
     """The counters: averages over all passes, the prompt's among them."""
-    spent: Counter[tuple[str, str]] = Counter()  # microseconds
+    microseconds: Counter[tuple[str, str]] = Counter()
     nodes: Counter[tuple[str, str]] = Counter()
     for node in model.flat.request.get_profiling_info():
         kind = node.node_type, node.exec_type
         nodes[kind] += 1
-        spent[kind] += node.real_time // timedelta(microseconds=1)
+        microseconds[kind] += node.real_time // timedelta(microseconds=1)
     table = Table("operation", "kernel", "how many", "ms", "share")
-    for kind, time in spent.most_common(8):
-        table.add_row(*kind, str(nodes[kind]), f"{time / 1e3:.3f}", f"{time / spent.total():.1%}")
+    for kind, time in microseconds.most_common(8):
+        table.add_row(
+            *kind, str(nodes[kind]), f"{time / 1e3:.3f}", f"{time / microseconds.total():.1%}"
+        )
     Console().print(table)
 
 

@@ -52,9 +52,9 @@ class Texts:
 
 
 @torch.inference_mode()
-def laws(model: PreTrainedModel, given: dict[str, Tensor], new: int) -> Tensor:
+def laws(model: PreTrainedModel, inputs: dict[str, Tensor], new: int) -> Tensor:
     """The laws of the last `new` tokens of each row, `[B * new, V]`."""
-    logits = model(**given, use_cache=False).logits[:, -new - 1 : -1]
+    logits = model(**inputs, use_cache=False).logits[:, -new - 1 : -1]
     return logits.flatten(0, 1).softmax(-1)
 
 
@@ -66,9 +66,9 @@ def texts(target: PreTrainedModel, new: int, sampled: bool, seed: int) -> Texts:
     way = {"do_sample": True, "top_k": 0} if sampled else {"do_sample": False}
     torch.manual_seed(seed)
     mask = torch.ones_like(read)
-    out = target.generate(read, attention_mask=mask, max_new_tokens=new, **way)  # pyright: ignore
-    given = {"input_ids": read, "decoder_input_ids": out} if reads_source else {"input_ids": out}
-    return Texts(given, new, laws(target, given, new))
+    ids = target.generate(read, attention_mask=mask, max_new_tokens=new, **way)  # pyright: ignore
+    inputs = {"input_ids": read, "decoder_input_ids": ids} if reads_source else {"input_ids": ids}
+    return Texts(inputs, new, laws(target, inputs, new))
 
 
 def alpha(p: Tensor, q: Tensor) -> float:
@@ -89,16 +89,16 @@ def repeats(rows: list[list[int]]) -> float:
 def bisect(measure: Callable[[float], float], goal: float) -> tuple[float, float]:
     """An eps with that alpha, which falls as eps grows, and its alpha."""
     low, high = math.log(1e-3), math.log(1e3)
-    eps, measured = 0.0, measure(0.0)
-    while abs(measured - goal) > CLOSE:
-        if high - low < 1e-3 or (eps == 0 and measured < goal):
+    eps, reached = 0.0, measure(0.0)
+    while abs(reached - goal) > CLOSE:
+        if high - low < 1e-3 or (eps == 0 and reached < goal):
             break
         eps = math.exp((low + high) / 2)
-        measured = measure(eps)
-        low, high = (math.log(eps), high) if measured > goal else (low, math.log(eps))
-    if abs(measured - goal) > TOLERANCE:
-        sys.exit(f"alpha {goal:g} is out of reach, {measured:.3f} is the nearest: ask for less")
-    return eps, measured
+        reached = measure(eps)
+        low, high = (math.log(eps), high) if reached > goal else (low, math.log(eps))
+    if abs(reached - goal) > TOLERANCE:
+        sys.exit(f"alpha {goal:g} is out of reach, {reached:.3f} is the nearest: ask for less")
+    return eps, reached
 
 
 def main() -> None:
@@ -141,11 +141,11 @@ def _drafts(
     card["repeated 8-grams, greedy"] = repeats(greedy.written())
     card["drafts"] = {}
     for goal in arguments.alpha:
-        eps, measured = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), goal)
+        eps, reached = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), goal)
         model, name = draft(eps), f"draft-a{round(100 * goal):02d}"
         agreed = agreement(greedy.laws, greedy.seen_by(model))
-        log(f"{name}: alpha {measured:.3f} at T = 1, {agreed:.3f} at T = 0")
-        card["drafts"][name] = {"alpha at T=1": measured, "alpha at T=0": agreed}
+        log(f"{name}: alpha {reached:.3f} at T = 1, {agreed:.3f} at T = 0")
+        card["drafts"][name] = {"alpha at T=1": reached, "alpha at T=0": agreed}
         card["drafts"][name] |= _described(model, eps)
         _save(model, arguments.out / name, dtype)
     return card
@@ -164,11 +164,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=4096, help="of Llama")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    given = parser.parse_args()
-    t5 = given.kind == "t5"
-    given.params = given.params or count("511M" if t5 else "443M")
-    given.vocab = given.vocab or (32128 if t5 else 32000)
-    return given
+    arguments = parser.parse_args()
+    t5 = arguments.kind == "t5"
+    arguments.params = arguments.params or count("511M" if t5 else "443M")
+    arguments.vocab = arguments.vocab or (32128 if t5 else 32000)
+    return arguments
 
 
 def _described(model: PreTrainedModel, eps: float) -> dict[str, Any]:

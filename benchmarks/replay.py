@@ -29,8 +29,8 @@ class Text:
     def guess(self, place: int, i: int) -> tuple[bool, float]:
         """Whether guess i (from 0) of a draft, at `place`, is kept, and the overlap recorded."""
         beta = self.betas[place] * self.decay**i
-        kept = self.numbers[place] < beta
-        return kept, float(kept) if self.greedy else beta
+        accepted = self.numbers[place] < beta
+        return accepted, float(accepted) if self.greedy else beta
 
 
 def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
@@ -40,27 +40,27 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
     padding.price(lambda n: float(at(costs.score, n)), costs.change, single=False)
     while not row.finish_reason:
         place = len(row.new_tokens)
-        (asked,) = gamma.ask([row])
-        asked = min(asked, row.room - 1)
-        judged = _judged(text, place, asked)
+        (guesses,) = gamma.ask([row])
+        guesses = min(guesses, row.room - 1)
+        judged = _judged(text, place, guesses)
         accepted = sum(kept for kept, _ in judged)
-        kept = row.commit([0] * (accepted + 1))
-        last, size = padding.last, 1 + asked
-        size += padding.missing(size, MAX_GAMMA, single=not asked)
-        seconds += costs.change * (size != last) + costs.drafting(asked, asked, 1)
-        seconds += costs.passing(size, 1 + asked)
+        tokens = row.commit([0] * (accepted + 1))
+        last, size = padding.last, 1 + guesses
+        size += padding.missing(size, MAX_GAMMA, single=not guesses)
+        seconds += costs.change * (size != last) + costs.drafting(guesses, guesses, 1)
+        seconds += costs.passing(size, 1 + guesses)
         overlaps = tuple(overlap for _, overlap in judged)
         record = StepRecord(
-            asked, (0,) * asked, accepted, tuple(kept), overlaps, asked, 0.0, 0.0, 0.0, 1
+            guesses, (0,) * guesses, accepted, tuple(tokens), overlaps, guesses, 0.0, 0.0, 0.0, 1
         )
         row.records.append(record)
     return seconds, row
 
 
-def _judged(text: Text, place: int, asked: int) -> list[tuple[bool, float]]:
+def _judged(text: Text, place: int, most: int) -> list[tuple[bool, float]]:
     """The guesses at `place` up to the first that is not kept."""
     guesses: list[tuple[bool, float]] = []
-    for i in range(asked):
+    for i in range(most):
         guesses.append(text.guess(place + i, i))
         if not guesses[-1][0]:
             break
@@ -81,4 +81,4 @@ class Oracle:
         return [self._kept(len(row.new_tokens)) for row in rows]
 
     def _kept(self, place: int) -> int:
-        return sum(kept for kept, _ in _judged(self.text, place, MAX_GAMMA))
+        return sum(accepted for accepted, _ in _judged(self.text, place, MAX_GAMMA))

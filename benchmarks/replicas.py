@@ -28,7 +28,7 @@ NAME = b"ray::Replica"
 
 def memory() -> list[dict[str, int]]:
     """Bytes of every replica's process on this machine: resident, and its share of them."""
-    found: list[dict[str, int]] = []
+    sizes_of: list[dict[str, int]] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if not (process / "cmdline").read_bytes().startswith(NAME):
@@ -37,8 +37,8 @@ def memory() -> list[dict[str, int]]:
         except OSError:  # it has just ended
             continue
         sizes = {row.split(":")[0]: row.split()[1] for row in rows[1:]}
-        found.append({name: 1024 * int(sizes[name]) for name in ("Rss", "Pss")})
-    return found
+        sizes_of.append({name: 1024 * int(sizes[name]) for name in ("Rss", "Pss")})
+    return sizes_of
 
 
 async def asked(url: str, texts: int, tokens: int, at_once: int) -> dict[str, float]:
@@ -54,18 +54,20 @@ async def asked(url: str, texts: int, tokens: int, at_once: int) -> dict[str, fl
             return answer["usage"]["completion_tokens"]
 
         await asyncio.gather(*(text(i) for i in range(at_once)))  # warm
-        began = perf_counter()
-        made = sum(await asyncio.gather(*(text(i) for i in range(texts))))
-        seconds = perf_counter() - began
-    return {"tokens": made, "seconds": seconds, "tokens_per_second": made / seconds}
+        start = perf_counter()
+        total = sum(await asyncio.gather(*(text(i) for i in range(texts))))
+        seconds = perf_counter() - start
+    return {"tokens": total, "seconds": seconds, "tokens_per_second": total / seconds}
 
 
-def measured(count: int, given: argparse.Namespace) -> dict[str, Any]:
-    more = ["--replicas", str(count), "--threads", str(given.threads)]
-    command = server_process.foretoken(given.target, given.draft, given.dtype, *more)
+def measured(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    more = ["--replicas", str(count), "--threads", str(arguments.threads)]
+    command = server_process.foretoken(arguments.target, arguments.draft, arguments.dtype, *more)
     with server_process.started(command) as server:
         ready(server.url, count)
-        figures = asyncio.run(asked(server.url, given.texts, given.tokens, given.at_once))
+        figures = asyncio.run(
+            asked(server.url, arguments.texts, arguments.tokens, arguments.at_once)
+        )
         return {"replicas": count, **figures, "memory": memory()}
 
 
@@ -86,15 +88,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--save", help="a name for a file in benchmarks/results")
-    given = parser.parse_args()
-    one, two = (measured(count, given) for count in (1, 2))
+    arguments = parser.parse_args()
+    one, two = (measured(count, arguments) for count in (1, 2))
     factor = two["tokens_per_second"] / one["tokens_per_second"]
     added = sum(each["Pss"] for each in two["memory"]) - one["memory"][0]["Pss"]
-    result = {"threads": given.threads, "one": one, "two": two}
+    result = {"threads": arguments.threads, "one": one, "two": two}
     result |= {"factor": factor, "second_adds_bytes": added}
     print(json.dumps(result, indent=2))
-    if given.save:
-        print(machine.save(given.save, result))
+    if arguments.save:
+        print(machine.save(arguments.save, result))
 
 
 if __name__ == "__main__":

@@ -74,10 +74,12 @@ def measured(
     options = {"temperature": T, "ignore_eos": True}
     ways = {name: way(spec, gamma=gamma, **options) for name, gamma in gammas.items()}
     ways["with look-up"] = way(looking, **options)
-    done = in_turn(ways, prompts, repeats=arguments.repeats, tokens=arguments.tokens)
-    times = {name: fmean(map(median, by_prompt(runs))) for name, runs in done.items()}
+    completions = in_turn(ways, prompts, repeats=arguments.repeats, tokens=arguments.tokens)
+    times = {name: fmean(map(median, by_prompt(runs))) for name, runs in completions.items()}
     head = {"dtype": dtype, "copy": kind, "T": T, "bound": _bound(arguments.target, dtype, kind)}
-    texts = {name: [text for repeat in runs for text in repeat] for name, runs in done.items()}
+    texts = {
+        name: [text for repeat in runs for text in repeat] for name, runs in completions.items()
+    }
     plain = [step for one in texts["0"] for step in one.steady.steps]
     return [
         head | _row(name, gammas.get(name), own, plain, times) | {"seconds": times[name]}
@@ -87,16 +89,16 @@ def measured(
 
 
 def _row(
-    name: str, gamma: int | None, done: list[Any], plain: list[Any], times: dict[str, float]
+    name: str, gamma: int | None, completions: list[Any], plain: list[Any], times: dict[str, float]
 ) -> dict[str, Any]:
-    steps = [step for one in done for step in one.steady.steps]
-    overlaps = [overlap for one in done for step in one.steps for overlap in step.overlaps]
+    steps = [step for one in completions for step in one.steady.steps]
+    overlaps = [overlap for one in completions for step in one.steps for overlap in step.overlaps]
     costs, alpha = of([*plain, *steps]), fmean(overlaps) if overlaps else None
     row = {"gamma": name, "alpha": alpha, "c": costs.c or None}
     row |= {"measured": times["0"] / times[name]}
     if gamma is None or alpha is None:
         return row | {"v": None, "formula": None, "of the formula": None}
-    tokens = len(done[0].tokens)
+    tokens = len(completions[0].tokens)
     formula = theory.walltime_factor(alpha, gamma, costs.c, v=costs.v, tokens=tokens)
     share = row["measured"] / formula
     return row | {"v": costs.v(gamma + 1), "formula": formula, "of the formula": share}
@@ -110,8 +112,8 @@ def _bound(target: str | None, dtype: str, kind: str) -> float:
     head = config.vocab_size * config.hidden_size
     others = head * (1 if config.tie_word_embeddings else 2)
     layers = sum(weight.numel() for weight in network.parameters()) - others
-    copy, whole = (layers * bits + head * max(bits, 8) for bits in (BITS[kind], BITS[dtype]))
-    return 1.25 * copy / whole + 0.05
+    copy, full = (layers * bits + head * max(bits, 8) for bits in (BITS[kind], BITS[dtype]))
+    return 1.25 * copy / full + 0.05
 
 
 def _prompts(spec: foretoken.Speculator, arguments: argparse.Namespace) -> list[Any]:

@@ -69,8 +69,8 @@ def started(
             url = f"http://127.0.0.1:{port}"
             if not _answers(url + health, process):
                 printed.seek(0)
-                said = printed.read().decode(errors="replace")[-2000:]
-                raise RuntimeError(f"{Path(command[0]).name} does not serve: {said}")
+                output = printed.read().decode(errors="replace")[-2000:]
+                raise RuntimeError(f"{Path(command[0]).name} does not serve: {output}")
             yield Process(url, process.pid)
         finally:
             _end(process)

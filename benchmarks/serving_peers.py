@@ -64,16 +64,18 @@ def main() -> None:
     parser.add_argument("--genai", type=Path, help="its venv; left out: not measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--new", type=int, default=NEW, help="tokens of a text")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with ExitStack() as running:
-        folder = running.enter_context(spelled(Path(given.target or str(SHIPPED))))
-        peers = begun(running, folder, given)
+        folder = running.enter_context(spelled(Path(arguments.target or str(SHIPPED))))
+        peers = begun(running, folder, arguments)
         # the first warms up
-        rounds = [measured(peers, folder, given.new, number) for number in range(1 + given.rounds)]
+        rounds = [
+            measured(peers, folder, arguments.new, number) for number in range(1 + arguments.rounds)
+        ]
     loads = {str(at_once): summary([one[at_once] for one in rounds[1:]]) for at_once in LOADS}
-    shape = {"requests": LOADS, "prompt": PROMPT, "new": given.new, "dtype": "float32"}
-    head = {"command": " ".join(sys.argv), "versions": versions(given)}
-    name = "default-pair" if given.target is None else "pair"
+    shape = {"requests": LOADS, "prompt": PROMPT, "new": arguments.new, "dtype": "float32"}
+    head = {"command": " ".join(sys.argv), "versions": versions(arguments)}
+    name = "default-pair" if arguments.target is None else "pair"
     print(save(f"serving-peers-{name}", head | shape | {"at_once": loads}))
 
 
@@ -89,35 +91,40 @@ def spelled(target: Path) -> Generator[Path]:
         for file in target.resolve().iterdir():
             (folder / file.name).symlink_to(file)
         V = AutoConfig.from_pretrained(target, trust_remote_code=False).vocab_size
-        words = Tokenizer(WordLevel({f"t{i}": i for i in range(V)}, unk_token="t0"))
-        words.pre_tokenizer = WhitespaceSplit()
-        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+        tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(V)}, unk_token="t0"))
+        tokenizer.pre_tokenizer = WhitespaceSplit()
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
         yield folder
 
 
-def begun(running: ExitStack, folder: Path, given: argparse.Namespace) -> dict[str, Peer]:
+def begun(running: ExitStack, folder: Path, arguments: argparse.Namespace) -> dict[str, Peer]:
     """All servers, by name."""
-    pair = (str(folder), given.draft) if given.target else (None, None)
-    ours = running.enter_context(started(foretoken(*pair, "float32")))
-    greedy = {"max_tokens": given.new, "temperature": 0.0}
+    pair = (str(folder), arguments.draft) if arguments.target else (None, None)
+    own_process = running.enter_context(started(foretoken(*pair, "float32")))
+    greedy = {"max_tokens": arguments.new, "temperature": 0.0}
     peers = {
         "foretoken": Peer(
-            ours, server(ours.url, None, None), greedy | {"ignore_eos": True}, ids=False
+            own_process,
+            server(own_process.url, None, None),
+            greedy | {"ignore_eos": True},
+            ids=False,
         )
     }
     cache = running.enter_context(TemporaryDirectory())
-    theirs = running.enter_context(
-        started(transformers(given.transformers, folder), "/health", {"HF_HUB_CACHE": cache})
+    process = running.enter_context(
+        started(transformers(arguments.transformers, folder), "/health", {"HF_HUB_CACHE": cache})
     )
     # it has no ignore_eos, but takes a generation config
     endless = json.dumps({"eos_token_id": -1, "do_sample": False})
-    there = Server(theirs.url, None, str(folder), tells_ids=False, facts={})
-    peers["transformers"] = Peer(theirs, there, greedy | {"generation_config": endless}, ids=False)
-    if given.genai is not None:
-        command = [str(given.genai / "bin/python"), str(GENAI), str(folder), sys.executable]
+    service = Server(process.url, None, str(folder), tells_ids=False, facts={})
+    peers["transformers"] = Peer(
+        process, service, greedy | {"generation_config": endless}, ids=False
+    )
+    if arguments.genai is not None:
+        command = [str(arguments.genai / "bin/python"), str(GENAI), str(folder), sys.executable]
         loop = running.enter_context(started(command))
-        there = Server(loop.url, None, "genai", tells_ids=True, facts={})
-        peers["openvino-genai"] = Peer(loop, there, greedy, ids=True)
+        service = Server(loop.url, None, "genai", tells_ids=True, facts={})
+        peers["openvino-genai"] = Peer(loop, service, greedy, ids=True)
     return peers
 
 
@@ -134,44 +141,44 @@ def measured(
 ) -> dict[int, dict[str, dict[str, float]]]:
     """A round: every load on every server, by requests at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    found: dict[int, dict[str, dict[str, float]]] = {}
+    rows: dict[int, dict[str, dict[str, float]]] = {}
     for at_once, count in LOADS.items():
         ids = islice(prompts(PROMPT, len(tokenizer), 1000 * seed + at_once), 1 + count)
         texts = [tokenizer.decode(each) for each in ids]
         order = list(peers) if seed % 2 else list(reversed(peers))
-        found[at_once] = {}
+        rows[at_once] = {}
         for name in order:
             peer = peers[name]
-            asked = [tokenizer(text).input_ids for text in texts] if peer.ids else texts
+            inputs = [tokenizer(text).input_ids for text in texts] if peer.ids else texts
             with peer.process.alone([other.process for other in peers.values()]):
-                found[at_once][name] = rates(peer, asked, at_once, new)
-        print(at_once, found[at_once], file=sys.stderr)
-    return found
+                rows[at_once][name] = rates(peer, inputs, at_once, new)
+        print(at_once, rows[at_once], file=sys.stderr)
+    return rows
 
 
-def rates(peer: Peer, asked: Sequence[Any], at_once: int, new: int) -> dict[str, float]:
+def rates(peer: Peer, inputs: Sequence[Any], at_once: int, new: int) -> dict[str, float]:
     """Of one load. RuntimeError where a request fails or has another length."""
-    load = Load(peer.server, asked, peer.wishes, 0)
-    seconds = load.run([0.0] * (len(asked) - 1), at_once, lambda trace: None)
+    load = Load(peer.server, inputs, peer.wishes, 0)
+    seconds = load.run([0.0] * (len(inputs) - 1), at_once, lambda trace: None)
     bad = [trace.failure or trace.tokens for trace in load.traces if trace.tokens != new]
     if bad:
         raise RuntimeError(f"{len(bad)} requests failed, the first by {bad[0]}")
-    found = figures(load.traces, seconds, ("ttft", "e2el"), (50, 99), {}).document
-    return {name: found[name] for name in FIGURES}
+    document = figures(load.traces, seconds, ("ttft", "e2el"), (50, 99), {}).document
+    return {name: document[name] for name in FIGURES}
 
 
 def summary(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Medians of the rounds, and how far ours is ahead of each: above 1 is better."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         name: {figure: median(one[name][figure] for one in rounds) for figure in FIGURES}
         for name in rounds[0]
     }
-    for name in [name for name in told if name != "foretoken"]:
-        told[name]["ours_ahead"] = {
+    for name in [name for name in document if name != "foretoken"]:
+        document[name]["ours_ahead"] = {
             figure: median(ahead(figure, one["foretoken"], one[name]) for one in rounds)
             for figure in FIGURES
         }
-    return told | {"rounds": list(rounds)}
+    return document | {"rounds": list(rounds)}
 
 
 def ahead(figure: str, ours: dict[str, float], theirs: dict[str, float]) -> float:
@@ -179,14 +186,14 @@ def ahead(figure: str, ours: dict[str, float], theirs: dict[str, float]) -> floa
     return rate if figure == "output_throughput" else 1 / rate
 
 
-def versions(given: argparse.Namespace) -> dict[str, str]:
+def versions(arguments: argparse.Namespace) -> dict[str, str]:
     """Of the peers' packages."""
-    venvs = [venv for venv in (given.transformers, given.genai) if venv]
+    venvs = [venv for venv in (arguments.transformers, arguments.genai) if venv]
     places = [place for venv in venvs for place in venv.glob("lib/python*/site-packages")]
     return {
-        found.name: found.version
-        for found in distributions(path=[str(place) for place in places])
-        if found.name in ("transformers", "torch", "openvino-genai")
+        package.name: package.version
+        for package in distributions(path=[str(place) for place in places])
+        if package.name in ("transformers", "torch", "openvino-genai")
     }
 
 

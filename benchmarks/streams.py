@@ -54,14 +54,14 @@ class Asked:
 def requests(count: int, vocabulary: int, seed: int) -> list[Asked]:
     """The same for the same seed: one in two at temperature 1, one in two to its full length; any
     64 that follow each other ask for 200 texts."""
-    dice, made = Random(f"requests {seed}"), list[Asked]()
+    dice, queries = Random(f"requests {seed}"), list[Asked]()
     for number in range(count):
         texts = STREAMS // CONNECTIONS + (number % CONNECTIONS < STREAMS % CONNECTIONS)
         prompts = [_ids(dice, vocabulary) for _ in range(texts)]
         kind = dice.randrange(4)
         length = dice.randint(*NEW)
-        made.append(Asked(seed + number, prompts, length, float(kind % 2), bool(kind // 2)))
-    return made
+        queries.append(Asked(seed + number, prompts, length, float(kind % 2), bool(kind // 2)))
+    return queries
 
 
 def _ids(dice: Random, vocabulary: int) -> list[int]:
@@ -97,19 +97,19 @@ class Heard:
             self.failure = f"the stream ends without {DONE}"
         elif unended := sum(trace.finish_reason is None for trace in self.traces):
             self.failure = f"{unended} texts have no end"
-        elif (came := sum(map(len, self.tokens))) != self.completion_tokens:
-            self.failure = f"{came} tokens came, {self.completion_tokens} stand in the usage"
-        elif (given := sum(map(len, self.asked.prompts))) != self.prompt_tokens:
-            self.failure = f"prompts of {given} tokens are {self.prompt_tokens} in the usage"
+        elif (count := sum(map(len, self.tokens))) != self.completion_tokens:
+            self.failure = f"{count} tokens came, {self.completion_tokens} stand in the usage"
+        elif (total := sum(map(len, self.asked.prompts))) != self.prompt_tokens:
+            self.failure = f"prompts of {total} tokens are {self.prompt_tokens} in the usage"
         elif long := [x for x in self.tokens if len(x) > self.asked.max_tokens]:
             self.failure = f"a text of {len(long[0])} tokens, {self.asked.max_tokens} were asked"
         elif self.asked.ignore_eos and min(map(len, self.tokens)) < self.asked.max_tokens:
             self.failure = "a text ended early"
 
 
-def fresh(asked: Asked) -> Heard:
-    texts = range(len(asked.prompts))
-    return Heard(asked, [Trace() for _ in texts], [[] for _ in texts])
+def fresh(query: Asked) -> Heard:
+    texts = range(len(query.prompts))
+    return Heard(query, [Trace() for _ in texts], [[] for _ in texts])
 
 
 @dataclass(slots=True)
@@ -126,36 +126,36 @@ class Run:
         """Over and over until `seconds` are over, but each once at least; how long it took."""
         limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
         timeout = httpx2.Timeout(SILENCE)
-        began = perf_counter()
+        start = perf_counter()
         async with httpx2.AsyncClient(base_url=self.url, limits=limits, timeout=timeout) as client:
             async with asyncio.TaskGroup() as group:
                 for first in range(CONNECTIONS):
-                    group.create_task(self._connection(client, first, began))
-        return perf_counter() - began
+                    group.create_task(self._connection(client, first, start))
+        return perf_counter() - start
 
-    async def _connection(self, client: httpx2.AsyncClient, number: int, began: float) -> None:
-        while number < len(self.asked) or perf_counter() < began + self.seconds:
-            heard = fresh(self.asked[number % len(self.asked)])
-            heard.sent = perf_counter() - began
-            await self._ask(client, heard)
-            heard.ended = perf_counter() - began
-            self.heard.append(heard)
+    async def _connection(self, client: httpx2.AsyncClient, number: int, start: float) -> None:
+        while number < len(self.asked) or perf_counter() < start + self.seconds:
+            answer = fresh(self.asked[number % len(self.asked)])
+            answer.sent = perf_counter() - start
+            await self._ask(client, answer)
+            answer.ended = perf_counter() - start
+            self.heard.append(answer)
             number += CONNECTIONS
 
-    async def _ask(self, client: httpx2.AsyncClient, heard: Heard) -> None:
-        began, done, body = perf_counter(), False, heard.asked.body(self.model)
+    async def _ask(self, client: httpx2.AsyncClient, answer: Heard) -> None:
+        start, ended, body = perf_counter(), False, answer.asked.body(self.model)
         try:
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
-                    said = (await response.aread()).decode(errors="replace")
-                    heard.failure = f"{response.status_code}: {said[:300]}"
+                    detail = (await response.aread()).decode(errors="replace")
+                    answer.failure = f"{response.status_code}: {detail[:300]}"
                     return
                 async for event in httpx2.EventSource(response):
-                    if done:
+                    if ended:
                         raise ValueError(f"more follows {DONE}")
-                    if done := event.data == DONE:
+                    if ended := event.data == DONE:
                         continue
-                    heard.read(json.loads(event.data), perf_counter() - began)
-            heard.close(done=done)
+                    answer.read(json.loads(event.data), perf_counter() - start)
+            answer.close(done=ended)
         except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-            heard.failure = f"{type(error).__name__}: {error}"[:300]
+            answer.failure = f"{type(error).__name__}: {error}"[:300]

@@ -39,10 +39,10 @@ def main() -> None:
 def line(figure: dict[str, Any]) -> str:
     times, first = figure["seconds_per_token"], figure["first_seconds"]["median"]
     spread = f"{1e3 * times['q1']:.2f}-{1e3 * times['q3']:.2f}"
-    who = "" if figure["name"] == "foretoken" else f"{figure['name']}, "
+    peer = "" if figure["name"] == "foretoken" else f"{figure['name']}, "
     calls, formula = figure["tokens_per_call"], figure["measured_over_predicted"]
     cells = [
-        f"{who}{figure['variant']}",
+        f"{peer}{figure['variant']}",
         f"{1e3 * times['median']:.2f} ({spread})",
         f"{1e3 * first:.0f}",
         f"{calls:.2f}" if calls else "",
@@ -55,10 +55,10 @@ def line(figure: dict[str, Any]) -> str:
 def rates(texts: int, figure: dict[str, Any]) -> str:
     """A line of a table of texts at once."""
     rate, shares = figure["tokens_per_second"], (figure["occupancy"], figure["padding"])
-    who = "" if figure["name"] == "foretoken" else f"{figure['name']}, "
+    peer = "" if figure["name"] == "foretoken" else f"{figure['name']}, "
     cells = [
         str(texts),
-        f"{who}{figure['variant']}",
+        f"{peer}{figure['variant']}",
         f"{rate['median']:.1f} ({rate['q1']:.1f}-{rate['q3']:.1f})",
         f"{figure['speedup']:.2f}x",
         *("" if share is None else f"{share:.0%}" for share in shares),

@@ -46,11 +46,11 @@ WORDS = "gamma beta alpha draft target token law row step cache prefix sample co
 
 def requests(rng: np.random.Generator, n: int) -> list[tuple[str, str, list[str]]]:
     """Text, tool and the two words of n requests."""
-    made = []
+    questions = []
     for template in rng.choice(list(ASKED), n):
         words = rng.choice(WORDS, 2).tolist()
-        made.append((template.format(*words), str(rng.choice(ASKED[template])), words))
-    return made
+        questions.append((template.format(*words), str(rng.choice(ASKED[template])), words))
+    return questions
 
 
 class Classifier:
@@ -106,11 +106,13 @@ def call(words: list[str], network: float) -> Callable[..., str]:
     return g
 
 
-def answer(asked: list, f: Callable, q: Callable, guesses: int, network: float) -> list[Execution]:
+def answer(
+    questions: list, f: Callable, q: Callable, guesses: int, network: float
+) -> list[Execution]:
     with ThreadPoolExecutor(1 + guesses) as pool:
         return [
             speculate(f, call(words, network), q, text, guesses=guesses, executor=pool, seed=i)
-            for i, (text, _, words) in enumerate(asked)
+            for i, (text, _, words) in enumerate(questions)
         ]
 
 
@@ -127,14 +129,14 @@ def main(arguments: list[str] | None = None) -> None:
     large, small = Classifier(2048, options.width, 1), Classifier(64, 32, 2)
     for classifier in (large, small):
         classifier.train(list(texts), list(tools))
-    asked = requests(rng, options.requests)
+    questions = requests(rng, options.requests)
     network = options.network / 1000
     f = partial(choose, large, network)
-    plain = answer(asked, f, small, 0, network)
-    runs = answer(asked, f, small, options.guesses, network)
-    for (text, _, _), run in list(zip(asked, runs, strict=True))[:3]:
-        begun = "had begun" if run.kept is not None else f"{run.guesses[0]} had begun"
-        print(f"{text}? {run.y} ({begun}): {run.value}")
+    plain = answer(questions, f, small, 0, network)
+    runs = answer(questions, f, small, options.guesses, network)
+    for (text, _, _), run in list(zip(questions, runs, strict=True))[:3]:
+        state = "had begun" if run.kept is not None else f"{run.guesses[0]} had begun"
+        print(f"{text}? {run.y} ({state}): {run.value}")
     print(measured.report(plain, runs))
 
 

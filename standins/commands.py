@@ -47,9 +47,9 @@ def positive(text: str) -> int:
     return value
 
 
-def foretoken(*words: object) -> None:
+def foretoken(*arguments: object) -> None:
     """Run `foretoken WORDS`, shown first. Where it fails, the script ends with its exit code."""
-    command = [str(word) for word in words]
+    command = [str(word) for word in arguments]
     print(f"\n$ foretoken {shlex.join(command)}", flush=True)
     code = subprocess.run([sys.executable, "-m", "foretoken", *command]).returncode
     if code:
@@ -58,13 +58,13 @@ def foretoken(*words: object) -> None:
 
 def flags(values: Mapping[str, object]) -> list[object]:
     """{"kv_heads": 2} as --kv-heads 2; True as the flag alone, False as nothing."""
-    found: list[object] = []
+    options_given: list[object] = []
     for name, value in values.items():
         if value is False:
             continue
         flag = f"--{name.replace('_', '-')}"
-        found += [flag] if value is True else [flag, value]
-    return found
+        options_given += [flag] if value is True else [flag, value]
+    return options_given
 
 
 def seq2seq(data: Path, out: Path, options: Mapping[str, object]) -> None:
@@ -74,9 +74,9 @@ def seq2seq(data: Path, out: Path, options: Mapping[str, object]) -> None:
 
 def distill(data: Path, out: Path, draft: str, options: Mapping[str, object]) -> None:
     """OUT/DRAFT-taught: the draft after lessons from OUT/target."""
-    of = ("--target", out / "target" / "model", "--draft", out / draft / "model")
-    where = ("--data", data, "--out", out / f"{draft}-taught")
-    foretoken("train", "distill", *of, *where, *flags(options))
+    models = ("--target", out / "target" / "model", "--draft", out / draft / "model")
+    paths = ("--data", data, "--out", out / f"{draft}-taught")
+    foretoken("train", "distill", *models, *paths, *flags(options))
 
 
 def tables(out: Path, data: Path, tokenizer: Path) -> None:

@@ -31,29 +31,29 @@ def chosen(out: Path, drafts: list[str], data: Path, length: int) -> dict[str, A
     higher alpha, greedy and at temperature 1 together; returns all alphas."""
     quiet()
     target = out / "models" / "target"
-    written(out / "target" / "model", target, words=True)
+    written(out / "target" / "model", target, tokenizer=True)
     alphas: dict[str, Any] = {}
     for name in drafts:
-        found: dict[str, dict[str, float]] = {}
+        alphas_of: dict[str, dict[str, float]] = {}
         for kind in ("", "-taught"):
             model = out / f"{name}{kind}" / "model"
             if model.is_dir():
                 rounded = written(model, out / "rounded" / f"{name}{kind}")
-                found[f"{name}{kind}"] = agreement(target, rounded, data, length)
-        best = max(found, key=lambda kind: sum(found[kind].values()))
+                alphas_of[f"{name}{kind}"] = agreement(target, rounded, data, length)
+        best = max(alphas_of, key=lambda kind: sum(alphas_of[kind].values()))
         written(out / best / "model", out / "models" / name)
-        alphas[name] = {"kept": best, **found}
-        print(f"{name}: {found}, kept {best}", flush=True)
+        alphas[name] = {"kept": best, **alphas_of}
+        print(f"{name}: {alphas_of}, kept {best}", flush=True)
     return alphas
 
 
-def written(model: Path, to: Path, *, words: bool = False) -> Path:
-    """The model in bfloat16, with its tokenizer if `words`; returns `to`."""
+def written(model: Path, to: Path, *, tokenizer: bool = False) -> Path:
+    """The model in bfloat16, with its tokenizer if `tokenizer`; returns `to`."""
     to.parent.mkdir(parents=True, exist_ok=True)
     network = sources.source(model, None, False).network(torch.bfloat16, torch.device("cpu"))
     with files.folder(to) as part:
         network.to(torch.bfloat16).save_pretrained(part)
-        if words:
+        if tokenizer:
             AutoTokenizer.from_pretrained(model).save_pretrained(part)
     return to
 
@@ -61,14 +61,14 @@ def written(model: Path, to: Path, *, words: bool = False) -> Path:
 def agreement(target: Path, draft: Path, data: Path, length: int) -> dict[str, float]:
     """alpha over the target's own texts behind held-out prompts, greedy and at temperature 1."""
     both = pair(str(target), str(draft), {}, SEED)
-    words, heard = both.together.tokenizer, both.together.target.encoder_decoder
-    assert words is not None  # the target's
-    held_out = examples.read(data, words, length, encoder_decoder=heard).held_out
-    found: dict[str, float] = {}
+    tokenizer, encoder_decoder = both.together.tokenizer, both.together.target.encoder_decoder
+    assert tokenizer is not None  # the target's
+    held_out = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder).held_out
+    alphas: dict[str, float] = {}
     for temperature in (0.0, 1.0):
         exam = Authors(both, temperature, length).exam(held_out, TEXTS, SEED)
-        found[f"T={temperature:g}"] = alpha(both, exam, temperature)
-    return found
+        alphas[f"T={temperature:g}"] = alpha(both, exam, temperature)
+    return alphas
 
 
 def scores(
@@ -83,15 +83,17 @@ def scores(
     quiet()
     prompts, references = (list(side) for side in zip(*test, strict=True))
     spec = foretoken.load(out / "models" / "target", out / "models" / draft)
-    found = with_and_without(spec, prompts, references, score, gamma=GAMMA, max_new_tokens=length)
-    reached = score(baseline(prompts), references)
-    return {"texts": len(test), "draft": draft, **asdict(found), "baseline": reached}
+    comparison = with_and_without(
+        spec, prompts, references, score, gamma=GAMMA, max_new_tokens=length
+    )
+    baseline_score = score(baseline(prompts), references)
+    return {"texts": len(test), "draft": draft, **asdict(comparison), "baseline": baseline_score}
 
 
 def record(out: Path, name: str, values: dict[str, Any]) -> None:
     """Put them in OUT/scores.json under that name, and print them."""
     path = out / "scores.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    known[name] = values
-    files.write(path, (json.dumps(known, indent=2) + "\n").encode())
+    records = json.loads(path.read_text()) if path.exists() else {}
+    records[name] = values
+    files.write(path, (json.dumps(records, indent=2) + "\n").encode())
     print(json.dumps({name: values}, indent=2), flush=True)

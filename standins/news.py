@@ -35,21 +35,27 @@ def main() -> None:
     parser.add_argument("--steps", type=positive, default=20_000, help="of either model, at most")
     parser.add_argument("--distill-steps", type=positive, default=600)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
-    given = parser.parse_args()
-    out = given.out
-    prepare(given.text, out)
+    arguments = parser.parse_args()
+    out = arguments.out
+    prepare(arguments.text, out)
     for name, sizes in PAPER.items():
-        shape = {k: n // given.divisor if k in WIDTHS else n for k, n in sizes.items()}
+        shape = {k: n // arguments.divisor if k in WIDTHS else n for k, n in sizes.items()}
         own = {} if name == "target" else {"tokenizer": out / "target" / "model"}
-        lesson = {"steps": given.steps, "patience": 10, "context": CONTEXT, "batch": 16}
-        where = ("--data", out / "text", "--out", out / name)
-        options = {**shape, "vocab_size": VOCABULARY, **lesson, **own, "bfloat16": given.bfloat16}
-        foretoken("train", "lm", *where, *flags(options))
-    options = {"steps": given.distill_steps, "target_generated": 0.5, "on_policy": 0.25}
+        lesson = {"steps": arguments.steps, "patience": 10, "context": CONTEXT, "batch": 16}
+        paths = ("--data", out / "text", "--out", out / name)
+        options = {
+            **shape,
+            "vocab_size": VOCABULARY,
+            **lesson,
+            **own,
+            "bfloat16": arguments.bfloat16,
+        }
+        foretoken("train", "lm", *paths, *flags(options))
+    options = {"steps": arguments.distill_steps, "target_generated": 0.5, "on_policy": 0.25}
     distill(out / "text", out, "draft", options)
     tables(out, out / "text", out / "target" / "model")
-    found = models.chosen(out, ["draft"], out / "text", CONTEXT // 2)
-    models.record(out, "alphas", found)
+    alphas = models.chosen(out, ["draft"], out / "text", CONTEXT // 2)
+    models.record(out, "alphas", alphas)
 
 
 def prepare(texts: list[Path], out: Path) -> None:
@@ -62,10 +68,10 @@ def prepare(texts: list[Path], out: Path) -> None:
     for number, part in enumerate(parts):
         files.write(out / "text" / f"{number:03}.txt", part.encode())
     _, held_out = corpus.split(parts)
-    words = [line.split() for part in held_out for line in part.split("\n")]
-    prompts = [" ".join(line[:WORDS]) for line in words if len(line) > WORDS]
-    chosen = prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
-    files.write(out / "prompts.txt", "\n".join(chosen).encode())
+    split_lines = [line.split() for part in held_out for line in part.split("\n")]
+    prompts = [" ".join(line[:WORDS]) for line in split_lines if len(line) > WORDS]
+    sample = prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
+    files.write(out / "prompts.txt", "\n".join(sample).encode())
 
 
 if __name__ == "__main__":

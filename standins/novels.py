@@ -32,23 +32,23 @@ def main() -> None:
     parser.add_argument("--samples", type=positive, default=2_000_000, help="tokens by the target")
     parser.add_argument("--distill-steps", type=positive, default=600)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train lm")
-    given = parser.parse_args()
-    out = given.out
-    how = {"patience": 10, "bfloat16": given.bfloat16}
-    prepare(given.novels, out / "text")
+    arguments = parser.parse_args()
+    out = arguments.out
+    common = {"patience": 10, "bfloat16": arguments.bfloat16}
+    prepare(arguments.novels, out / "text")
     target = out / "target" / "model"
-    lesson = {"steps": given.steps, "learning_rate": 2e-3, **how}
-    of = ("--init", ASSETS / "target", "--data", out / "text", "--out", out / "target")
-    foretoken("train", "lm", *of, *flags(lesson))
-    written = out / "samples" / "samples.txt"
-    if not written.exists():
-        written.parent.mkdir(exist_ok=True)
-        of = ("--target", target, "--data", out / "text", "--tokens", given.samples)
-        foretoken("train", "samples", *of, "--out", written)
-    lesson = {"steps": given.draft_steps, "learning_rate": 1e-3, **how}
-    of = ("--init", ASSETS / "draft", "--tokenizer", target, "--data", written.parent)
-    foretoken("train", "lm", *of, "--out", out / "draft", *flags(lesson))
-    options = {"steps": given.distill_steps, "target_generated": 0.5, "length": LENGTH}
+    lesson = {"steps": arguments.steps, "learning_rate": 2e-3, **common}
+    paths = ("--init", ASSETS / "target", "--data", out / "text", "--out", out / "target")
+    foretoken("train", "lm", *paths, *flags(lesson))
+    samples = out / "samples" / "samples.txt"
+    if not samples.exists():
+        samples.parent.mkdir(exist_ok=True)
+        paths = ("--target", target, "--data", out / "text", "--tokens", arguments.samples)
+        foretoken("train", "samples", *paths, "--out", samples)
+    lesson = {"steps": arguments.draft_steps, "learning_rate": 1e-3, **common}
+    paths = ("--init", ASSETS / "draft", "--tokenizer", target, "--data", samples.parent)
+    foretoken("train", "lm", *paths, "--out", out / "draft", *flags(lesson))
+    options = {"steps": arguments.distill_steps, "target_generated": 0.5, "length": LENGTH}
     distill(out / "text", out, "draft", options)
     models.record(out, "alphas", models.chosen(out, ["draft"], out / "text", LENGTH))
     print(f"against the pair that ships: python benchmarks/alpha.py {out / 'models' / 'draft'}")

@@ -81,14 +81,14 @@ def clean(text: str) -> str:
 
 def cleaned(pairs: Iterable[Pair], banned: Iterable[str], seed: int = 0) -> list[Pair]:
     """Pairs to learn from: every source once, none that is banned or empty; shuffled."""
-    seen = {clean(source) for source in banned}
-    kept: list[Pair] = []
+    sources = {clean(source) for source in banned}
+    cleaned_pairs: list[Pair] = []
     for source, target in ((clean(s), clean(t)) for s, t in pairs):
-        if source and target and source not in seen:
-            seen.add(source)
-            kept.append((source, target))
-    random.Random(seed).shuffle(kept)
-    return kept
+        if source and target and source not in sources:
+            sources.add(source)
+            cleaned_pairs.append((source, target))
+    random.Random(seed).shuffle(cleaned_pairs)
+    return cleaned_pairs
 
 
 def write(path: Path, pairs: Iterable[Pair]) -> None:

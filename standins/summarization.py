@@ -48,51 +48,55 @@ def main() -> None:
     parser.add_argument("--article-steps", type=positive, default=2000, help="on articles, at most")
     parser.add_argument("--distill-steps", type=positive, default=400)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
-    given = parser.parse_args()
-    out = given.out
+    arguments = parser.parse_args()
+    out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     gaps, articles = out / "gaps.jsonl", out / "pairs.jsonl"
-    if "prepare" in given.stages:
-        prepare(given, gaps, articles)
+    if "prepare" in arguments.stages:
+        prepare(arguments, gaps, articles)
     for name in SHAPES:
-        if "train" in given.stages:
-            how: dict[str, object] = {"bfloat16": given.bfloat16}
+        if "train" in arguments.stages:
+            common: dict[str, object] = {"bfloat16": arguments.bfloat16}
             own = {} if name == "target" else {"tokenizer": out / "target-gaps" / "tokenizer"}
-            train(gaps, out / f"{name}-gaps", {**SHAPES[name], **own, **how, "steps": given.steps})
-            how |= {"dropout": 0.1, "steps": given.article_steps}
+            train(
+                gaps,
+                out / f"{name}-gaps",
+                {**SHAPES[name], **own, **common, "steps": arguments.steps},
+            )
+            common |= {"dropout": 0.1, "steps": arguments.article_steps}
             learnt = {"init": out / f"{name}-gaps" / "model", "learning_rate": 1e-3}
-            train(articles, out / name, {**learnt, **how})
-        if "distill" in given.stages and name != "target":
+            train(articles, out / name, {**learnt, **common})
+        if "distill" in arguments.stages and name != "target":
             # On texts of the target: there are few summaries
-            options = {"length": LENGTH, "steps": given.distill_steps, "batch": 16}
+            options = {"length": LENGTH, "steps": arguments.distill_steps, "batch": 16}
             distill(articles, out, name, {**options, "target_generated": 0.5})
-    if "tables" in given.stages:
+    if "tables" in arguments.stages:
         tables(out, articles, out / "target" / "model")
-    if "choose" in given.stages:
+    if "choose" in arguments.stages:
         models.record(out, "alphas", models.chosen(out, DRAFTS, articles, LENGTH))
-    if "score" in given.stages:
-        known = parallel.read(str(articles), ("source", "target"))
-        _, held_out = corpus.hold_out(known)
-        found = models.scores(out, DRAFTS[0], held_out, rouge, LENGTH, leads)
-        models.record(out, "held-out articles", found)
+    if "score" in arguments.stages:
+        pairs = parallel.read(str(articles), ("source", "target"))
+        _, held_out = corpus.hold_out(pairs)
+        scores = models.scores(out, DRAFTS[0], held_out, rouge, LENGTH, leads)
+        models.record(out, "held-out articles", scores)
 
 
 def leads(articles: list[str]) -> list[str]:
     return [lead(article) for article in articles]
 
 
-def prepare(given: argparse.Namespace, gaps: Path, articles: Path) -> None:
+def prepare(arguments: argparse.Namespace, gaps: Path, articles: Path) -> None:
     """Pairs of texts and their missing sentences, and of articles and their summaries. The gaps are
     not those of articles that are held out."""
-    known = [pair for name in given.articles for pair in parallel.read(name, given.keys)]
-    known = [(cut(article), summary) for article, summary in parallel.cleaned(known, ())]
-    parallel.write(articles, known)
-    learnt, held_out = corpus.hold_out(known)
-    parallel.write(given.out / "held-out.jsonl", held_out)  # for the recipe
+    pairs = [pair for name in arguments.articles for pair in parallel.read(name, arguments.keys)]
+    pairs = [(cut(article), summary) for article, summary in parallel.cleaned(pairs, ())]
+    parallel.write(articles, pairs)
+    learnt, held_out = corpus.hold_out(pairs)
+    parallel.write(arguments.out / "held-out.jsonl", held_out)  # for the recipe
     texts = [article for article, _ in learnt]
-    texts += ["\n".join(parallel.lines(path)) for path in given.texts]
-    found = (pair for text in texts for pair in gap_pairs(text))
-    parallel.write(gaps, parallel.cleaned(found, ()))
+    texts += ["\n".join(parallel.lines(path)) for path in arguments.texts]
+    drawn = (pair for text in texts for pair in gap_pairs(text))
+    parallel.write(gaps, parallel.cleaned(drawn, ()))
 
 
 def cut(text: str) -> str:
@@ -102,9 +106,9 @@ def cut(text: str) -> str:
 
 def gap_pairs(text: str) -> Iterator[parallel.Pair]:
     """Every piece of a text without its most telling sentence, and that sentence."""
-    told = sentences(" ".join(text.split()))
-    for start in range(0, len(told) - 2, PIECE):
-        piece = told[start : start + PIECE]
+    parts = sentences(" ".join(text.split()))
+    for start in range(0, len(parts) - 2, PIECE):
+        piece = parts[start : start + PIECE]
         best = most_telling(piece)
         if best is not None:
             yield cut(" ".join(piece[:best] + piece[best + 1 :])), piece[best]
@@ -113,11 +117,11 @@ def gap_pairs(text: str) -> Iterator[parallel.Pair]:
 def most_telling(piece: list[str]) -> int | None:
     """The sentence that shares most words with the others (F1 of different words, as PEGASUS's
     principal sentences); None where all are short."""
-    words = [set(re.findall(r"\w+", sentence.lower())) for sentence in piece]
+    terms = [set(re.findall(r"\w+", sentence.lower())) for sentence in piece]
 
     def told(i: int) -> float:
-        rest = set[str]().union(*words[:i], *words[i + 1 :])
-        return 2 * len(words[i] & rest) / max(1, len(words[i]) + len(rest))
+        rest = set[str]().union(*terms[:i], *terms[i + 1 :])
+        return 2 * len(terms[i] & rest) / max(1, len(terms[i]) + len(rest))
 
     long = [i for i, sentence in enumerate(piece) if len(sentence.split()) >= LEAST]
     return max(long, key=told, default=None)

@@ -56,43 +56,43 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.0, help="of the target")
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
     parser.add_argument("--limit", type=positive, help="sentences of a test set; left out: all")
-    given = parser.parse_args()
-    if "prepare" in given.stages and not given.train:
+    arguments = parser.parse_args()
+    if "prepare" in arguments.stages and not arguments.train:
         parser.error("--train is missing; give pairs, or --stages without prepare")
-    given.out.mkdir(parents=True, exist_ok=True)
-    target = given.out / "target"
-    data = given.out / "pairs.jsonl"
-    how: dict[str, object] = {"patience": 10, "bfloat16": given.bfloat16}
-    if "prepare" in given.stages:
-        prepare(given)
-    if "target" in given.stages:
-        lesson = {"steps": given.steps, "dropout": given.dropout, **how}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    target = arguments.out / "target"
+    data = arguments.out / "pairs.jsonl"
+    common: dict[str, object] = {"patience": 10, "bfloat16": arguments.bfloat16}
+    if "prepare" in arguments.stages:
+        prepare(arguments)
+    if "target" in arguments.stages:
+        lesson = {"steps": arguments.steps, "dropout": arguments.dropout, **common}
         train(data, target, "target", lesson)
-    for name in given.drafts:
-        words = {"tokenizer": target / "tokenizer"}
-        if "drafts" in given.stages:
-            lesson = {"steps": given.draft_steps, **how, **words}
-            train(data, given.out / name, name, lesson)
-        if "distill" in given.stages:
-            lesson = {"length": LENGTH, "steps": given.distill_steps, "batch": 64}
-            distill(data, given.out, name, {**lesson, "held_out": 64, "save_every": 100})
-    if "tables" in given.stages:
-        tables(given.out, data, target / "tokenizer")
-    if "choose" in given.stages:
-        chosen = models.chosen(given.out, given.drafts, data, LENGTH)
-        models.record(given.out, "alphas", chosen)
-    if "score" in given.stages:
-        score(given.out, given.drafts[0], given.test, given.limit)
+    for name in arguments.drafts:
+        tokenizer = {"tokenizer": target / "tokenizer"}
+        if "drafts" in arguments.stages:
+            lesson = {"steps": arguments.draft_steps, **common, **tokenizer}
+            train(data, arguments.out / name, name, lesson)
+        if "distill" in arguments.stages:
+            lesson = {"length": LENGTH, "steps": arguments.distill_steps, "batch": 64}
+            distill(data, arguments.out, name, {**lesson, "held_out": 64, "save_every": 100})
+    if "tables" in arguments.stages:
+        tables(arguments.out, data, target / "tokenizer")
+    if "choose" in arguments.stages:
+        alphas = models.chosen(arguments.out, arguments.drafts, data, LENGTH)
+        models.record(arguments.out, "alphas", alphas)
+    if "score" in arguments.stages:
+        score(arguments.out, arguments.drafts[0], arguments.test, arguments.limit)
 
 
-def prepare(given: argparse.Namespace) -> None:
+def prepare(arguments: argparse.Namespace) -> None:
     """OUT/pairs.jsonl, and a file of each test set."""
-    known = [pair for name in given.train for pair in parallel.read(name, given.keys)]
-    tests = {name: parallel.read(name, given.keys) for name in given.test}
+    pairs = [pair for name in arguments.train for pair in parallel.read(name, arguments.keys)]
+    tests = {name: parallel.read(name, arguments.keys) for name in arguments.test}
     banned = [source for test in tests.values() for source, _ in test]
-    parallel.write(given.out / "pairs.jsonl", filter(alike, parallel.cleaned(known, banned)))
+    parallel.write(arguments.out / "pairs.jsonl", filter(alike, parallel.cleaned(pairs, banned)))
     for name, test in tests.items():
-        parallel.write(test_file(given.out, name), test)
+        parallel.write(test_file(arguments.out, name), test)
 
 
 def test_file(out: Path, name: str) -> Path:
@@ -115,14 +115,14 @@ def score(out: Path, draft: str, tests: list[str], limit: int | None) -> None:
     """BLEU and chrF of the target without and with a draft, beside the look-up's."""
     from foretoken.lab.quality import LookUp, translation
 
-    known = parallel.read(str(out / "pairs.jsonl"), ("source", "target"))
-    look_up = LookUp(known)
+    pairs = parallel.read(str(out / "pairs.jsonl"), ("source", "target"))
+    look_up = LookUp(pairs)
     for name in tests:
         test = parallel.read(str(test_file(out, name)), ("source", "target"))[:limit]
-        begun = time.perf_counter()
-        found = models.scores(out, draft, test, translation, LENGTH, partial(_looked_up, look_up))
-        found["seconds"] = time.perf_counter() - begun
-        models.record(out, test_file(out, name).stem, found)
+        start = time.perf_counter()
+        scores = models.scores(out, draft, test, translation, LENGTH, partial(_looked_up, look_up))
+        scores["seconds"] = time.perf_counter() - start
+        models.record(out, test_file(out, name).stem, scores)
 
 
 def _looked_up(look_up: Callable[[str], str], sources: list[str]) -> list[str]:

@@ -31,9 +31,9 @@ def law(seed: int) -> Any:
     whole = random_model(seed, V)
 
     def without(text: tuple[int, ...]) -> list[float]:
-        kept = [0.0 if i in FAULTS or i == 0 else p for i, p in enumerate(whole(text))]
-        total = sum(kept)
-        return [p / total for p in kept]
+        masses = [0.0 if i in FAULTS or i == 0 else p for i, p in enumerate(whole(text))]
+        total = sum(masses)
+        return [p / total for p in masses]
 
     return without
 
@@ -63,9 +63,9 @@ class Faulty(TableModel):
 
 
 def pair(tokenizer: str) -> Speculator:
-    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    spelling = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     draft = LMDrafter(TableModel(law(2), V), V)
-    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, words, Ends())
+    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, spelling, Ends())
 
 
 def work(pipe: Connection, setup: Setup) -> None:
@@ -82,8 +82,8 @@ def work(pipe: Connection, setup: Setup) -> None:
     def measure(spec: Speculator, rows: int) -> None:
         own(spec, rows)
         with open("/proc/self/statm") as file:
-            taken = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + SPARE, resource.RLIM_INFINITY))
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + SPARE, resource.RLIM_INFINITY))
 
     worker.measure = measure
     worker.work(pipe, setup)

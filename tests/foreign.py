@@ -33,11 +33,11 @@ class Foreign:
     left: Event = field(default_factory=Event)  # a client went before its answer's end
 
     def bodies(self, path: str) -> list[Any]:
-        return [body for asked, body, _ in self.requests if asked == path]
+        return [body for place, body, _ in self.requests if place == path]
 
     def next(self, path: str) -> Answer:
-        known = self.answers.get(path) or [refusal(404, "no such path")]
-        return known.pop(0) if len(known) > 1 else known[0]
+        entries = self.answers.get(path) or [refusal(404, "no such path")]
+        return entries.pop(0) if len(entries) > 1 else entries[0]
 
 
 def body(document: Any, status: int = 200, **headers: str) -> Answer:
@@ -50,8 +50,8 @@ def refusal(status: int, message: str, **headers: str) -> Answer:
 
 
 def event(document: Any) -> bytes:
-    said = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
-    return f"data: {said}\n\n".encode()
+    content = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
+    return f"data: {content}\n\n".encode()
 
 
 def chat(text: str | None, end: str | None = None, **more: Any) -> dict[str, Any]:
@@ -81,8 +81,10 @@ def said(*texts: str) -> Answer:
 def replaying(**answers: list[Answer]) -> Iterator[Foreign]:
     """The server; `chat` and `completions` are the answers of these, `models`, `speculation`."""
     places = {"chat": "chat/completions"}
-    told = {f"/v1/{places.get(name, name)}": list(known) for name, known in answers.items()}
-    server = Foreign({"/v1/models": [MODELS], **told})
+    answers_at = {
+        f"/v1/{places.get(name, name)}": list(entries) for name, entries in answers.items()
+    }
+    server = Foreign({"/v1/models": [MODELS], **answers_at})
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -53,12 +53,18 @@ def document(
 ) -> dict[str, Any]:
     """kept: how likely guess 1, 2, .. is kept once those before it were; speedup: measured at
     gamma len(kept); beside: how many times as slow a pass is beside drafts."""
-    positions, asked = [], 10**6
+    positions, reached_count = [], 10**6
     for rate in kept:
-        count = round(asked * rate)
-        counts = {"asked": asked, "judged": asked, "kept": count, "rate": None, "offered": offered}
+        count = round(reached_count * rate)
+        counts = {
+            "asked": reached_count,
+            "judged": reached_count,
+            "kept": count,
+            "rate": None,
+            "offered": offered,
+        }
         positions.append(counts)
-        asked = count
+        reached_count = count
     alpha = kept[0] if alpha is None else alpha
     passes = [1.0] * passes if isinstance(passes, int) else passes
     asked_for = {"target": "target", "draft": draft, "prompts": "p.txt", "prompts_sha256": "0"}

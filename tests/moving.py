@@ -59,15 +59,15 @@ class Runtime:
     def speculator(self, drafter: str, before: str = "") -> Speculator:
         """Fresh models, with costs that nobody had to measure. `before`: their roles' names."""
         target = self.model(f"{before}target")
-        made = Speculator(target, self._drafter(drafter, before, target), byte_level())
-        made._costs.update(
+        pair = Speculator(target, self._drafter(drafter, before, target), byte_level())
+        pair._costs.update(
             {
                 (kind, rows): Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
                 for kind in ("greedy", "sampled", "truncated")
                 for rows in (1, 2, 4, 8, 16)
             }
         )
-        return made
+        return pair
 
     def _drafter(self, name: str, before: str, target: Any) -> Drafter:
         def model(role: str) -> Any:
@@ -96,13 +96,13 @@ def network(role: str) -> PreTrainedModel:
     same text."""
     kind = role.removeprefix(SOUND)
     noise = {"target": 0.0, "middle": 0.02, "draft": 0.04}[kind]
-    made = pairs.relative(llama(V, CONTEXT, eos_token_id=None).double(), noise, seed=len(kind))
+    target = pairs.relative(llama(V, CONTEXT, eos_token_id=None).double(), noise, seed=len(kind))
     if kind == role:
         with torch.no_grad():
-            made.get_input_embeddings().weight[SICK] = torch.nan
+            target.get_input_embeddings().weight[SICK] = torch.nan
             if role == "draft":
-                made.get_input_embeddings().weight[DRAFT_SICK] = torch.nan
-    return made.requires_grad_(False)
+                target.get_input_embeddings().weight[DRAFT_SICK] = torch.nan
+    return target.requires_grad_(False)
 
 
 def table(role: str) -> TableModel:
@@ -111,20 +111,20 @@ def table(role: str) -> TableModel:
     def law(text: tuple[int, ...]) -> np.ndarray:
         if SICK in text or (DRAFT_SICK in text and role == "draft"):
             return np.full(V, np.nan)
-        made = shared(text[-3:]) if role == "target" else (own(text) + 4 * shared(text[-3:])) / 5
-        made = made.copy()
-        made[[SICK, DRAFT_SICK]] = 0.0
-        return made / made.sum()
+        values = shared(text[-3:]) if role == "target" else (own(text) + 4 * shared(text[-3:])) / 5
+        values = values.copy()
+        values[[SICK, DRAFT_SICK]] = 0.0
+        return values / values.sum()
 
     return TableModel(law, V, context=CONTEXT)
 
 
 def packed_model(role: str) -> CausalModel:
-    made = copy.deepcopy(network(role)).float()
+    twin = copy.deepcopy(network(role)).float()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "WORTH", 1)
-        assert packed.pack(made).layers > 0
-    return CausalModel(made)
+        assert packed.pack(twin).layers > 0
+    return CausalModel(twin)
 
 
 def graphs(role: str) -> Any:
@@ -160,11 +160,11 @@ def measured(model: Callable[[str], Any]) -> Callable[[], float]:
         text, worst = [(7 * i * i + 3 * i) % 300 + 1 for i in range(200)], 0.0
         expected = pairs.scores(network("target"), text)
         for width in (1, 3, 8, 70):
-            made = model("target")
-            made.start([[]])
+            target = model("target")
+            target.start([[]])
             for at in range(0, len(text), width):
                 block = text[at : at + width]
-                logits = made.score([block], [len(block)])[0].double()
+                logits = target.score([block], [len(block)])[0].double()
                 worst = max(worst, float((logits - expected[at : at + len(block)]).abs().max()))
         return worst
 
@@ -348,8 +348,8 @@ def require_accounted(spec: Speculator) -> None:
 def require_empty(spec: Speculator) -> None:
     """Nothing is left: no rows, no claims, and every page is free."""
     require_accounted(spec)
-    made = spec._scheduler
-    assert not made.running and not made.waiting and not made.batch.rows
+    sched = spec._scheduler
+    assert not sched.running and not sched.waiting and not sched.batch.rows
     for part in parts(spec):
         assert rows_of(part) == 0 and id(part) not in TENANTS
         if hasattr(part, "pages"):

@@ -103,10 +103,10 @@ def steps(
     prompt: Text = (),
 ) -> dict[Text, float]:
     """The law of the new tokens that `count` steps make, guesses being drawn from `guess`."""
-    done = {(): 1.0}
+    ended = {(): 1.0}
     for _ in range(count):
         law: dict[Text, float] = {}
-        for text, weight in done.items():
+        for text, weight in ended.items():
             head = (*prompt, *text)
             for x in itertools.product(range(len(model(head))), repeat=gamma):
                 q = np.array([guess((*head, *x[:i])) for i in range(gamma)])
@@ -118,8 +118,8 @@ def steps(
                     for y, mass in enumerate(after):
                         new = (*text, *x[:n], y)
                         law[new] = law.get(new, 0.0) + drawn * happens * float(mass)
-        done = law
-    return done
+        ended = law
+    return ended
 
 
 def extend(
@@ -127,17 +127,17 @@ def extend(
 ) -> dict[Text, float]:
     """The law of texts of `length` new tokens, from weighted beginnings; shorter where EOS came,
     and where no next token is possible."""
-    done: dict[Text, float] = {}
+    ended: dict[Text, float] = {}
     todo = list(weights.items())
     while todo:
         text, weight = todo.pop()
         over = len(text) == length or (text and text[-1] in eos) or not weight
         law = () if over else model(text)
         if not any(law):
-            done[text] = done.get(text, 0.0) + weight
+            ended[text] = ended.get(text, 0.0) + weight
         else:
             todo += [((*text, y), weight * float(py)) for y, py in enumerate(law)]
-    return done
+    return ended
 
 
 def joint(model: Model, length: int, eos: frozenset[int] = frozenset()) -> dict[Text, float]:

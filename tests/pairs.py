@@ -36,8 +36,8 @@ def target(name: str) -> PreTrainedModel:
     """A model of that family, the first whose greedy text does not merely repeat itself. All tests
     share it: who would change it takes a copy."""
     model = _target(name)
-    kept = torch.float32 if name in SINGLE else torch.float64
-    assert model.dtype == kept, f"a test has turned the shared {name} into {model.dtype}"
+    dtype = torch.float32 if name in SINGLE else torch.float64
+    assert model.dtype == dtype, f"a test has turned the shared {name} into {model.dtype}"
     return model
 
 
@@ -54,11 +54,11 @@ def random(name: str, seed: int) -> PreTrainedModel:
         stir(model)
         model = model if name in SINGLE else model.double()
         # With the input's weights as its output layer a random model repeats its last token.
-        head, words = model.get_output_embeddings(), model.get_input_embeddings().weight
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings().weight
         head.weight = nn.Parameter(torch.randn_like(head.weight))
         with torch.no_grad():
             for weight in model.parameters():
-                if weight.ndim > 1 and weight is not head.weight and weight is not words:
+                if weight.ndim > 1 and weight is not head.weight and weight is not embeddings:
                     weight *= 1 if name in POST_NORM else 2
     model.generation_config.eos_token_id = None
     return model.requires_grad_(False).to(DEVICE)
@@ -143,8 +143,10 @@ def an_end(model: PreTrainedModel, prompt: list[int], limit: int) -> int:
 
 def oracle(model: PreTrainedModel, prompt: list[int], limit: int, eos: int | None = None):
     """The same by full forwards and an argmax in the model's own precision."""
-    settings, heard = model.generation_config, model.config.is_encoder_decoder
-    head, source = ([settings.decoder_start_token_id], prompt) if heard else (prompt, None)
+    settings, encoder_decoder = model.generation_config, model.config.is_encoder_decoder
+    head, source = (
+        ([settings.decoder_start_token_id], prompt) if encoder_decoder else (prompt, None)
+    )
     new: list[int] = []
     while len(new) < limit and (not new or new[-1] != eos):
         forced = settings.forced_eos_token_id if len(new) == limit - 1 else None

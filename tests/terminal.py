@@ -36,8 +36,10 @@ class Terminal:
         """What it shows up to this text, which must come."""
         end = monotonic() + seconds
         while text not in self.shown:
-            left = end - monotonic()
-            assert left > 0 and self.read(left), f"{text!r} is not in {self.shown!r}"
+            seconds_left = end - monotonic()
+            assert seconds_left > 0 and self.read(seconds_left), (
+                f"{text!r} is not in {self.shown!r}"
+            )
         before, _, self.shown = self.shown.partition(text)
         return before
 

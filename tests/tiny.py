@@ -77,8 +77,8 @@ def metaspace() -> PreTrainedTokenizerFast:
         vocab_size=120, special_tokens=["</s>", "<unk>"], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    found = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    pieces = [(token, -float(i)) for i, (token, _) in enumerate(found)]
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    pieces = [(token, -float(i)) for i, (token, _) in enumerate(entries)]
     pieces += [(byte, -900.0) for byte in bytes_]
     whole = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=True))
     whole.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -90,28 +90,28 @@ def metaspace() -> PreTrainedTokenizerFast:
 @cache
 def legacy() -> PreTrainedTokenizerFast:
     """As Llama's: a normalizer puts a space before every text, whatever it begins with."""
-    words = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
-    words += [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
+    vocabulary += [f"<0x{byte:02X}>" for byte in range(256)]
     merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "ab"), ("\u2581a", "b")]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
-            vocab={word: i for i, word in enumerate(words)},
+            vocab={word: i for i, word in enumerate(vocabulary)},
             merges=merges,
             unk_token="<unk>",
             byte_fallback=True,
         )
     )
-    made.normalizer = normalizers.Sequence(
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     )
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 

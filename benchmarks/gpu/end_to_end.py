@@ -69,15 +69,15 @@ def _rows(
     dice = torch.Generator().manual_seed(batch)
     prompts = torch.randint(3, arguments.vocab, (batch, PROMPT), generator=dice).tolist()
     spec = foretoken.load(target, draft, device=gpu.DEVICE)
-    how = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}
+    options = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}
     facts = {"batch": batch, "temperature": temperature}
     rows: list[dict[str, Any]] = []
     for gamma in (*GAMMAS, None):
-        spec.generate(prompts, gamma=gamma, **how)  # all is recorded
+        spec.generate(prompts, gamma=gamma, **options)  # all is recorded
         texts: list[Any] = []
 
         def ours(gamma: int | None = gamma, texts: list[Any] = texts) -> None:
-            texts[:] = spec.generate(prompts, gamma=gamma, **how)
+            texts[:] = spec.generate(prompts, gamma=gamma, **options)
 
         speed = batch * arguments.tokens / _seconds(ours, arguments.repeats)
         overlaps = [o for text in texts for step in text.steps for o in step.overlaps]
@@ -88,7 +88,7 @@ def _rows(
         if gamma:
             row["formula"] = _formula(spec, alpha or 0.0, gamma, batch)
         if gamma is not None:
-            row["waits"] = _waits(spec, prompts, gamma, how)
+            row["waits"] = _waits(spec, prompts, gamma, options)
         rows.append(row)
     for name, run in _peers(target, draft, prompts, arguments, temperature).items():
         rows.append(facts | {"way": name} | _peer(run, batch * arguments.tokens, arguments.repeats))
@@ -100,10 +100,10 @@ def _seconds(run: Callable[[], object], repeats: int) -> float:
     times: list[float] = []
     for _ in range(repeats):
         torch.cuda.synchronize()
-        began = perf_counter()
+        start = perf_counter()
         run()
         torch.cuda.synchronize()
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - start)
     return median(times)
 
 
@@ -129,16 +129,16 @@ def _pass(model: Model, n: int, batch: int) -> float:
         model.leave(list(range(batch)))
 
 
-def _waits(spec: Any, prompts: list[list[int]], gamma: int, how: dict[str, Any]) -> float:
+def _waits(spec: Any, prompts: list[list[int]], gamma: int, options: dict[str, Any]) -> float:
     """How often the host waits for the GPU, a step; the prefill's count as well, so 1 and a bit."""
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            texts = spec.generate(prompts, gamma=gamma, **how)
+            texts = spec.generate(prompts, gamma=gamma, **options)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = sum("synchroniz" in str(one.message) for one in seen)
+    waits = sum("synchroniz" in str(one.message) for one in caught)
     return waits / max(len(text.steps) for text in texts)
 
 
@@ -147,28 +147,30 @@ def _peers(
 ) -> dict[str, Callable[[], object]]:
     """transformers' generate over a dynamic and a compiled static cache, and assisted."""
     ids = torch.tensor(prompts, device=gpu.DEVICE)
-    how: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": arguments.tokens}
-    how |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}
-    how |= {"top_k": 0, "temperature": 1.0} if temperature else {}
+    options: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": arguments.tokens}
+    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    options |= {"top_k": 0, "temperature": 1.0} if temperature else {}
     peers: dict[str, Callable[[], object]] = {
-        "transformers": lambda: target.generate(ids, **how),
-        "transformers static": lambda: target.generate(ids, cache_implementation="static", **how),
+        "transformers": lambda: target.generate(ids, **options),
+        "transformers static": lambda: target.generate(
+            ids, cache_implementation="static", **options
+        ),
     }
     if len(prompts) == 1:  # it serves no more
         for gamma in GAMMAS[1:]:
-            peers[f"transformers assisted {gamma}"] = _assisted(target, draft, ids, gamma, how)
+            peers[f"transformers assisted {gamma}"] = _assisted(target, draft, ids, gamma, options)
     return peers
 
 
 def _assisted(
-    target: Any, draft: Any, ids: torch.Tensor, gamma: int, how: dict[str, Any]
+    target: Any, draft: Any, ids: torch.Tensor, gamma: int, options: dict[str, Any]
 ) -> Callable[[], object]:
     def run() -> object:
         settings = draft.generation_config
         settings.num_assistant_tokens = gamma
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = 0.0
-        return target.generate(ids, assistant_model=draft, **how)
+        return target.generate(ids, assistant_model=draft, **options)
 
     return run
 

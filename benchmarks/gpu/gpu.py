@@ -22,11 +22,11 @@ DEVICE = "cuda"
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--out", type=Path, default=machine.RESULTS, help="a folder for the JSON")
-    return found
+    options.add_argument("--out", type=Path, default=machine.RESULTS, help="a folder for the JSON")
+    return options
 
 
 def need() -> None:
@@ -47,10 +47,10 @@ def describe() -> dict[str, Any]:
 
 def save(name: str, out: Path, result: dict[str, Any]) -> None:
     """OUT/NAME-DATE.json, with the machine; its path is printed."""
-    found = {"machine": describe(), "command": " ".join(sys.argv), **result}
+    document = {"machine": describe(), "command": " ".join(sys.argv), **result}
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{name}-{found['machine']['date']}.json"
-    path.write_text(json.dumps(found, indent=2, default=str) + "\n")
+    path = out / f"{name}-{document['machine']['date']}.json"
+    path.write_text(json.dumps(document, indent=2, default=str) + "\n")
     print(path)
 
 

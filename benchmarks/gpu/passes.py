@@ -43,8 +43,8 @@ def main() -> None:
         for way in arguments.ways:
             times = {n: _timed(way, model, n, arguments.context) for n in NEW}
             rows.append({"size": size, "way": way, "floor": floor, "seconds": times})
-            shown = [f"{1e3 * times[n]:.3f}" for n in NEW]
-            table.add_row(size, way, *shown, f"{1e3 * floor:.3f}", f"{times[1] / floor:.2f}")
+            cells = [f"{1e3 * times[n]:.3f}" for n in NEW]
+            table.add_row(size, way, *cells, f"{1e3 * floor:.3f}", f"{times[1] / floor:.2f}")
         del model
         torch.cuda.empty_cache()
     Console().print(table, "milliseconds; floor: weights read once at", f"{speed / 1e9:.0f} GB/s")

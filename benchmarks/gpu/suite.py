@@ -39,8 +39,10 @@ def main() -> None:
     table = Table("dtype", "runtime", "gamma", "texts that equal plain decoding", "transformers'")
     for row in rows:
         for gamma, (plain, stock) in row["equal"].items():
-            of = f" of {len(PROMPTS)}"
-            table.add_row(row["dtype"], row["runtime"], str(gamma), f"{plain}{of}", f"{stock}{of}")
+            total = f" of {len(PROMPTS)}"
+            table.add_row(
+                row["dtype"], row["runtime"], str(gamma), f"{plain}{total}", f"{stock}{total}"
+            )
     if tests is not None:
         print(tests["last"])
     Console().print(table, "in bfloat16 a near-tie may fall to either side: see the first column")
@@ -50,11 +52,11 @@ def main() -> None:
 def _tests() -> dict[str, Any]:
     """Those not marked cpu_only; models that they draw lie on the GPU."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not cpu_only and not prove"]
-    there = os.environ | {"FORETOKEN_TEST_DEVICE": "cuda"}
-    done = subprocess.run(command, cwd=ROOT, env=there, capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines()
+    environment = os.environ | {"FORETOKEN_TEST_DEVICE": "cuda"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = run.stdout.strip().splitlines()
     print("\n".join(lines[-60:]))
-    return {"exit": done.returncode, "last": lines[-1] if lines else done.stderr[-300:]}
+    return {"exit": run.returncode, "last": lines[-1] if lines else run.stderr[-300:]}
 
 
 def _identity(arguments: Any, dtype: torch.dtype, runtime: str) -> dict[str, Any]:
@@ -66,9 +68,9 @@ def _identity(arguments: Any, dtype: torch.dtype, runtime: str) -> dict[str, Any
     equal: dict[int, tuple[int, int]] = {}
     for gamma in (0, 1, 4, 7):
         spec = foretoken.load(target, target, runtime=runtime, device=gpu.DEVICE)
-        done = spec.generate(PROMPTS, max_new_tokens=arguments.tokens, gamma=gamma)
-        assert done[0].stats.runtime == runtime
-        texts = [text.tokens for text in done]
+        completions = spec.generate(PROMPTS, max_new_tokens=arguments.tokens, gamma=gamma)
+        assert completions[0].stats.runtime == runtime
+        texts = [text.tokens for text in completions]
         plain = plain or texts
         equal[gamma] = _same(texts, plain), _same(texts, stock)
     return {"dtype": str(dtype).removeprefix("torch."), "runtime": runtime, "equal": equal}
@@ -80,10 +82,10 @@ def _same(ours: list[list[int]], theirs: list[list[int]]) -> int:
 
 def _stock(model: Any, prompt: list[int], tokens: int) -> list[int]:
     ids = torch.tensor([prompt], device=model.device)
-    out = model.generate(
+    rows = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
     )
-    return out[0, len(prompt) :].tolist()
+    return rows[0, len(prompt) :].tolist()
 
 
 if __name__ == "__main__":

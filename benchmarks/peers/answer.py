@@ -58,6 +58,6 @@ def serve(load: Callable[[Request], tuple[dict[str, Any], Callable[[Request], Te
         except Refused as error:
             reply = {"error": str(error)}
         except Exception as error:
-            told = " ".join(str(error).split())[:300]
-            reply = {"error": f"{type(error).__name__}: {told}"}
+            reason = " ".join(str(error).split())[:300]
+            reply = {"error": f"{type(error).__name__}: {reason}"}
         print(json.dumps(reply), file=out, flush=True)

@@ -23,11 +23,11 @@ def converted(source: str, kind: str, convert: Callable[[Path, Path], None]) -> 
     mark = sha256(repr((marks, kind)).encode()).hexdigest()[:12]
     place = HOME / f"{folder.parent.name}-{folder.name}-{kind}-{mark}"
     if not place.exists():
-        half = place.with_suffix(f".{os.getpid()}")
-        half.mkdir(parents=True)
+        part = place.with_suffix(f".{os.getpid()}")
+        part.mkdir(parents=True)
         try:
-            convert(folder, half)
-            half.rename(place)
+            convert(folder, part)
+            part.rename(place)
         finally:
-            shutil.rmtree(half, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
     return place

@@ -38,21 +38,21 @@ class Traced(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
         cache = _cache(list(past))
-        out = self.model(
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=_mask(attention_mask, position_ids),
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=True,
         )
-        return (out.logits, *(x for layer in cache.layers for x in (layer.keys, layer.values)))
+        return (outputs.logits, *(x for layer in cache.layers for x in (layer.keys, layer.values)))
 
 
 def _mask(attention_mask: Tensor, position_ids: Tensor) -> Tensor:
     """Causal, without the padding; additive, `[B, 1, new, all]`."""
     places = attention_mask.cumsum(-1) - 1
-    seen = (places[:, None, None, :] <= position_ids[:, None, :, None]).to(torch.float32)
-    return (1.0 - seen * attention_mask[:, None, None, :]) * -1e9
+    visible = (places[:, None, None, :] <= position_ids[:, None, :, None]).to(torch.float32)
+    return (1.0 - visible * attention_mask[:, None, None, :]) * -1e9
 
 
 def _cache(past: list[Tensor]) -> DynamicCache:
@@ -100,9 +100,9 @@ def _reorder(graph: ov.Model, state: list[str]) -> None:
     for name in state:
         port = graph.input(name).get_node().output(0)
         readers = port.get_target_inputs()
-        chosen = ops.gather(port, beam, ops.constant(0))
+        gathered = ops.gather(port, beam, ops.constant(0))
         for reader in readers:
-            reader.replace_source_output(chosen.output(0))
+            reader.replace_source_output(gathered.output(0))
     graph.validate_nodes_and_infer_types()
 
 

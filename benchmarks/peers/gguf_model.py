@@ -59,8 +59,8 @@ def write(folder: Path, file: Path, dtype: str) -> None:
         raw = GGMLQuantizationType.F32 if values.ndim == 1 else kind
         if dtype == "int4" and name in ENDS and values.ndim > 1:
             raw = GGMLQuantizationType.Q8_0
-        stored = values if raw == GGMLQuantizationType.F32 else quantize(values, raw)
-        writer.add_tensor(_name(name), stored, raw_dtype=raw)
+        quantized = values if raw == GGMLQuantizationType.F32 else quantize(values, raw)
+        writer.add_tensor(_name(name), quantized, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -113,7 +113,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
-            stored = np.array(data[start + begin : start + end]).view(STORED[entry["dtype"]])
+            array = np.array(data[start + begin : start + end]).view(STORED[entry["dtype"]])
             if entry["dtype"] == "BF16":  # the upper half of a float32
-                stored = (stored.astype(np.uint32) << 16).view(np.float32)
-            yield name, stored.astype(np.float32).reshape(entry["shape"])
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            yield name, array.astype(np.float32).reshape(entry["shape"])

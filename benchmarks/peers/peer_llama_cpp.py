@@ -68,8 +68,8 @@ class Model:
         """Append tokens; the likeliest next one after each of the last `need`."""
         for i in range(0, len(tokens), CHUNK):
             part = tokens[i : i + CHUNK]
-            wanted = max(0, need - (len(tokens) - i - len(part)))
-            self._decode(part, min(wanted, len(part)))
+            outputs = max(0, need - (len(tokens) - i - len(part)))
+            self._decode(part, min(outputs, len(part)))
         logits = llama.llama_get_logits(self.context)
         return np.ctypeslib.as_array(logits, shape=(need, self.V)).argmax(-1).tolist()
 
@@ -87,18 +87,18 @@ class Model:
 class Peer:
     """A target and, where there is one, its draft."""
 
-    def __init__(self, asked: Request) -> None:
-        threads = asked["threads"]
-        self.target = Model(asked["target"], asked["dtype"], threads)
-        self.draft = asked["draft"] and Model(asked["draft"], asked["draft_dtype"], threads)
+    def __init__(self, request: Request) -> None:
+        threads = request["threads"]
+        self.target = Model(request["target"], request["dtype"], threads)
+        self.draft = request["draft"] and Model(request["draft"], request["draft_dtype"], threads)
 
-    def generate(self, asked: Request) -> Texts:
+    def generate(self, request: Request) -> Texts:
         """Greedy decoding with gamma guesses a step; 0 is plain."""
-        if asked["temperature"]:
+        if request["temperature"]:
             raise Refused("llama.cpp is run greedily only; leave --temperature at 0")
-        (prompt,), gamma, clock = asked["prompts"], asked["gamma"], Clock()
+        (prompt,), gamma, clock = request["prompts"], request["gamma"], Clock()
         text = list(prompt)
-        full = len(text) + asked["max_new_tokens"]
+        full = len(text) + request["max_new_tokens"]
         self.target.start(full)
         if gamma:
             self.draft.start(full)
@@ -115,18 +115,18 @@ class Peer:
     def _guess(self, text: list[int], gamma: int) -> list[int]:
         if not gamma:
             return []
-        known = min(self.draft.length, len(text) - 1)
-        if known < self.draft.length:
-            self.draft.cut(known)
-        guesses = self.draft.read(text[known:], 1)
+        cached = min(self.draft.length, len(text) - 1)
+        if cached < self.draft.length:
+            self.draft.cut(cached)
+        guesses = self.draft.read(text[cached:], 1)
         while len(guesses) < gamma:
             guesses += self.draft.read(guesses[-1:], 1)
         return guesses
 
 
-def load(asked: Request) -> tuple[dict[str, Any], Any]:
-    peer = Peer(asked)
-    dtype = asked["dtype"]
+def load(request: Request) -> tuple[dict[str, Any], Any]:
+    peer = Peer(request)
+    dtype = request["dtype"]
     kinds = {
         "weights": dtype,
         "cache": CACHES[dtype][0],

@@ -43,33 +43,33 @@ class Peer:
     """A pipeline for plain decoding, and one with a draft where there is one; for several texts at
     once they are those of continuous batching."""
 
-    def __init__(self, asked: Request) -> None:
-        target, hints = export(asked, asked["target"], asked["dtype"])
-        self.batched = asked["batched"]
+    def __init__(self, request: Request) -> None:
+        target, hints = export(request, request["target"], request["dtype"])
+        self.batched = request["batched"]
         pipeline = _batching if self.batched else genai.LLMPipeline
         self.plain, self.assisted = pipeline(target, "CPU", **hints), None
-        if asked["draft"]:
-            draft, own = export(asked, asked["draft"], asked["draft_dtype"])
+        if request["draft"]:
+            draft, own = export(request, request["draft"], request["draft_dtype"])
             draft = genai.draft_model(draft, "CPU", **own)
             self.assisted = pipeline(target, "CPU", draft_model=draft, **hints)
 
-    def generate(self, asked: Request) -> Texts:
-        if asked["temperature"]:
+    def generate(self, request: Request) -> Texts:
+        if request["temperature"]:
             raise Refused("openvino-genai is run greedily only; leave --temperature at 0")
-        how = genai.GenerationConfig(
-            max_new_tokens=asked["max_new_tokens"], ignore_eos=True, do_sample=False
+        config = genai.GenerationConfig(
+            max_new_tokens=request["max_new_tokens"], ignore_eos=True, do_sample=False
         )
-        how.set_eos_token_id(0)  # it takes none for -1, and refuses that; nothing stops there
-        if asked["gamma"]:
-            how.num_assistant_tokens = asked["gamma"]
-        pipeline = self.assisted if asked["gamma"] else self.plain
-        prompts = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in asked["prompts"]]
+        config.set_eos_token_id(0)  # it takes none for -1, and refuses that; nothing stops there
+        if request["gamma"]:
+            config.num_assistant_tokens = request["gamma"]
+        pipeline = self.assisted if request["gamma"] else self.plain
+        prompts = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in request["prompts"]]
         clock = Clock()
         if self.batched:  # its streamers hear one text only
-            found = pipeline.generate(prompts, [how] * len(prompts))
-            texts = [one.m_generation_ids[0] for one in found]
+            results = pipeline.generate(prompts, [config] * len(prompts))
+            texts = [one.m_generation_ids[0] for one in results]
         else:
-            texts = pipeline.generate(*prompts, how, Streamer(clock)).tokens
+            texts = pipeline.generate(*prompts, config, Streamer(clock)).tokens
         return [clock.text([int(token) for token in text]) for text in texts]
 
 
@@ -77,17 +77,17 @@ def _batching(folder: Path, device: str, **hints: Any) -> genai.ContinuousBatchi
     return genai.ContinuousBatchingPipeline(folder, genai.SchedulerConfig(), device, hints)
 
 
-def export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
+def export(request: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any]]:
     """A folder that GenAI reads, and what it is compiled with."""
     if dtype not in DTYPES:
         raise Refused(f"openvino-genai is run in {', '.join(DTYPES)}, not {dtype}")
 
     def convert(model: Path, place: Path) -> None:
-        command = [asked["python"], str(EXPORT), str(model), str(place), dtype]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            told = (done.stderr.strip().splitlines() or ["?"])[-1]
-            raise Refused(f"{source} cannot be exported: {told[:200]}")
+        command = [request["python"], str(EXPORT), str(model), str(place), dtype]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            reason = (run.stderr.strip().splitlines() or ["?"])[-1]
+            raise Refused(f"{source} cannot be exported: {reason[:200]}")
         _spell(place, json.loads((model / "config.json").read_text())["vocab_size"])
 
     hint = {"float32": "f32", "bfloat16": "bf16"}[_computed(dtype)]
@@ -95,7 +95,7 @@ def export(asked: Request, source: str, dtype: str) -> tuple[Path, dict[str, Any
         "INFERENCE_PRECISION_HINT": hint,
         "KV_CACHE_PRECISION": hint,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype in ROUNDED else "0",
-        "INFERENCE_NUM_THREADS": asked["threads"],
+        "INFERENCE_NUM_THREADS": request["threads"],
     }
     return converted(source, f"openvino-{dtype}", convert), hints
 
@@ -108,8 +108,8 @@ def _computed(dtype: str) -> str:
 
 def _spell(place: Path, V: int) -> None:
     """A tokenizer of letters and made-up words: GenAI tries one out, though ids go in and out."""
-    words = [chr(i) if i < 128 else f"<{i}>" for i in range(V)]
-    lines = [f"{i} {word!r} {len(word)}" for i, word in enumerate(words)]
+    spellings = [chr(i) if i < 128 else f"<{i}>" for i in range(V)]
+    lines = [f"{i} {word!r} {len(word)}" for i, word in enumerate(spellings)]
     tokenizer, detokenizer = build_rwkv_tokenizer(lines)
     ids = tokenizer.get_results()[0].input_value(0)
     mask = ops.broadcast(ops.constant(np.int64(1)), ops.shape_of(ids))
@@ -119,9 +119,9 @@ def _spell(place: Path, V: int) -> None:
     ov.save_model(detokenizer, place / "openvino_detokenizer.xml")
 
 
-def load(asked: Request) -> tuple[dict[str, Any], Any]:
-    peer = Peer(asked)
-    dtype = asked["dtype"]
+def load(request: Request) -> tuple[dict[str, Any], Any]:
+    peer = Peer(request)
+    dtype = request["dtype"]
     computed = _computed(dtype)
     rounded = "int8" if dtype in ROUNDED else computed
     kinds = {"weights": dtype, "cache": computed, "activations": rounded}

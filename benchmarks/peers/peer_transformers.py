@@ -37,35 +37,35 @@ class Streamer:
 class Peer:
     """A target and, where there is one, its assistant."""
 
-    def __init__(self, asked: Request) -> None:
-        self.target = _model(asked["target"], asked["dtype"])
-        self.draft = asked["draft"] and _model(asked["draft"], asked["draft_dtype"])
+    def __init__(self, request: Request) -> None:
+        self.target = _model(request["target"], request["dtype"])
+        self.draft = request["draft"] and _model(request["draft"], request["draft_dtype"])
 
-    def generate(self, asked: Request) -> Texts:
+    def generate(self, request: Request) -> Texts:
         """A batch at once; assisted generation takes no batch, so its texts come one after
         another."""
-        clock, prompts, seeds = Clock(), asked["prompts"], asked["seeds"]
-        if not asked["gamma"]:
-            return self._generate(asked, prompts, seeds[0], clock)
+        clock, prompts, seeds = Clock(), request["prompts"], request["seeds"]
+        if not request["gamma"]:
+            return self._generate(request, prompts, seeds[0], clock)
         settings = self.draft.generation_config
-        settings.num_assistant_tokens = asked["gamma"]
+        settings.num_assistant_tokens = request["gamma"]
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = 0.0
         return [
             text
             for prompt, seed in zip(prompts, seeds, strict=True)
-            for text in self._generate(asked, [prompt], seed, clock, assistant_model=self.draft)
+            for text in self._generate(request, [prompt], seed, clock, assistant_model=self.draft)
         ]
 
     def _generate(
-        self, asked: Request, prompts: list[list[int]], seed: int, clock: Clock, **helped: Any
+        self, request: Request, prompts: list[list[int]], seed: int, clock: Clock, **helped: Any
     ) -> Texts:
-        settings = _settings(asked, self.target.generation_config)
+        settings = _settings(request, self.target.generation_config)
         width = max(map(len, prompts))  # padded on the left, as `generate` wants it
         missing = [width - len(prompt) for prompt in prompts]
         padded = zip(prompts, missing, strict=True)
         torch.manual_seed(seed)
-        out = self.target.generate(
+        ids = self.target.generate(
             torch.tensor([[settings.pad_token_id] * n + prompt for prompt, n in padded]),
             attention_mask=torch.tensor([[0] * n + [1] * (width - n) for n in missing]),
             generation_config=settings,
@@ -73,25 +73,25 @@ class Peer:
             **helped,
         )
         start = 1 if self.target.config.is_encoder_decoder else width
-        return [clock.text(tokens) for tokens in out[:, start:].tolist()]
+        return [clock.text(tokens) for tokens in ids[:, start:].tolist()]
 
 
-def _settings(asked: Request, own: GenerationConfig) -> GenerationConfig:
+def _settings(request: Request, own: GenerationConfig) -> GenerationConfig:
     """Greedy, or the law at a temperature; nothing ends a text but its length."""
-    how: dict[str, Any] = {"do_sample": False}
-    if asked["temperature"]:
-        how = {
+    options: dict[str, Any] = {"do_sample": False}
+    if request["temperature"]:
+        options = {
             "do_sample": True,
-            "temperature": asked["temperature"],
-            "top_k": asked["top_k"],
-            "top_p": asked["top_p"],
+            "temperature": request["temperature"],
+            "top_k": request["top_k"],
+            "top_p": request["top_p"],
         }
     return GenerationConfig(
-        max_new_tokens=asked["max_new_tokens"],
+        max_new_tokens=request["max_new_tokens"],
         pad_token_id=own.pad_token_id if own.pad_token_id is not None else 0,
         decoder_start_token_id=own.decoder_start_token_id,
         use_cache=True,
-        **how,
+        **options,
     )
 
 
@@ -111,11 +111,15 @@ def _model(folder: str, dtype: str) -> PreTrainedModel:
     return model
 
 
-def load(asked: Request) -> tuple[dict[str, Any], Any]:
+def load(request: Request) -> tuple[dict[str, Any], Any]:
     transformers.utils.logging.set_verbosity_error()
-    torch.set_num_threads(asked["threads"])
-    peer = Peer(asked)
-    kinds = {"weights": asked["dtype"], "cache": asked["dtype"], "activations": asked["dtype"]}
+    torch.set_num_threads(request["threads"])
+    peer = Peer(request)
+    kinds = {
+        "weights": request["dtype"],
+        "cache": request["dtype"],
+        "activations": request["dtype"],
+    }
     return {"version": transformers.__version__, "precision": kinds}, peer.generate
 
 

@@ -31,21 +31,21 @@ class Loop(Thread):
 
     def __init__(self, target: str, python: str) -> None:
         super().__init__(daemon=True)
-        asked = {"python": python, "threads": os.cpu_count()}
-        folder, hints = export(asked, target, "float32")
+        request = {"python": python, "threads": os.cpu_count()}
+        folder, hints = export(request, target, "float32")
         plan = genai.SchedulerConfig()
         self.pipeline = genai.ContinuousBatchingPipeline(folder, plan, "CPU", hints)
         self.numbers, self.awake = count(), Condition()
         self.open: dict[int, tuple[Any, Tokens]] = {}
 
     def add(self, ids: list[int], length: int) -> Tokens:
-        how = genai.GenerationConfig(max_new_tokens=length, ignore_eos=True, do_sample=False)
-        how.set_eos_token_id(0)  # it takes none for -1, and refuses that; nothing stops there
+        config = genai.GenerationConfig(max_new_tokens=length, ignore_eos=True, do_sample=False)
+        config.set_eos_token_id(0)  # it takes none for -1, and refuses that; nothing stops there
         tokens: Tokens = Queue()
         with self.awake:
             number = next(self.numbers)
             prompt = ov.Tensor(np.array([ids], dtype=np.int64))
-            self.open[number] = self.pipeline.add_request(number, prompt, how), tokens
+            self.open[number] = self.pipeline.add_request(number, prompt, config), tokens
             self.awake.notify()
         return tokens
 
@@ -75,17 +75,17 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens, written = self.loop.add(asked["prompt"], asked["max_tokens"]), 0
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        tokens, length = self.loop.add(body["prompt"], body["max_tokens"]), 0
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         while ids := tokens.get():
-            written += len(ids)
+            length += len(ids)
             self._event({"choices": [{"index": 0, "text": "", "token_ids": ids}]})
         last = {"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}
-        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": written}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": length}
         self._event({"choices": [last], "usage": usage})
         self._write(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")

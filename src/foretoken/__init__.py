@@ -101,8 +101,8 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    kept = {name for name in globals() if name.startswith("__")}
-    return sorted({*kept, *__all__, "__version__"})
+    names = {name for name in globals() if name.startswith("__")}
+    return sorted({*names, *__all__, "__version__"})
 
 
 def __getattr__(name: str) -> Any:

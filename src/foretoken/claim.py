@@ -96,15 +96,15 @@ def claimed(target: Model, drafter: Drafter | None = None) -> Iterator[Claim]:
 
 def _evict(tenancy: Tenancy) -> None:
     """Free the parts that it still has. If Ctrl-C breaks this off, the next claim does it."""
-    own = [id(part) for part in tenancy.parts if TENANTS.get(id(part)) is tenancy]
+    owned = [id(part) for part in tenancy.parts if TENANTS.get(id(part)) is tenancy]
     try:
-        if len(own) == len(tenancy.parts):  # else `take` was broken off, before any row joined
+        if len(owned) == len(tenancy.parts):  # else `take` was broken off, before any row joined
             tenancy.clear()
     except Exception:  # of a user's drafter: raised once, not at every later claim
-        for part in own:
+        for part in owned:
             del TENANTS[part]
         raise
-    for part in own:
+    for part in owned:
         del TENANTS[part]
 
 

@@ -62,8 +62,8 @@ class Costs:
     def drafting(self, depth: Numbers, guesses: Numbers, rows: int) -> Numbers:
         """A draft of so many guesses, `depth` of them for the row that has most of `rows`."""
         share = (at(self.rows, rows) - 1) / max(1, rows - 1)  # of a pass, for every row but one
-        more = np.maximum(guesses / np.maximum(depth, 1) - 1, 0)
-        return at(self.draft, depth) * (1 + share * more)
+        extra = np.maximum(guesses / np.maximum(depth, 1) - 1, 0)
+        return at(self.draft, depth) * (1 + share * extra)
 
     def passing(self, positions: Numbers, judged: Numbers) -> Numbers:
         """The target's pass, and what follows it for the positions that are judged."""
@@ -87,8 +87,8 @@ class Costs:
         score = dict(self.score) | dict(_medians("score_seconds", steps, positions))
         verify = dict(self.verify) | dict(_medians("verify_seconds", steps, positions))
         longest, seconds = _medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
-        alone = at(self.draft, longest)
-        ratio = max(1.0, seconds / alone) if longest and alone > 0 else 1.0
+        drafting = at(self.draft, longest)
+        ratio = max(1.0, seconds / drafting) if longest and drafting > 0 else 1.0
         return replace(
             self,
             score=_rising(score),
@@ -167,8 +167,8 @@ def identity(part: Any) -> str | None:
         return None
     network = getattr(part, "model", None)
     if network is None:
-        ours = type(part).__module__.startswith("foretoken.drafters.")
-        return type(part).__qualname__ if ours else None
+        built_in = type(part).__module__.startswith("foretoken.drafters.")
+        return type(part).__qualname__ if built_in else None
     if not getattr(network, "name_or_path", None):
         return identity(network)
     config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}

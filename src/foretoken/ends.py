@@ -73,10 +73,10 @@ class Settings:
         return asdict(self) | {"ends": asdict(self.ends) | {"eos": sorted(self.ends.eos)}}
 
     @classmethod
-    def of(cls, kept: dict[str, Any]) -> Settings:
+    def of(cls, document: dict[str, Any]) -> Settings:
         """The inverse of `to_dict`."""
-        ends = Ends(**kept["ends"] | {"eos": frozenset(kept["ends"]["eos"])})
-        return cls(ends, kept["objection"], kept["controls"], kept["suggested"])
+        ends = Ends(**document["ends"] | {"eos": frozenset(document["ends"]["eos"])})
+        return cls(ends, document["objection"], document["controls"], document["suggested"])
 
 
 def check_file(folder: Path) -> None:
@@ -121,12 +121,12 @@ def resolved(
 
     controls: as `Settings.controls`; prompt: the decoder's tokens before the new ones.
     """
-    own = {name: value for name, value in controls.items() if name != "min_length"}
-    own |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
-    least = max(controls.get("min_length", 0) - prompt, own.get("min_new_tokens", 0))
+    settings = {name: value for name, value in controls.items() if name != "min_length"}
+    settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
+    least = max(controls.get("min_length", 0) - prompt, settings.get("min_new_tokens", 0))
     if least:  # as in transformers, more than there is room for is no mistake of the model's
-        own["min_new_tokens"] = min(least, params.max_new_tokens)
-    open_ = {n: v for n, v in own.items() if v is not None and getattr(params, n) is None}
+        settings["min_new_tokens"] = min(least, params.max_new_tokens)
+    open_ = {n: v for n, v in settings.items() if v is not None and getattr(params, n) is None}
     return replace(params, **open_) if open_ else params
 
 
@@ -134,8 +134,8 @@ def forced(params: SamplingParams, prompt: int, last: int) -> dict[int, int]:
     """The ids that a text must have, by their place among the new tokens: `prompt` tokens stand
     before these, and `last` is the place of the end."""
     first = 1 - prompt  # the decoder's second token
-    named = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
-    return {place: token for place, token in named.items() if token is not None}
+    places = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
+    return {place: token for place, token in places.items() if token is not None}
 
 
 def require_ids(ends: Ends, V: int) -> None:

@@ -93,40 +93,40 @@ class Adaptive:
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         if beside == NOTHING and self._learned_nothing(rows):
             return [min(row.records[-1].gamma, row.room - 1) for row in rows]
-        known = {id(row): pasts for row, pasts in self._pasts}
+        pasts_of = {id(row): pasts for row, pasts in self._pasts}
         if beside == NOTHING and rows and all(row.records for row in rows):
             # a draft may have been silent
             self._last = sum(map(_before, rows)) + rows[0].records[-1].padding
-        self._pasts = [(row, known.get(id(row)) or self._fresh(row)) for row in rows]
+        self._pasts = [(row, pasts_of.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
             for past in pasts:
                 past.follow(row.records)
         every = [(row, self._better(row, *pasts)) for row, pasts in self._pasts]
-        asked = {
-            id(row): self._asked([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
+        gammas = {
+            id(row): self._gammas([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
             for row, past in every
             if row.request.params.deterministic
         }
         for predicted in (True, False):
-            left = [each for each in every if id(each[0]) not in asked]
-            some = [(row, past) for row, past in left if past.predicted == predicted]
+            unasked = [each for each in every if id(each[0]) not in gammas]
+            some = [(row, past) for row, past in unasked if past.predicted == predicted]
             if some:
-                drafted = (asked.get(id(row), 0) for row, past in every if not past.predicted)
+                drafted = (gammas.get(id(row), 0) for row, past in every if not past.predicted)
                 others = len(every) - len(some)
                 mates = Beside(
                     beside.rows + others,
-                    beside.positions + others + sum(asked.values()),
+                    beside.positions + others + sum(gammas.values()),
                     max(beside.depth, *drafted, 0),
                 )
-                shared = self._asked(some, self.costs, mates, self._last)
-                asked |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
-        self._last = len(rows) + beside.positions + sum(asked.values())
-        return [asked[id(row)] for row in rows]
+                shared = self._gammas(some, self.costs, mates, self._last)
+                gammas |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
+        self._last = len(rows) + beside.positions + sum(gammas.values())
+        return [gammas[id(row)] for row in rows]
 
     def _learned_nothing(self, rows: list[Row]) -> bool:
         """Whether the last answer still serves: the same rows, none of which guessed."""
         same = len(rows) == len(self._pasts) and all(
-            row is known for row, (known, _) in zip(rows, self._pasts, strict=True)
+            row is earlier for row, (earlier, _) in zip(rows, self._pasts, strict=True)
         )
         return same and all(
             row.foresight is None
@@ -151,7 +151,7 @@ class Adaptive:
         row.trusts = rate(foreseen, most, prices_of(costs.undrafted, 1)) >= by_draft
         return foreseen if row.trusts else drafted
 
-    def _asked(
+    def _gammas(
         self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
     ) -> list[int]:
         """For these together, all of which are drafted for or none, behind a pass over `last`
@@ -163,8 +163,8 @@ class Adaptive:
             gamma = [single(rows[0][1], most[0], prices, last)]
         else:
             gamma = allot([past for _, past in rows], most, prices, last)
-        asked = zip(gamma, most, rows, strict=True)
-        return [g or _try(row.records, n, prices) for g, n, (row, _) in asked]
+        rows_asked = zip(gamma, most, rows, strict=True)
+        return [g or _try(row.records, n, prices) for g, n, (row, _) in rows_asked]
 
 
 class Past:
@@ -223,14 +223,14 @@ class Past:
         """P(the first i guesses are all kept), i = 1..MAX_GAMMA."""
         weight = sum(self._seen) + self._worth
         beta = (sum(self._hits) + self._worth * self._prior) / weight
-        kept, survival = 1.0, list[float]()
+        chance, survival = 1.0, list[float]()
         for hit, count in zip(self._hits, self._seen, strict=True):
             beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)
-            kept *= beta
-            survival.append(kept)
+            chance *= beta
+            survival.append(chance)
         for _ in range(len(survival), MAX_GAMMA):
-            kept *= beta
-            survival.append(kept)
+            chance *= beta
+            survival.append(chance)
         return survival
 
     @property
@@ -300,16 +300,16 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
     """
     # a draft that stays silent gains nothing and costs what plain decoding does
     answers = np.array([past.answers for past in pasts])
-    kept = answers[:, None] * np.array([past.survival for past in pasts])  # [rows, MAX_GAMMA]
+    survivals = answers[:, None] * np.array([past.survival for past in pasts])  # [rows, MAX_GAMMA]
     possible = np.array(most)[:, None] >= DEPTHS
-    chances, (row, place) = kept[possible], possible.nonzero()
+    chances, (row, place) = survivals[possible], possible.nonzero()
     order = (-chances).argsort(kind="stable")
     if not len(order):
         return [0] * len(pasts)
-    row, taken = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
-    tokens = prices.rows + (taken * chances[order]).cumsum(1)
-    guesses = taken.cumsum(1)
-    answered = (taken * answers[row]).cumsum(1) / np.maximum(guesses, 1)  # the share of the steps
+    row, within = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
+    tokens = prices.rows + (within * chances[order]).cumsum(1)
+    guesses = within.cumsum(1)
+    answered = (within * answers[row]).cumsum(1) / np.maximum(guesses, 1)  # the share of the steps
     drafting = prices.drafting[DEPTHS[:, None] - 1, guesses]
     passing = prices.behind(last, float(answers.max()))
     more = passing[guesses] - passing[0] + drafting
@@ -317,17 +317,17 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
     depth, end = divmod(int(rates.argmax()), rates.shape[1])
     if rates[depth, end] <= prices.rows / passing[0]:
         return [0] * len(pasts)
-    chosen = row[: end + 1][taken[depth, : end + 1]]
+    chosen = row[: end + 1][within[depth, : end + 1]]
     return [int(g) for g in np.bincount(chosen, minlength=len(pasts))]
 
 
 def single(past: Past, most: int, prices: Prices, last: int = 0) -> int:
     """As `allot`, of a row alone in its pass: without arrays, in a tenth of the time."""
-    answers, kept = past.answers, past.survival[:most]
+    answers, survival = past.answers, past.survival[:most]
     change = prices.changing(answers) if last else 0.0
     plain = prices.lone[0] + change * (prices.positions != last)
     best, fastest, tokens = 0, 1 / plain, 1.0
-    for g, chance in enumerate(kept, 1):
+    for g, chance in enumerate(survival, 1):
         tokens += answers * chance
         more = prices.lone[g] + change * (prices.positions + g != last) - plain
         if tokens / (plain + answers * more) > fastest:

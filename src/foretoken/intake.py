@@ -63,7 +63,7 @@ class Intake:
         for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True)):
             ids = self.ids(prompt, i)
             self._require_fit(ids, i)
-            with _named(i, of=len(prompts)):
+            with _naming_prompt(i, count=len(prompts)):
                 copies = islice(keys, wishes.num_return_sequences)
                 requests += self._requests(ids, wishes, list(copies))
         return requests
@@ -146,11 +146,11 @@ class Intake:
                 raise InputError(f"prompt {i} has no tokens; give a text that has some")
         return _within(prompt, self.readable, f"prompt {i}")
 
-    def prediction(self, given: Prompt) -> tuple[int, ...]:
+    def prediction(self, prompt: Prompt) -> tuple[int, ...]:
         """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
-        if isinstance(given, str):
-            given = self._tokenized(given, "prediction", special=False)
-        ids = CHECKS["stop_token_ids"]("prediction", given)
+        if isinstance(prompt, str):
+            prompt = self._tokenized(prompt, "prediction", special=False)
+        ids = CHECKS["stop_token_ids"]("prediction", prompt)
         return tuple(_within(ids, self.target.vocab_size, "prediction"))
 
     def _tokenized(self, text: str, name: str, *, special: bool = True) -> list[int]:
@@ -160,8 +160,8 @@ class Intake:
             raise InputError(f"{name} is not valid text; give text in UTF-8") from None
         if self.tokenizer is None:
             raise InputError(f"{name} is text, but there is no tokenizer; give token ids")
-        made = self.tokenizer(text, add_special_tokens=special, verbose=False)
-        return cast(list[int], made.input_ids)
+        encoding = self.tokenizer(text, add_special_tokens=special, verbose=False)
+        return cast(list[int], encoding.input_ids)
 
 
 def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
@@ -173,11 +173,11 @@ def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
 
 
 @contextmanager
-def _named(i: int, *, of: int) -> Generator[None]:
+def _naming_prompt(i: int, *, count: int) -> Generator[None]:
     """An error within says which of several prompts it is about."""
     try:
         yield
     except ForetokenError as error:
-        if of == 1:
+        if count == 1:
             raise
         raise type(error)(f"prompt {i}: {error}") from None

@@ -102,8 +102,8 @@ def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
 
     if rule == COUPLED:
         return judge.COUPLED
-    named = judge.NAMED[rule] if isinstance(rule, str) else judge.OwnRule(rule)
-    return judge.choose(named, float(lenience))
+    law_rule = judge.NAMED[rule] if isinstance(rule, str) else judge.OwnRule(rule)
+    return judge.choose(law_rule, float(lenience))
 
 
 def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
@@ -116,8 +116,8 @@ def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
 
 def _require_count(name: str, value: int, least: int, remedy: str) -> None:
     if not whole(value) or value < least:
-        given = remedy if whole(value) else "a whole number"
-        raise InputError(f"{name} is {shown(value)}; give {given}")
+        advice = remedy if whole(value) else "a whole number"
+        raise InputError(f"{name} is {shown(value)}; give {advice}")
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:
@@ -128,19 +128,19 @@ def as_list(prompts: Prompts) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    given = _encoded(prompts) if isinstance(prompts, Mapping) else _plain(prompts)
-    if not isinstance(given, list):
+    listed = _encoded(prompts) if isinstance(prompts, Mapping) else _plain(prompts)
+    if not isinstance(listed, list):
         raise InputError(
             f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
         )
-    if given and all(_is_id(part) for part in given):
-        return [given]
-    for i, prompt in enumerate(given):
+    if listed and all(_is_id(part) for part in listed):
+        return [listed]
+    for i, prompt in enumerate(listed):
         if not isinstance(prompt, str) and not (
             isinstance(prompt, list) and all(_is_id(token) for token in cast(list[Any], prompt))
         ):
             raise InputError(f"prompt {i} is {shown(prompt)}; give a str or a list of ids")
-    return given
+    return listed
 
 
 def _plain(value: Any) -> Any:
@@ -169,9 +169,9 @@ def _alike(ids: Any, mask: Any) -> bool:
 
 def _masked(ids: list[Any], mask: list[Any]) -> list[Any]:
     """The ids where the mask is not 0, in nested lists too."""
-    both = zip(ids, mask, strict=True)
+    pairs = zip(ids, mask, strict=True)
     return [
-        _masked(a, b) if isinstance(a, list) else a for a, b in both if isinstance(a, list) or b
+        _masked(a, b) if isinstance(a, list) else a for a, b in pairs if isinstance(a, list) or b
     ]
 
 

@@ -49,12 +49,12 @@ def read(proc: Path = PROC, pid: int | None = None) -> Reading | None:
         rate = os.sysconf("SC_CLK_TCK")
         lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
         busy = [_busy(line[1:]) for line in lines if line and line[0] in cpus]
-        own = _own(proc, os.getpid() if pid is None else pid)
+        ticks = _ticks(proc, os.getpid() if pid is None else pid)
     except (OSError, ValueError, KeyError):
         return None
     if len(busy) < len(cpus):
         return None
-    return Reading(perf_counter(), len(cpus), sum(busy) / rate, own / rate)
+    return Reading(perf_counter(), len(cpus), sum(busy) / rate, ticks / rate)
 
 
 def taken(since: Reading | None) -> Taken | None:
@@ -74,11 +74,11 @@ def between(since: Reading | None, until: Reading | None) -> Taken | None:
 def share(spans: Iterable[Taken | None]) -> float | None:
     """The share of the processors that others took in all of these spans; None where they are too
     short to tell, or nothing is known."""
-    known = [span for span in spans if span is not None]
-    there = sum(span.all for span in known)
+    present = [span for span in spans if span is not None]
+    there = sum(span.all for span in present)
     if there < LEAST:
         return None
-    return round(min(1.0, max(0.0, sum(span.others for span in known) / there)), 3)
+    return round(min(1.0, max(0.0, sum(span.others for span in present) / there)), 3)
 
 
 def remark(share: float | None) -> str | None:
@@ -95,7 +95,7 @@ def _busy(ticks: list[str]) -> int:
     return sum(int(each) for i, each in enumerate(ticks[:COLUMNS]) if i not in IDLE)
 
 
-def _own(proc: Path, pid: int) -> int:
+def _ticks(proc: Path, pid: int) -> int:
     """Ticks of a process and of all below it, those that have ended and were waited for included.
     KeyError where it is not there."""
     parents: dict[int, int] = {}
@@ -115,5 +115,5 @@ def _own(proc: Path, pid: int) -> int:
 
 def _below(pid: int, parents: dict[int, int]) -> list[int]:
     """The children of a process, theirs, and so on."""
-    found = [child for child, parent in parents.items() if parent == pid]
-    return found + [each for child in found for each in _below(child, parents)]
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [each for child in children for each in _below(child, parents)]

@@ -62,14 +62,14 @@ def probe(
     """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
     timed, and says nothing of how far the two models agree. Less is measured where the request's
     limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
-    drafter, began = _NeverSilent(batch.drafter), others.read()
+    drafter, reading = _NeverSilent(batch.drafter), others.read()
     (row,) = _run(batch, drafter, [request], params, ALONE)
     steps = _settled(row.records, ALONE)
     token, change = _draft_sizes(batch.drafter)
     costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
-    quiet = _undisturbed(began)
+    quiet = _undisturbed(reading)
     return Probed(costs, quiet and _steady(steps, [step.drafted for step in steps], ALONE))
 
 
@@ -77,13 +77,13 @@ def probe_shared(
     costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, extended by steps of so many rows, all like `request`."""
-    sizes, began = shared(rows), others.read()
-    ran = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
-    steps = _settled(ran[0].records, sizes)
-    together = zip(*(row.records for row in ran), strict=False)  # to where the first one ends
+    sizes, reading = shared(rows), others.read()
+    rows_run = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
+    steps = _settled(rows_run[0].records, sizes)
+    together = zip(*(row.records for row in rows_run), strict=False)  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in together]
     guesses = _settled(drafted, sizes)
-    quiet = _undisturbed(began)
+    quiet = _undisturbed(reading)
     return Probed(costs.among(steps, guesses, rows), quiet and _steady(steps, guesses, sizes))
 
 
@@ -92,9 +92,9 @@ def shared(rows: int) -> tuple[int, ...]:
     return tuple(sorted({0, rows // 2, rows, 3 * rows}))
 
 
-def _undisturbed(began: others.Reading | None) -> bool:
+def _undisturbed(reading: others.Reading | None) -> bool:
     """Whether this process had the processors to itself since then, as far as is known."""
-    share = others.share([others.taken(began)])
+    share = others.share([others.taken(reading)])
     if share is None or share <= others.MOST:
         return True
     log.info(
@@ -132,11 +132,11 @@ def _run(
     batch = Batch(batch.target, cast(Drafter, drafter))
     run = batch.run(rows, choose(block), _Rounds(sizes))
     length = len(_round(sizes))
-    began = perf_counter()
+    start = perf_counter()
     with closing(run):
         for _ in run:
             rounds, within = divmod(len(rows[0].records), length)
-            late = perf_counter() - began > SECONDS
+            late = perf_counter() - start > SECONDS
             if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
                 break
     return rows
@@ -160,8 +160,8 @@ def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
 def _learned(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
     """As `Costs.prior`, behind guesses with these overlaps."""
     worth, alpha = prior
-    seen = worth + len(overlaps)
-    return min(WORTH, seen), (worth * alpha + sum(overlaps)) / seen
+    weight = worth + len(overlaps)
+    return min(WORTH, weight), (worth * alpha + sum(overlaps)) / weight
 
 
 def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:
@@ -202,9 +202,9 @@ def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
 
 def _pass(model: Model, n: int) -> float:
     """Seconds of a pass over n tokens, rolled back."""
-    began = perf_counter()
+    start = perf_counter()
     model.score([[0] * n], [1])
-    seconds = perf_counter() - began
+    seconds = perf_counter() - start
     model.set_lengths([AHEAD])
     return seconds
 

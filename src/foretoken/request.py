@@ -159,8 +159,8 @@ class Row:
     @property
     def telling(self) -> bool:
         """Whether logprobs of its prompt are still to come."""
-        asked = self.request.params.prompt_logprobs is not None
-        return asked and self.untold > 0
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and self.untold > 0
 
     @property
     def untold(self) -> int:
@@ -181,14 +181,14 @@ class Row:
                 break
             self.tokens.append(token)
             self._read(token)
-        kept = self.tokens[before:]
+        new = self.tokens[before:]
         if self.controls is not None:
-            self.controls.commit(kept)
+            self.controls.commit(new)
         if self.finish_reason is None and self.room == 0:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             self.close()
-        return kept
+        return new
 
     def _read(self, token: int) -> None:
         """Whether the text ends with this token."""
@@ -301,10 +301,10 @@ class Completion:
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""
         rates = {"alpha": self.stats.alpha, "tokens_per_call": self.stats.tokens_per_call}
-        known = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
+        parts = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
         return (
             f"Completion({brief(self.text, self.tokens)}, "
-            f"finish_reason={self.finish_reason!r}{''.join(known)})"
+            f"finish_reason={self.finish_reason!r}{''.join(parts)})"
         )
 
 

@@ -119,14 +119,14 @@ class Speculator:
         tokenizer returns, whose padding is dropped.
         """
         judge = check(gamma, rule, lenience)
-        given = self.prompts(prompts, chat_template, chat_template_kwargs)
-        requests = self.requests(given, gathered(params, controls, len(given)), seed)
+        formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
+        requests = self.requests(formatted, gathered(params, controls, len(formatted)), seed)
         if not requests:
             return []
         rows = self.rows(requests)
-        done = list(self.completions(rows, judge, gamma))
+        completions = list(self.completions(rows, judge, gamma))
         _require_one(rows)
-        return done
+        return completions
 
     def completions(
         self, rows: list[Row], judge: Judge, gamma: int | None
@@ -136,14 +136,14 @@ class Speculator:
         requests = [row.request for row in rows]
         self.tell_suggested([request.params for request in requests])
         policy = self.policy(requests, gamma, len(requests))
-        left = deque(rows)
+        unfinished = deque(rows)
         try:
             for _ in self._scheduler.run(rows, judge, policy):
-                while left and left[0].finish_reason is not None:
-                    yield self.completion(left.popleft())
+                while unfinished and unfinished[0].finish_reason is not None:
+                    yield self.completion(unfinished.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        yield from map(self.completion, left)
+        yield from map(self.completion, unfinished)
 
     def stream(
         self,
@@ -166,10 +166,12 @@ class Speculator:
         texts it belongs to.
         """
         judge = check(gamma, rule, lenience)
-        given = self.prompts(prompts, chat_template, chat_template_kwargs)
-        if not given:
+        formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
+        if not formatted:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
-        requests = self.requests(given, gathered(params, controls, len(given), "stream"), seed)
+        requests = self.requests(
+            formatted, gathered(params, controls, len(formatted), "stream"), seed
+        )
         rows = self.rows(requests)
         self.tell_suggested([request.params for request in requests])
         return self._pieces(rows, judge, self.policy(requests, gamma, len(rows)))
@@ -200,8 +202,8 @@ class Speculator:
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
-        given = as_list(prompts)
-        requests = self.requests(given, gathered(None, controls, len(given), "beam_search"), 0)
+        listed = as_list(prompts)
+        requests = self.requests(listed, gathered(None, controls, len(listed), "beam_search"), 0)
         for request in requests:
             require_beams(request.params, controls)
         shaping = [row.controls for row in self.rows(requests)]
@@ -247,8 +249,8 @@ class Speculator:
         assistant. Of a model that runs converted it is checked only that its kind and its
         vocabulary are this model's.
         """
-        kept = withheld(sys._getframe(1))
-        require_ours(model, self.target, kept)
+        arguments = withheld(sys._getframe(1))
+        require_ours(model, self.target, arguments)
         strings = ending_strings(stop_strings, self.tokenizer)
         task = Handed(
             model,
@@ -261,7 +263,9 @@ class Speculator:
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
-        return self._decode(task, gamma, kept.get("streamer") if streamer is None else streamer)
+        return self._decode(
+            task, gamma, arguments.get("streamer") if streamer is None else streamer
+        )
 
     def _decode(self, task: Handed, gamma: int | None, streamer: BaseStreamer | None) -> Any:
         """Rows that transformers handed over, to what it returns."""
@@ -342,23 +346,23 @@ class Speculator:
             measured = costs.recall(name) if name else None
             if measured is None:
                 measured, lasting = self._probed(params, rows)
-                alone = costs.key(self.target, self.drafter, kind, 1)  # those of more extend it
-                if name and lasting and (rows == 1 or alone and costs.recall(alone)):
+                key = costs.key(self.target, self.drafter, kind, 1)  # those of more extend it
+                if name and lasting and (rows == 1 or key and costs.recall(key)):
                     costs.keep(name, measured)
             self._costs[kind, rows] = measured
-        known = self._costs[kind, rows]
-        self._price(known)
-        return known
+        step_costs = self._costs[kind, rows]
+        self._price(step_costs)
+        return step_costs
 
-    def _price(self, known: Costs | None) -> None:
+    def _price(self, measured: Costs | None) -> None:
         """Target and draft pad their passes from now on where that is cheaper; or do not."""
         draft = getattr(self.drafter, "model", None)
         if isinstance(self.target, Pads):
-            passing = known and partial(_passing, known)
-            self.target.price(passing, known.change if known else 0.0, single=False)
+            passing = measured and partial(_passing, measured)
+            self.target.price(passing, measured.change if measured else 0.0, single=False)
         if isinstance(draft, Pads):
-            more = known and partial(mul, known.draft_token)
-            draft.price(more, known.draft_change if known else 0.0, single=True)
+            more = measured and partial(mul, measured.draft_token)
+            draft.price(more, measured.draft_change if measured else 0.0, single=True)
 
     @property
     def frozen(self) -> dict[tuple[str, int], Costs]:
@@ -371,21 +375,21 @@ class Speculator:
 
     def known_costs(self) -> Costs | None:
         """What steps of one row cost, if that has been measured: of the sampling measured last."""
-        alone = [measured for (_, rows), measured in self._costs.items() if rows == 1]
-        return alone[-1] if alone else None
+        single_costs = [measured for (_, rows), measured in self._costs.items() if rows == 1]
+        return single_costs[-1] if single_costs else None
 
     def _probed(self, params: SamplingParams, rows: int) -> Probed:
         """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._intake.sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
-        alone = self.step_costs(params) if rows > 1 else None
+        single_costs = self.step_costs(params) if rows > 1 else None
         with self._scheduler.idle():
             batch = Batch(self.target, self.drafter)
             self._price(None)  # passes are timed at their own sizes
-            if alone is None:
+            if single_costs is None:
                 return probe(batch, request, params, self.ends.eos)
-            return probe_shared(alone, batch, request, params, rows)
+            return probe_shared(single_costs, batch, request, params, rows)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
@@ -395,8 +399,8 @@ class Speculator:
         ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
         if ids and max(ids) < V and (reads is None or len(ids) <= reads):
             return ids
-        known = min((i for i in self.ends.eos if 0 <= i < V), default=0)
-        return [known] * (4 if reads is None else min(4, reads))
+        token = min((i for i in self.ends.eos if 0 <= i < V), default=0)
+        return [token] * (4 if reads is None else min(4, reads))
 
     @property
     def _intake(self) -> Intake:
@@ -432,7 +436,7 @@ class Speculator:
 
     def outbox(self, row: Row, number: int = 0) -> Outbox:
         """For whoever shows a fresh row as it comes."""
-        transcript = _read(row)
+        transcript = _transcript(row)
         if transcript is None and self.tokenizer is not None:
             transcript = self._intake.transcript(row.request)
             row.endings.append(transcript)
@@ -457,8 +461,8 @@ class Speculator:
                 pieces = [outbox.piece() for outbox in outboxes]
             yield from (piece for piece in pieces if piece is not None)
         _require_one(rows)
-        done = [self.completion(row) for row in rows]
-        return done if len(done) > 1 else done[0]
+        completions = [self.completion(row) for row in rows]
+        return completions if len(completions) > 1 else completions[0]
 
     def completion(self, row: Row) -> Completion:
         """What became of a row."""
@@ -480,15 +484,15 @@ class Speculator:
         """The text that new tokens add to the prompt's."""
         if self.tokenizer is None:
             return None
-        transcript = _read(row)
+        transcript = _transcript(row)
         if transcript is not None and row.finish_reason is not None:
             return transcript.text
         return continued(self.tokenizer, row.request.prompt, row.visible)
 
 
-def _passing(known: Costs, tokens: int) -> float:
+def _passing(measured: Costs, tokens: int) -> float:
     """Seconds of the target's pass."""
-    return float(costs.at(known.score, tokens))
+    return float(costs.at(measured.score, tokens))
 
 
 def _require(row: Row, b: int) -> None:
@@ -503,7 +507,7 @@ def _require_one(rows: list[Row]) -> None:
         _require(rows[0], 0)
 
 
-def _read(row: Row) -> Transcript | None:
+def _transcript(row: Row) -> Transcript | None:
     """What reads a row's text for stop strings."""
     return next((each for each in row.endings if isinstance(each, Transcript)), None)
 

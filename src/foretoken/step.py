@@ -313,12 +313,12 @@ def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[
         if row.request.params.logprobs is None:
             continue
         if row.request.params.logprobs_of == "raw":
-            known = raw[:n].to(working(raw.dtype)).log_softmax(-1)
+            scores = raw[:n].to(working(raw.dtype)).log_softmax(-1)
         elif verdict.p is None:
-            known = law(scored.block.logits[b, :n], row.request.params).log()
+            scores = law(scored.block.logits[b, :n], row.request.params).log()
         else:
-            known = verdict.p[b, :n].log()
-        row.logprobs += logprobs(known, kept[b], row.request.params.logprobs or 0)
+            scores = verdict.p[b, :n].log()
+        row.logprobs += logprobs(scores, kept[b], row.request.params.logprobs or 0)
 
 
 def _record(

@@ -30,8 +30,8 @@ def read(*parts: Tensor) -> list[list[Any]]:
         return [cast(list[Any], part.tolist()) for part in parts]
     device = next(part.device for part in parts if not part.is_cpu)
     columns = [part if part.ndim == 2 else part[:, None] for part in parts]
-    whole = torch.cat([sent(column, device).double() for column in columns], 1)
-    rows = cast(list[list[float]], whole.tolist())
+    joined = torch.cat([sent(column, device).double() for column in columns], 1)
+    rows = cast(list[list[float]], joined.tolist())
     lists: list[list[Any]] = []
     at = 0
     for part, column in zip(parts, columns, strict=True):

@@ -110,8 +110,8 @@ def test_a_text_is_that_of_the_api_in_the_colours_of_the_paper(opened: Opened, u
         "max_tokens": 48,
         "speculation": {"gamma": 3},
     }
-    told = httpx2.post(f"{url}/v1/chat/completions", content=json.dumps(body), timeout=60).json()
-    assert made(answer) == told["choices"][0]["message"]["content"] != ""
+    reply = httpx2.post(f"{url}/v1/chat/completions", content=json.dumps(body), timeout=60).json()
+    assert made(answer) == reply["choices"][0]["message"]["content"] != ""
     for selector, channel in ((".accepted", 1), (".rejected", 0), (".corrected", 2)):
         shades = colour(page, selector)
         assert max(shades) == shades[channel] > 2 * sorted(shades)[0], selector
@@ -126,8 +126,8 @@ def test_colours_are_never_the_only_sign(opened: Opened) -> None:
     finished(page)
 
     def line(selector: str) -> str:
-        found = page.locator(f"#turns {selector}").first
-        return found.evaluate("e => getComputedStyle(e).textDecorationLine")
+        element = page.locator(f"#turns {selector}").first
+        return element.evaluate("e => getComputedStyle(e).textDecorationLine")
 
     assert (line(".accepted"), line(".corrected")) == ("none", "underline")
     assert line(".rejected") == "line-through"
@@ -205,14 +205,14 @@ def test_plain_decoding_beside_it_writes_the_same_at_temperature_0(opened: Opene
 
 def test_a_conversation_goes_on(opened: Opened) -> None:
     page = opened()
-    asked: list[Any] = []
-    page.on("request", lambda each: asked.append(each.post_data_json) if each.post_data else None)
+    bodies: list[Any] = []
+    page.on("request", lambda each: bodies.append(each.post_data_json) if each.post_data else None)
     send(page, "One")
     first = made(finished(page))
     send(page, "Two")
     page.wait_for_selector(".turn >> nth=1")
     finished(page)
-    assert [turn["content"] for turn in asked[-1]["messages"]] == ["One", first, "Two"]
+    assert [turn["content"] for turn in bodies[-1]["messages"]] == ["One", first, "Two"]
 
 
 def test_what_the_server_refuses_is_shown(opened: Opened) -> None:
@@ -274,8 +274,8 @@ def test_tokens_that_do_not_spell_the_text_share_it(
 
 def test_an_engine_that_loads_is_waited_for(opened: Opened, url: str) -> None:
     page = opened("about:blank")
-    told = json.dumps({"error": {"message": "the model is loading"}})
-    page.route("**/v1/speculation", lambda route: route.fulfill(status=503, body=told))
+    body = json.dumps({"error": {"message": "the model is loading"}})
+    page.route("**/v1/speculation", lambda route: route.fulfill(status=503, body=body))
     page.goto(url)
     page.wait_for_selector("#banner:not(:empty)")
     assert page.text_content("#banner") == "The model is loading. Trying again."

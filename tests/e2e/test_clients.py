@@ -77,10 +77,10 @@ def test_the_same_here_and_there(run, here, there, command, wishes):
 def test_colours_are_the_same(run, here, there, command):
     """Of every token; here they are marks. The text has whole characters only: halves are spelled
     otherwise by a server, which shows each token by itself."""
-    asked = (command, "-q", "It was", *SAMPLED, "--regex", "[a-z ]{20,40}", "--show-tokens")
-    own = run(*asked, *here)
+    command_line = (command, "-q", "It was", *SAMPLED, "--regex", "[a-z ]{20,40}", "--show-tokens")
+    own = run(*command_line, *here)
     assert own.code == 0 and own.out.count("[") > 2 and own.err == ""
-    assert run(*asked, *there) == own
+    assert run(*command_line, *there) == own
     assert re.sub(r"\[[^]]*\]", "", own.out).strip()  # some guesses are accepted
 
 
@@ -126,12 +126,12 @@ def test_what_the_server_refuses(run, there):
 def test_keys(run, folders, monkeypatch):
     settings = Settings("tiny", keys=Keys(("secret",)), patience=1.0)
     with serving(*folders, settings) as (url, _):
-        asked = ("complete", "-q", "It was", "--url", url, "--max-new-tokens", 2)
-        mistake(run(*asked), "give --api-key, or FORETOKEN_API_KEY")
-        mistake(run(*asked, "--api-key", "wrong"), "the API key is missing or wrong")
-        assert run(*asked, "--api-key", "secret").code == 0
+        command_line = ("complete", "-q", "It was", "--url", url, "--max-new-tokens", 2)
+        mistake(run(*command_line), "give --api-key, or FORETOKEN_API_KEY")
+        mistake(run(*command_line, "--api-key", "wrong"), "the API key is missing or wrong")
+        assert run(*command_line, "--api-key", "secret").code == 0
         monkeypatch.setenv("FORETOKEN_API_KEY", "secret")
-        assert run(*asked).code == 0
+        assert run(*command_line).code == 0
 
 
 def test_a_server_without_a_chat_template(run, tmp_path: Path):

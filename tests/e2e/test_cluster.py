@@ -105,7 +105,9 @@ def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
     params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
     prompts = [f"number {i}" for i in range(STREAMS)]
     seeds = [(i, 0) for i in range(STREAMS)]
-    unbroken = [done.text for done in spec.generate(prompts, params, gamma=2, seed=seeds)]
+    unbroken = [
+        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
+    ]
     victim = health(url)["engine"]
 
     async def life() -> list[tuple[str, int]]:
@@ -117,9 +119,9 @@ def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
             os.kill(victim, signal.SIGKILL)
             return await asyncio.gather(*texts)
 
-    found = asyncio.run(life())
-    assert [text for text, _ in found] == unbroken
-    assert {tokens for _, tokens in found} == {TOKENS}
+    results = asyncio.run(life())
+    assert [text for text, _ in results] == unbroken
+    assert {tokens for _, tokens in results} == {TOKENS}
     metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
     assert 'foretoken_engine_restarts{model_name="tiny"} 1.0' in metrics
     assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {STREAMS * TOKENS}.0' in metrics
@@ -134,19 +136,21 @@ def test_more_and_fewer_replicas_while_texts_are_written(
     spec = foretoken.load(*names, **LOADING)
     params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
     prompts, seeds = [f"number {i}" for i in range(SCALED)], [(i, 0) for i in range(SCALED)]
-    unbroken = [done.text for done in spec.generate(prompts, params, gamma=2, seed=seeds)]
+    unbroken = [
+        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
+    ]
     with replicas(names, LOADING) as url:
         front: Any = ray.serve.get_app_handle("foretoken")
-        found: list[tuple[str, int]] = []
+        places: list[tuple[str, int]] = []
         for i, (count, ready) in enumerate([(3, 3), (1, 1)]):
             half = slice(i * SCALED // 2, (i + 1) * SCALED // 2)
-            found += asyncio.run(scaled(url, range(SCALED)[half], front, count))
+            places += asyncio.run(scaled(url, range(SCALED)[half], front, count))
             until(lambda ready=ready: health(url)["engines"] == {"ready": ready}, 600)
-        assert [text for text, _ in found] == unbroken
-        assert {tokens for _, tokens in found} == {TOKENS}
+        assert [text for text, _ in places] == unbroken
+        assert {tokens for _, tokens in places} == {TOKENS}
         metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
-        told = f'foretoken_generation_tokens_total{{model_name="tiny"}} {SCALED * TOKENS}.0'
-        assert told in metrics
+        sample = f'foretoken_generation_tokens_total{{model_name="tiny"}} {SCALED * TOKENS}.0'
+        assert sample in metrics
         with pytest.raises(Exception, match="count is 0; give a whole number from 1"):
             front.scale.remote(0).result()
 
@@ -169,8 +173,8 @@ def test_a_node_with_other_versions_is_refused(
     own = replica.versions()
     monkeypatch.setattr(replica, "versions", lambda: own | {"torch": "1.0"})
     child = replica.placed(Setup(*names, LOADING, {}), 1)
-    said = child.pipe.recv()
-    assert f"torch {own['torch']} (here 1.0); install the same versions" in str(said)
+    message = child.pipe.recv()
+    assert f"torch {own['torch']} (here 1.0); install the same versions" in str(message)
     child.process.join(60)
 
 
@@ -180,9 +184,9 @@ TALKS, TURNS = 10, 10
 def test_conversations_find_their_prefixes(nodes: str, names: tuple[str, str]) -> None:
     """Of the tokens of a turn that the turn before had too, at least 0.9 are not read again."""
     with replicas(names, {"runtime": "openvino"}) as url:
-        found = asyncio.run(talks(url))
-    known = sum(cached for cached, _ in found)
-    assert known >= 0.9 * sum(before for _, before in found), found
+        results = asyncio.run(talks(url))
+    cached_sum = sum(cached for cached, _ in results)
+    assert cached_sum >= 0.9 * sum(before for _, before in results), results
 
 
 async def talks(url: str) -> list[tuple[int, int]]:
@@ -191,18 +195,18 @@ async def talks(url: str) -> list[tuple[int, int]]:
     async with httpx2.AsyncClient(base_url=url, timeout=900) as client:
 
         async def talk(i: int) -> list[tuple[int, int]]:
-            messages, found, before = list[dict[str, str]](), list[tuple[int, int]](), 0
+            messages, counts, before = list[dict[str, str]](), list[tuple[int, int]](), 0
             for turn in range(TURNS):
-                said = f"{i} says in turn {turn} what this conversation is about, and {i} more."
-                messages.append({"role": "user", "content": said})
+                text = f"{i} says in turn {turn} what this conversation is about, and {i} more."
+                messages.append({"role": "user", "content": text})
                 body = {"model": "tiny", "messages": messages, "max_tokens": 4, "seed": turn}
                 answer = (await client.post("/v1/chat/completions", json=body)).json()
                 usage = answer["usage"]
                 if turn:
-                    found.append((usage["prompt_tokens_details"]["cached_tokens"], before))
+                    counts.append((usage["prompt_tokens_details"]["cached_tokens"], before))
                 before = usage["prompt_tokens"]
                 messages.append({"role": "assistant", "content": "So it is."})
-            return found
+            return counts
 
         every = await asyncio.gather(*(talk(i) for i in range(TALKS)))
     return [turn for turns in every for turn in turns]

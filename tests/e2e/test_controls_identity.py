@@ -154,10 +154,10 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
     """In a ragged batch and alone; how many guesses were kept."""
     pair, eos = spec(name, draft)
     texts = [expected(target(name), prompt, eos, wished) for prompt in PROMPTS]
-    given = {k: own(v) if k == "processors" else v for k, v in wished.items()}
-    kept = 0
+    arguments = {k: own(v) if k == "processors" else v for k, v in wished.items()}
+    count = 0
     for gamma in gammas:
-        options = {"max_new_tokens": LIMIT, "gamma": gamma, **given}
+        options = {"max_new_tokens": LIMIT, "gamma": gamma, **arguments}
         alone = PROMPTS[gamma % 3], texts[gamma % 3]
         if alone[1].failed:
             with pytest.raises(ControlError, match="leaves no token behind"):
@@ -166,10 +166,10 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
             assert_same(pair.generate(alone[0], **options)[0], alone[1])
         if all(text.failed for text in texts):
             continue
-        for found, text in zip(pair.generate(PROMPTS, **options), texts, strict=True):
-            assert_same(found, text)
-            kept += found.stats.accepted
-    return kept
+        for completion, text in zip(pair.generate(PROMPTS, **options), texts, strict=True):
+            assert_same(completion, text)
+            count += completion.stats.accepted
+    return count
 
 
 @pytest.mark.parametrize("control", ALONE)
@@ -177,8 +177,8 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
 def test_every_control_alone(name: str, control: str) -> None:
     wished = wishes(name, ALONE[control], Random(0))
     compare(name, "lookup", GAMMAS[1:2], wished)
-    kept = compare(name, "model", (0, 4), wished)
-    assert kept or control in ("everything banned", "remove_invalid_values")
+    count = compare(name, "model", (0, 4), wished)
+    assert count or control in ("everything banned", "remove_invalid_values")
 
 
 @pytest.mark.parametrize("seed", range(40))

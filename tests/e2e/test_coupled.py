@@ -33,27 +33,27 @@ def drafters(name: str) -> dict[str, object]:
 
 def texts(name: str, way: dict[str, float], gammas=GAMMAS) -> tuple[list[list[list[int]]], int]:
     """Those of every drafter and gamma, together and alone; and how many guesses were kept."""
-    found, accepted = [], 0
+    texts_found, accepted = [], 0
     for i, drafter in enumerate(drafters(name).values()):
         pair = speculator(target(name), drafter)
         for gamma in gammas if i == 0 else gammas[i % 2 :: 2]:
             options = {"max_new_tokens": LIMIT, "gamma": gamma, "rule": "coupled", **way}
             seeds = [(5, 0), (5, 1), (8, 2)]
             together = pair.generate(PROMPTS, seed=seeds, **options)
-            found.append([done.tokens for done in together])
-            accepted += sum(done.stats.accepted for done in together)
+            texts_found.append([completion.tokens for completion in together])
+            accepted += sum(completion.stats.accepted for completion in together)
         (alone,) = pair.generate(PROMPTS[1], seed=[seeds[1]], **options)
-        found.append([found[0][0], alone.tokens, found[0][2]])
-    return found, accepted
+        texts_found.append([texts_found[0][0], alone.tokens, texts_found[0][2]])
+    return texts_found, accepted
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma 3", "T5"])
 @pytest.mark.parametrize("way", WAYS)
 def test_one_text_whatever_guesses(name: str, way: dict[str, float]) -> None:
-    found, accepted = texts(name, way)
-    assert all(text == found[0] for text in found)
+    texts_found, accepted = texts(name, way)
+    assert all(text == texts_found[0] for text in texts_found)
     assert accepted > 20
-    assert len({tuple(text) for text in found[0]}) == 3
+    assert len({tuple(text) for text in texts_found[0]}) == 3
 
 
 def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,20 +65,20 @@ def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatc
         return torch.stack(list(map(torch.from_numpy, rows)))
 
     monkeypatch.setattr(SharedDraw, "_exponentials", by_step)
-    found, _ = texts("Llama", WAYS[0], (0, 2))
-    assert any(text != found[0] for text in found)
+    texts_found, _ = texts("Llama", WAYS[0], (0, 2))
+    assert any(text != texts_found[0] for text in texts_found)
 
 
 def test_guesses_are_kept_while_they_are_the_targets_own() -> None:
     model = target("Llama")
-    (found,) = speculator(model, relative(model)).generate(
+    (completion,) = speculator(model, relative(model)).generate(
         PROMPTS[0], max_new_tokens=60, gamma=4, rule="coupled", temperature=1.0
     )
-    for step in found.steps:
+    for step in completion.steps:
         assert step.kept[: step.accepted] == step.guesses[: step.accepted]
         if step.accepted < min(len(step.guesses), len(step.kept)):
             assert step.kept[step.accepted] != step.guesses[step.accepted]
-    assert 0 < found.stats.accepted < found.stats.drafted
+    assert 0 < completion.stats.accepted < completion.stats.drafted
 
 
 def test_at_temperature_0_it_is_greedy_and_other_seeds_give_other_texts() -> None:

@@ -47,10 +47,10 @@ def test_it_is_in_transformers_own_layout():
 def stock() -> list[list[int]]:
     """transformers' own greedy text behind every prompt, in float64."""
     model = AutoModelForCausalLM.from_pretrained(ASSETS / "target", dtype=torch.float64)
-    words = AutoTokenizer.from_pretrained(ASSETS / "target")
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target")
     texts: list[list[int]] = []
     for prompt in PROMPTS:
-        ids = words(prompt, return_tensors="pt")
+        ids = tokenizer(prompt, return_tensors="pt")
         out = model.generate(**ids, do_sample=False, max_new_tokens=32)
         texts.append(out[0, ids.input_ids.shape[1] :].tolist())
     return texts
@@ -60,30 +60,32 @@ def stock() -> list[list[int]]:
 def test_greedy_text_is_transformers_own(pair, stock, gamma):
     """In a ragged batch, and alone."""
     together = pair.generate(PROMPTS, gamma=gamma, max_new_tokens=32)
-    assert [done.tokens for done in together] == stock
+    assert [completion.tokens for completion in together] == stock
     assert pair.generate(PROMPTS[0], gamma=gamma, max_new_tokens=32)[0].tokens == stock[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_draft_is_a_fair_guesser(pair, temperature):
-    done = pair.generate(PROMPTS, gamma=4, temperature=temperature, max_new_tokens=64, seed=1)
-    overlaps = [overlap for c in done for step in c.steps for overlap in step.overlaps]
+    completions = pair.generate(
+        PROMPTS, gamma=4, temperature=temperature, max_new_tokens=64, seed=1
+    )
+    overlaps = [overlap for c in completions for step in c.steps for overlap in step.overlaps]
     assert sum(overlaps) / len(overlaps) > 0.3
-    assert sum(c.stats.target_calls for c in done) < sum(len(c.tokens) for c in done)
+    assert sum(c.stats.target_calls for c in completions) < sum(len(c.tokens) for c in completions)
 
 
 def test_it_writes_words(pair):
-    for done in pair.generate(PROMPTS, temperature=0.7, max_new_tokens=40, seed=2):
-        assert done.text and "\ufffd" not in done.text
-        letters = sum(c.isalpha() or c.isspace() for c in done.text)
-        assert letters > 0.8 * len(done.text)
+    for completion in pair.generate(PROMPTS, temperature=0.7, max_new_tokens=40, seed=2):
+        assert completion.text and "\ufffd" not in completion.text
+        letters = sum(c.isalpha() or c.isspace() for c in completion.text)
+        assert letters > 0.8 * len(completion.text)
 
 
 def test_the_context_ends_it(pair):
     prompt = pair.ids("the house and ") * pair.target.context
     prompt = prompt[: pair.target.context - 9]
-    (done,) = pair.generate(prompt, gamma=4)
-    assert done.finish_reason == "stop" or len(done.tokens) == 9
+    (completion,) = pair.generate(prompt, gamma=4)
+    assert completion.finish_reason == "stop" or len(completion.tokens) == 9
 
 
 def test_the_command_line_needs_no_model(console):
@@ -98,6 +100,8 @@ def test_the_command_line_needs_no_model(console):
 @pytest.mark.prove
 def test_it_is_certified(pair):
     """With few texts; `foretoken certify` takes more."""
-    found = certify(pair, PROMPTS, Plan(texts=32, greedy=16))
-    assert found.verdict == "lossless" and found.shapes.noise < 1e-4
-    assert found.identity.same == found.identity.tokens == 2 * (3 + 2) * 16  # gammas, rows
+    certificate = certify(pair, PROMPTS, Plan(texts=32, greedy=16))
+    assert certificate.verdict == "lossless" and certificate.shapes.noise < 1e-4
+    assert (
+        certificate.identity.same == certificate.identity.tokens == 2 * (3 + 2) * 16
+    )  # gammas, rows

@@ -22,9 +22,9 @@ WAYS = {"greedy": {}, "coupled": {"rule": "coupled", "temperature": 1.0}}
 def test_ten_thousand_tokens(way: str, dtype: str) -> None:
     script = benchmark("exact_shapes")
     spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=True)
-    found = script.compare(spec, script.WAYS[way])
-    assert found["tokens"] >= script.TOKENS == 10_000 and found["accepted"] > 1_000
-    assert found["first_differences"] == [] and found["texts_that_differ"] == 0
+    comparison = script.compare(spec, script.WAYS[way])
+    assert comparison["tokens"] >= script.TOKENS == 10_000 and comparison["accepted"] > 1_000
+    assert comparison["first_differences"] == [] and comparison["texts_that_differ"] == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -40,8 +40,8 @@ def test_the_default_pair(dtype: str) -> None:
         accepted = 0
         for gamma in (1, 7):
             fast = spec.generate(PROMPTS, gamma=gamma, **options)
-            assert [done.tokens for done in fast] == plain
-            accepted += sum(done.stats.accepted for done in fast)
+            assert [completion.tokens for completion in fast] == plain
+            accepted += sum(completion.stats.accepted for completion in fast)
         assert accepted
 
 
@@ -51,11 +51,11 @@ def test_beams_and_their_scores_to_the_bit(dtype: str) -> None:
     spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=True)
     options = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6}
     plain = [spec.beam_search(prompt, gamma=0, **options)[0] for prompt in PROMPTS]
-    found = spec.beam_search(PROMPTS, gamma=2, draft_beams=4, **options)
-    assert [[(b.tokens, b.score) for b in beams] for beams in found] == [
+    hypotheses = spec.beam_search(PROMPTS, gamma=2, draft_beams=4, **options)
+    assert [[(b.tokens, b.score) for b in beams] for beams in hypotheses] == [
         [(b.tokens, b.score) for b in beams] for beams in plain
     ]
-    assert sum(sum(beams[0].stats.depths) for beams in found)
+    assert sum(sum(beams[0].stats.depths) for beams in hypotheses)
 
 
 def test_automatic_gamma() -> None:

@@ -39,7 +39,7 @@ def factors(text: str) -> list[float]:
         ("agent_tool_call", "--width", "x", "argument --width: invalid int value: 'x'"),
     ],
 )
-def test_numbers_that_are_none(run, capsys, name: str, option: str, value: str, says: str) -> None:
+def test_invalid_numbers(run, capsys, name: str, option: str, value: str, says: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(name, option, value)
     assert capsys.readouterr().err.splitlines()[-1].endswith(says)
@@ -54,9 +54,9 @@ def test_what_was_predicted_and_what_was_seen(monkeypatch, total: float, seen: s
         for total in (2.0, total)
     )
     printed = importlib.import_module("measured").report([plain], [run])
-    told = "a gain" if total < 2 else "no gain"
+    verdict = "a gain" if total < 2 else "no gain"
     assert "formula:  x 1.82, a gain where cores are free, as q <" in printed
-    assert re.search(rf"measured: {seen} on \d+ cores?, {told}$", printed)
+    assert re.search(rf"measured: {seen} on \d+ cores?, {verdict}$", printed)
 
 
 @pytest.mark.parametrize("extra", [[], ["--guesses", "2"], ["--processes"]])

@@ -59,8 +59,8 @@ def lasting(url: str, **wishes: Any) -> tuple[list[Any], Any]:
     events = [line.removeprefix("data: ") for line in lines]
     if events[-1] == "[DONE]":
         return [json.loads(event) for event in events[:-1]], None
-    *told, last = map(json.loads, events)
-    return told, last["error"]
+    *chunks, last = map(json.loads, events)
+    return chunks, last["error"]
 
 
 def text(events: list[Any]) -> str:
@@ -68,9 +68,9 @@ def text(events: list[Any]) -> str:
 
 
 def gauges(url: str) -> list[float]:
-    told = httpx2.get(f"{url}/metrics").text
-    found = re.findall(r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", told, re.M)
-    return [float(value) for value in found]
+    page = httpx2.get(f"{url}/metrics").text
+    matches = re.findall(r"^foretoken_num_requests_(?:running|waiting){.*} (.*)$", page, re.M)
+    return [float(value) for value in matches]
 
 
 def recovered(url: str) -> None:
@@ -88,8 +88,8 @@ def test_a_step_that_fails(server: Server, fault: int) -> None:
     its process is bounded: one of the steps wants more."""
     url, link = server
     pid = link.facts["pid"]
-    told, error = lasting(url, prompt=[fault, 5, 6])
-    assert text(told) and error["code"] == "engine_failed" and error["type"] == "server_error"
+    chunks, error = lasting(url, prompt=[fault, 5, 6])
+    assert text(chunks) and error["code"] == "engine_failed" and error["type"] == "server_error"
     answer = post(url, prompt=[fault, 5, 6])
     assert answer.status_code == 500 and "\n" not in answer.json()["error"]["message"]
     recovered(url)
@@ -102,9 +102,9 @@ def test_logits_that_are_no_law_fail_their_row_alone(server: Server) -> None:
     alone = [text(lasting(url, **mate)[0]) for mate in mates]
     with ThreadPoolExecutor(4) as pool:
         beside = [pool.submit(lasting, url, **mate) for mate in mates]
-        told, error = lasting(url, prompt=[faulty.NAN, 5, 6])
+        chunks, error = lasting(url, prompt=[faulty.NAN, 5, 6])
         answers = [each.result() for each in beside]
-    assert text(told) and error["code"] == "engine_failed" and "NaN" in error["message"]
+    assert text(chunks) and error["code"] == "engine_failed" and "NaN" in error["message"]
     assert [error for _, error in answers] == [None] * 3
     assert [text(events) for events, _ in answers] == alone
     assert post(url, prompt=[faulty.NAN, 5, 6]).status_code == 500
@@ -116,12 +116,12 @@ def test_a_client_that_reads_a_byte_a_second(
 ) -> None:
     """It loses its connection, and its rows, long before its texts' ends; others do not notice."""
     url, link = server
-    made = Connection.connection_made
+    connect = Connection.connection_made
 
     def narrow(self: Connection, transport: Any) -> None:
         """What the system takes off the server's hands is a few KB, as in a full network."""
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        made(self, transport)
+        connect(self, transport)
 
     monkeypatch.setattr(Connection, "connection_made", narrow)
     monkeypatch.setattr(connection, "UNREAD", 0.5)
@@ -163,8 +163,8 @@ def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
         until(lambda: link.running == 1)
         monkeypatch.setattr(links, "STALL", 3.0)
         behind = pool.submit(post, url, prompt=[5])
-        told, error = hung.result()
-        assert text(told) and error["code"] == "engine_stopped"
+        chunks, error = hung.result()
+        assert text(chunks) and error["code"] == "engine_stopped"
         answer = behind.result()
     assert answer.status_code == 503 and answer.headers["retry-after"]
     monkeypatch.undo()
@@ -225,8 +225,8 @@ def test_ends_under_load(tmp_path: Path) -> None:
     """SIGKILL: the engine ends too, and the port is free at once. There, another server, whose
     clock jumps and whose log is a full disk, answers; SIGTERM ends it in order and in time."""
     target, _ = pair(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as socket_taken:
+        port = socket_taken.getsockname()[1]
     with process(target, port, ["-m", "foretoken"], log=tmp_path / "log") as (first, url):
         engine = httpx2.get(f"{url}/health").json()["engine"]
         with ThreadPoolExecutor(8) as pool:

@@ -23,11 +23,11 @@ def test_greedy_text_is_transformers_own(name: str) -> None:
     drafted = accepted = 0
     for gamma in 0, 1, 4:
         together = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
-        for prompt, found in zip(PROMPTS, together, strict=True):
-            assert_greedy(found, model, prompt, LIMIT, eos)
-            assert found.stats.runtime == "graphs"
-            drafted += found.stats.drafted
-            accepted += found.stats.accepted
+        for prompt, completion in zip(PROMPTS, together, strict=True):
+            assert_greedy(completion, model, prompt, LIMIT, eos)
+            assert completion.stats.runtime == "graphs"
+            drafted += completion.stats.drafted
+            accepted += completion.stats.accepted
         (alone,) = pair.generate(PROMPTS[2], max_new_tokens=LIMIT, gamma=gamma)
         assert_greedy(alone, model, PROMPTS[2], LIMIT, eos)
     assert 0 < accepted < drafted
@@ -70,7 +70,7 @@ def test_a_text_does_not_depend_on_its_batch_mates(name: str) -> None:
 def test_automatic_gamma_and_streams() -> None:
     model = target("Llama")
     pair = speculator(model, relative(model), runtime="graphs")
-    (found,) = pair.generate(PROMPTS[0], max_new_tokens=LIMIT)
-    assert_greedy(found, model, PROMPTS[0], LIMIT)
+    (completion,) = pair.generate(PROMPTS[0], max_new_tokens=LIMIT)
+    assert_greedy(completion, model, PROMPTS[0], LIMIT)
     pieces = list(pair.stream(PROMPTS[0], max_new_tokens=LIMIT, gamma=2))
-    assert [token for piece in pieces for token in piece.tokens] == found.tokens
+    assert [token for piece in pieces for token in piece.tokens] == completion.tokens

@@ -34,12 +34,12 @@ def test_every_family(name: str) -> None:
     drafted = accepted = 0
     for gamma in 0, 1, 4:
         together = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
-        for prompt, found in zip(PROMPTS, together, strict=True):
-            assert_greedy(found, model, prompt, LIMIT, eos)
+        for prompt, completion in zip(PROMPTS, together, strict=True):
+            assert_greedy(completion, model, prompt, LIMIT, eos)
             (alone,) = pair.generate(prompt, max_new_tokens=LIMIT, gamma=gamma)
             assert_greedy(alone, model, prompt, LIMIT, eos)
-            drafted += found.stats.drafted
-            accepted += found.stats.accepted
+            drafted += completion.stats.drafted
+            accepted += completion.stats.accepted
     assert 0 < accepted < drafted  # both courses were taken
     assert together[1].finish_reason == "stop"
 
@@ -51,12 +51,12 @@ def test_windows_are_passed(name: str) -> None:
     window = model.config.sliding_window
     assert window == pairs.WINDOW and len(PROMPTS[2]) > 2 * window
     pair = speculator(model, relative(model, noise=0.1))
-    for prompt, found in zip(
+    for prompt, completion in zip(
         PROMPTS, pair.generate(PROMPTS, max_new_tokens=64, gamma=window + 4), strict=True
     ):
-        assert_greedy(found, model, prompt, 64)
-        assert any(record.drafted > record.accepted for record in found.steps)
-        assert any(record.accepted for record in found.steps)
+        assert_greedy(completion, model, prompt, 64)
+        assert any(record.drafted > record.accepted for record in completion.steps)
+        assert any(record.accepted for record in completion.steps)
 
 
 @cache
@@ -109,12 +109,12 @@ def product(name: str, kind: str, end: str, cases: list[tuple[int, str]]) -> lis
 def test_every_drafter_gamma_and_end(name: str, kind: str, end: str) -> None:
     """gamma 0 to 8, the rules by turns; an end of sequence inside a kept block ends the text."""
     rules = list(RULES)
-    found = product(name, kind, end, [(g, rules[g % len(rules)]) for g in GAMMAS])
-    steps = [record for text in found for record in text.steps]
+    results = product(name, kind, end, [(g, rules[g % len(rules)]) for g in GAMMAS])
+    steps = [record for text in results for record in text.steps]
     if kind in ("model", "decoder", "bigram"):
         assert any(r.accepted for r in steps) and any(r.drafted > r.accepted for r in steps)
     if end == "eos":
-        assert found[0].finish_reason == "stop"
+        assert results[0].finish_reason == "stop"
         if kind in ("decoder", "bigram"):
             assert any(0 < len(record.kept) == record.accepted for record in steps)
 
@@ -135,7 +135,7 @@ def test_other_weights(name: str, seed: int) -> None:
     model = pairs.random(name, 100 + seed)
     pair = speculator(model, relative(model, noise=0.06, seed=seed))
     for gamma in 0, 1, 4:
-        for prompt, found in zip(
+        for prompt, completion in zip(
             PROMPTS, pair.generate(PROMPTS, max_new_tokens=40, gamma=gamma), strict=True
         ):
-            assert_greedy(found, model, prompt, 40)
+            assert_greedy(completion, model, prompt, 40)

@@ -25,9 +25,9 @@ LIMIT = 24
 
 def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
     """Heads that know the greedy text of one prompt."""
-    heads, heard = Heads.fresh(model, count).double(), model.config.is_encoder_decoder
-    start = [model.generation_config.decoder_start_token_id] if heard else prompt
-    request = Request(start, LIMIT, RowKey(0, 0), source=prompt if heard else None)
+    heads, encoder_decoder = Heads.fresh(model, count).double(), model.config.is_encoder_decoder
+    start = [model.generation_config.decoder_start_token_id] if encoder_decoder else prompt
+    request = Request(start, LIMIT, RowKey(0, 0), source=prompt if encoder_decoder else None)
     texts = [Text(request, stock(model, prompt, LIMIT))]
     steps = torch.optim.Adam(heads.parameters(), lr=0.02)
     for _ in range(40):
@@ -38,10 +38,10 @@ def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
 
 
 def compared(pair: Speculator, model: PreTrainedModel, gamma: int) -> list[Completion]:
-    found = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
-    for prompt, text in zip(PROMPTS, found, strict=True):
+    completions = pair.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
+    for prompt, text in zip(PROMPTS, completions, strict=True):
         assert_greedy(text, model, prompt, LIMIT)
-    return found
+    return completions
 
 
 @pytest.mark.parametrize("name", ["Llama", "T5", "BART"])
@@ -66,5 +66,5 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     heads = Heads.fresh(model, 2)
     torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
     heads.save(file)
-    found = compared(speculator(model, f"heads:{file}"), model, 2)
-    assert all(text.stats.drafted > text.stats.accepted for text in found)
+    comparison = compared(speculator(model, f"heads:{file}"), model, 2)
+    assert all(text.stats.drafted > text.stats.accepted for text in comparison)

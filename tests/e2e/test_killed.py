@@ -47,9 +47,9 @@ def prompts(path: Path, count: int) -> None:
 
 
 def started(
-    asked: Path, out: Path, pair: tuple[str, ...], *options: str, **more: object
+    file: Path, out: Path, pair: tuple[str, ...], *options: str, **more: object
 ) -> subprocess.Popen[str]:
-    files = ("--prompt-file", str(asked), "--output", str(out))
+    files = ("--prompt-file", str(file), "--output", str(out))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*COMMAND, *files, *pair, *OPTIONS, *options],
@@ -61,9 +61,9 @@ def started(
     )
 
 
-def finished(asked: Path, out: Path, pair: tuple[str, ...]) -> None:
+def finished(file: Path, out: Path, pair: tuple[str, ...]) -> None:
     """One bad line makes the exit code 1."""
-    process = started(asked, out, pair)
+    process = started(file, out, pair)
     _, err = process.communicate(timeout=900)
     assert process.returncode == 1 and "line 3: prompt 0 holds the id 999" in err, err[-2000:]
 
@@ -71,19 +71,19 @@ def finished(asked: Path, out: Path, pair: tuple[str, ...]) -> None:
 def read(out: Path) -> dict[tuple[int, int], object]:
     """What follows from the seed, by line and copy, each of which is there once."""
     lines = [json.loads(line) for line in out.read_bytes().splitlines()]
-    found = {(row["line"], row["copy"]): row for row in lines}
-    assert len(found) == len(lines)
-    kept = ("id", "tokens", "text", "finish_reason", "seed")
-    return {name: [row[key] for key in kept] for name, row in found.items()}
+    by_name = {(row["line"], row["copy"]): row for row in lines}
+    assert len(by_name) == len(lines)
+    fields = ("id", "tokens", "text", "finish_reason", "seed")
+    return {name: [row[key] for key in fields] for name, row in by_name.items()}
 
 
 def lines(out: Path) -> int:
     return out.read_bytes().count(b"\n") if out.exists() else 0
 
 
-def killed(asked: Path, out: Path, pair: tuple[str, ...], after: int, late: float) -> None:
+def killed(file: Path, out: Path, pair: tuple[str, ...], after: int, late: float) -> None:
     """SIGKILL so many seconds after so many lines are there; the command may have ended before."""
-    process = started(asked, out, pair)
+    process = started(file, out, pair)
     until = time.monotonic() + 600
     while lines(out) < after and process.poll() is None and time.monotonic() < until:
         time.sleep(0.002)
@@ -94,26 +94,26 @@ def killed(asked: Path, out: Path, pair: tuple[str, ...], after: int, late: floa
 
 def broken_off(tmp_path: Path, pair: tuple[str, ...], count: int, kills: int) -> list[int]:
     """How many lines each kill left; all is checked."""
-    chance, asked = random.Random(count), tmp_path / "in.jsonl"
-    prompts(asked, count)
-    whole, out, left = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", list[int]()
+    chance, file = random.Random(count), tmp_path / "in.jsonl"
+    prompts(file, count)
+    whole, out, sizes = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", list[int]()
     for kill in range(kills):
         after = count * kill // (kills + 1) + chance.randrange(count // (2 * kills))
-        killed(asked, out, pair, after, 0.05 * chance.random())
-        left.append(lines(out))
-    finished(asked, out, pair)
-    finished(asked, whole, pair)
+        killed(file, out, pair, after, 0.05 * chance.random())
+        sizes.append(lines(out))
+    finished(file, out, pair)
+    finished(file, whole, pair)
     texts = read(whole)
     assert len(texts) == count + 1  # two texts more, one line less
     assert read(out) == texts
-    assert left == sorted(left)
-    return left
+    assert sizes == sorted(sizes)
+    return sizes
 
 
 def test_proof_five_thousand_lines_killed_five_times(tmp_path: Path, pair: tuple[str, ...]) -> None:
-    left = broken_off(tmp_path, pair, 5000, 5)
-    print(f"5000 lines, killed at {left}")
-    assert len(set(left)) > 3
+    sizes = broken_off(tmp_path, pair, 5000, 5)
+    print(f"5000 lines, killed at {sizes}")
+    assert len(set(sizes)) > 3
 
 
 RAY = ("--ray", "local", "--replicas", "2", "--threads", "1")
@@ -137,12 +137,12 @@ def test_proof_five_thousand_lines_on_ray_whose_workers_and_driver_are_killed(
     the same command goes on, and its workers are killed too."""
     pytest.importorskip("ray", reason="ray is not installed")
     count, chance, deaths = 5000, random.Random(3), list[int]()
-    asked, whole, out = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
-    prompts(asked, count)
-    finished(asked, whole, pair)
+    file, whole, out = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
+    prompts(file, count)
+    finished(file, whole, pair)
 
     def run(marks: list[int]) -> subprocess.Popen[str]:
-        process, end = started(asked, out, pair, *RAY), time.monotonic() + 1200
+        process, end = started(file, out, pair, *RAY), time.monotonic() + 1200
         for mark in marks:
             while lines(out) < mark and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.02)
@@ -157,30 +157,30 @@ def test_proof_five_thousand_lines_on_ray_whose_workers_and_driver_are_killed(
         time.sleep(0.02)
     process.kill()
     process.communicate()
-    left = lines(out)
-    assert 3000 <= left < count
-    process = run([left + 1, *range(3500, count, 500)])
+    rows = lines(out)
+    assert 3000 <= rows < count
+    process = run([rows + 1, *range(3500, count, 500)])
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 1 and "line 3: prompt 0 holds the id 999" in err, err[-2000:]
     assert read(out) == read(whole) and len(deaths) >= 6
-    print(f"{count} lines on Ray: workers killed at {deaths} lines, the driver at {left}")
+    print(f"{count} lines on Ray: workers killed at {deaths} lines, the driver at {rows}")
 
 
 def test_proof_a_disk_that_fills(tmp_path: Path, pair: tuple[str, ...]) -> None:
     """What is there is whole, the error names the file, and the same command goes on from it."""
-    asked, out, whole = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "whole.jsonl"))
-    prompts(asked, 300)
+    file, out, whole = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "whole.jsonl"))
+    prompts(file, 300)
 
     def small_disk() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    process = started(asked, out, pair, preexec_fn=small_disk)
+    process = started(file, out, pair, preexec_fn=small_disk)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2 and f"error: {out} cannot be written: " in err, err[-2000:]
-    kept = out.read_bytes()
-    assert 0 < len(kept) <= 20_000 and kept.endswith(b"\n") and read(out)
-    finished(asked, out, pair)
-    assert out.read_bytes().startswith(kept)
-    finished(asked, whole, pair)
+    content = out.read_bytes()
+    assert 0 < len(content) <= 20_000 and content.endswith(b"\n") and read(out)
+    finished(file, out, pair)
+    assert out.read_bytes().startswith(content)
+    finished(file, whole, pair)
     assert read(out) == read(whole)

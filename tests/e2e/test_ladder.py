@@ -38,11 +38,11 @@ def test_it_is_small_and_in_transformers_own_layout() -> None:
 @pytest.mark.parametrize("name", DRAFTS)
 def test_translations_score_the_same_with_and_without_guesses(name: str) -> None:
     pair = foretoken.load(LADDER / "target", LADDER / name, dtype="float64")
-    found = quality.with_and_without(
+    comparison = quality.with_and_without(
         pair, SOURCES[:12], REFERENCES[:12], quality.translation, gamma=3, max_new_tokens=24
     )
-    assert found.same == 1 and found.plain == found.speculative
-    assert found.plain["bleu"] > 15  # it translates
+    assert comparison.same == 1 and comparison.plain == comparison.speculative
+    assert comparison.plain["bleu"] > 15  # it translates
 
 
 def test_sampled_translations_cost_the_target_the_same_with_and_without_guesses() -> None:

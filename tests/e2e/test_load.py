@@ -36,15 +36,15 @@ def test_every_token_is_accounted_for(call: Run, url: str):
     """The first request of all is the warm-up, so the counters begin before any sample."""
     code, out, _ = call(url, "--num-prompts", 12, "--max-concurrency", 6)
     assert code == 0
-    found = json.loads(out)
-    assert (found["completed"], found["failed"]) == (12, 0)
-    assert found["total_output_tokens"] == 12 * 16 and found["total_input_tokens"] == 12 * 12
-    assert found["speculation"]["tokens"] == 12 * 16
-    assert 1 <= found["speculation"]["tokens_per_call"] and found["itl_between"] == "tokens"
-    assert found["server"]["runtime"] and found["model_id"] == "tiny"
-    assert 0 < found["mean_ttft_ms"] < found["mean_e2el_ms"] < 1e3 * found["duration"]
-    sent = found["mean_ttft_ms"] + 15 * found["mean_tpot_ms"]
-    assert sent == pytest.approx(found["mean_e2el_ms"])
+    document = json.loads(out)
+    assert (document["completed"], document["failed"]) == (12, 0)
+    assert document["total_output_tokens"] == 12 * 16 and document["total_input_tokens"] == 12 * 12
+    assert document["speculation"]["tokens"] == 12 * 16
+    assert 1 <= document["speculation"]["tokens_per_call"] and document["itl_between"] == "tokens"
+    assert document["server"]["runtime"] and document["model_id"] == "tiny"
+    assert 0 < document["mean_ttft_ms"] < document["mean_e2el_ms"] < 1e3 * document["duration"]
+    sent = document["mean_ttft_ms"] + 15 * document["mean_tpot_ms"]
+    assert sent == pytest.approx(document["mean_e2el_ms"])
 
 
 def test_a_rate_spreads_the_requests(call: Run, url: str):
@@ -65,7 +65,9 @@ def test_the_server_s_vocabulary_is_the_bound(call: Run, url: str):
 def test_a_full_server_is_seen(call: Run, folders: tuple[str, str], tmp_path: Path):
     with serving(*folders, max_rows=1, max_waiting=1) as (url, _):
         code, out, _ = call(url, "--num-prompts", 8, "--out", tmp_path / "load.json")
-    found = json.loads(out)
-    assert code == 1 and found["completed"] >= 1 and found["completed"] + found["failed"] == 8
-    assert list(found["failures"]) == ["429"] and found["total_output_tokens"] % 16 == 0
-    assert json.loads((tmp_path / "load.json").read_text()) == found
+    document = json.loads(out)
+    assert (
+        code == 1 and document["completed"] >= 1 and document["completed"] + document["failed"] == 8
+    )
+    assert list(document["failures"]) == ["429"] and document["total_output_tokens"] % 16 == 0
+    assert json.loads((tmp_path / "load.json").read_text()) == document

@@ -32,10 +32,10 @@ def full(prompt: list[int], tokens: list[int]) -> torch.Tensor:
     return scores(TARGET, [*prompt, *tokens])[len(prompt) - 1 : -1]
 
 
-def assert_told(told, known: torch.Tensor, tokens: list[int], count: int) -> None:
-    """`known [n, V]`: logarithms of the laws."""
+def assert_told(told, log_p: torch.Tensor, tokens: list[int], count: int) -> None:
+    """`log_p [n, V]`: logarithms of the laws."""
     assert [one.token for one in told] == tokens
-    for one, row in zip(told, known, strict=True):
+    for one, row in zip(told, log_p, strict=True):
         assert one.logprob == pytest.approx(float(row[one.token]), abs=1e-9)
         assert len(one.top) == count
         best = row.sort(descending=True, stable=True)
@@ -53,11 +53,11 @@ def test_raw(count, gamma, temperature):
         temperature, top_k=9, max_new_tokens=12, repetition_penalty=1.3, logprobs=count
     )
     for drafter in None, LookupDrafter():
-        for prompt, found in zip(
+        for prompt, completion in zip(
             PROMPTS, spec(drafter).generate(PROMPTS, params, gamma=gamma), strict=True
         ):
-            known = full(prompt, found.tokens).log_softmax(-1)
-            assert_told(found.logprobs, known, found.tokens, count)
+            log_p = full(prompt, completion.tokens).log_softmax(-1)
+            assert_told(completion.logprobs, log_p, completion.tokens, count)
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
@@ -75,8 +75,8 @@ def test_drawn(temperature, rule, gamma):
     )
     for others in (params, SamplingParams(0.9), SamplingParams(0.0)):
         wishes = [params, others, params]
-        found = spec().generate(PROMPTS, wishes, gamma=gamma, rule=rule)
-        for prompt, one in zip(PROMPTS[::2], found[::2], strict=True):
+        completions = spec().generate(PROMPTS, wishes, gamma=gamma, rule=rule)
+        for prompt, one in zip(PROMPTS[::2], completions[::2], strict=True):
             logits = full(prompt, one.tokens)
             logits[:, 3] += 2.0
             assert one.logprobs is not None and all(x.logprob > -torch.inf for x in one.logprobs)
@@ -85,12 +85,12 @@ def test_drawn(temperature, rule, gamma):
 
 def test_an_end_has_its_logprob_too():
     (whole,) = spec().generate([PROMPTS[0]], gamma=3, max_new_tokens=12)
-    (found,) = spec().generate(
+    (completion,) = spec().generate(
         [PROMPTS[0]], gamma=3, max_new_tokens=12, logprobs=0, stop_token_ids=[whole.tokens[6]]
     )
-    assert found.finish_reason == "stop" and found.tokens[-1] == whole.tokens[6]
-    known = full(PROMPTS[0], found.tokens).log_softmax(-1)
-    assert_told(found.logprobs, known, found.tokens, 0)
+    assert completion.finish_reason == "stop" and completion.tokens[-1] == whole.tokens[6]
+    log_p = full(PROMPTS[0], completion.tokens).log_softmax(-1)
+    assert_told(completion.logprobs, log_p, completion.tokens, 0)
 
 
 @pytest.mark.parametrize("count", [0, MOST])
@@ -98,25 +98,25 @@ def test_of_the_prompt(count):
     """All but the first token's, in passes of a few positions; mates are read as ever."""
     long = [(7 * i) % V for i in range(2 * CHUNK + 5)]
     prompts = [long, PROMPTS[0], [60], PROMPTS[2]]
-    told = SamplingParams(0.0, max_new_tokens=5, prompt_logprobs=count)
+    params = SamplingParams(0.0, max_new_tokens=5, prompt_logprobs=count)
     plain = SamplingParams(0.0, max_new_tokens=5)
-    found = spec().generate(prompts, [told, plain, told, told], gamma=2)
+    completions = spec().generate(prompts, [params, plain, params, params], gamma=2)
     expected = spec().generate(prompts, plain, gamma=2)
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert found[1].prompt_logprobs is None and found[2].prompt_logprobs == []
+    assert [one.tokens for one in completions] == [one.tokens for one in expected]
+    assert completions[1].prompt_logprobs is None and completions[2].prompt_logprobs == []
     for i in (0, 3):
-        known = scores(TARGET, prompts[i])[:-1].log_softmax(-1)
-        assert_told(found[i].prompt_logprobs, known, prompts[i][1:], count)
+        log_p = scores(TARGET, prompts[i])[:-1].log_softmax(-1)
+        assert_told(completions[i].prompt_logprobs, log_p, prompts[i][1:], count)
 
 
 def test_of_an_encoder_decoder():
     network = t5(V, seed=2).double()
     pair = Speculator(Seq2SeqModel(network), LookupDrafter(), ends=Ends(decoder_start=1))
-    for prompt, found in zip(
+    for prompt, completion in zip(
         PROMPTS, pair.generate(PROMPTS, gamma=3, max_new_tokens=9, logprobs=MOST), strict=True
     ):
-        known = scores(network, [1, *found.tokens], prompt)[:-1].log_softmax(-1)
-        assert_told(found.logprobs, known, found.tokens, MOST)
+        log_p = scores(network, [1, *completion.tokens], prompt)[:-1].log_softmax(-1)
+        assert_told(completion.logprobs, log_p, completion.tokens, MOST)
 
 
 def test_a_stream_tells_them_with_its_tokens():
@@ -129,18 +129,18 @@ def test_a_stream_tells_them_with_its_tokens():
 
 def test_none_are_computed_where_none_are_asked_for(monkeypatch):
     """And in a batch of several only those of the row that asks."""
-    asked: list[list[int]] = []
+    prefixes: list[list[int]] = []
 
-    def spy(known, tokens, count):
-        asked.append(tokens)
+    def spy(logits, tokens, count):
+        prefixes.append(tokens)
         return [None for _ in tokens]
 
     monkeypatch.setattr(step, "logprobs", spy)
     monkeypatch.setattr(batch, "logprobs", spy)
     pair = spec()
     plain = SamplingParams(0.8, max_new_tokens=9, repetition_penalty=1.2)
-    found = pair.generate(PROMPTS, plain, gamma=2)
-    assert not asked and all(one.logprobs is None for one in found)
-    told = SamplingParams(0.8, max_new_tokens=9, repetition_penalty=1.2, logprobs=1)
-    found = pair.generate(PROMPTS, [plain, told, plain], gamma=2)
-    assert [token for tokens in asked for token in tokens] == found[1].tokens
+    completions = pair.generate(PROMPTS, plain, gamma=2)
+    assert not prefixes and all(one.logprobs is None for one in completions)
+    params = SamplingParams(0.8, max_new_tokens=9, repetition_penalty=1.2, logprobs=1)
+    completions = pair.generate(PROMPTS, [plain, params, plain], gamma=2)
+    assert [token for tokens in prefixes for token in tokens] == completions[1].tokens

@@ -40,11 +40,11 @@ SAMPLED = SamplingParams(1.0, max_new_tokens=12, suppress_tokens=[SICK, DRAFT_SI
 
 
 def drained(engine: Engine) -> dict[int, Completion]:
-    done: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     for _ in range(2000):
         if not engine.running and not engine.waiting:
-            return done
-        done |= {e.id: e.completion for e in engine.step() if e.completion is not None}
+            return completions
+        completions |= {e.id: e.completion for e in engine.step() if e.completion is not None}
     raise AssertionError("the engine never ends")
 
 
@@ -93,12 +93,12 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
             engine.add(prompt, SAMPLED, gamma=gamma, seed=(3, b))
             for b, (prompt, gamma) in enumerate(MATES)
         ]
-        done = drained(engine)
-    assert done[bad].finish_reason == "error"
-    assert f"the {whose}'s logits hold NaN" in str(done[bad].error)
-    assert len(done[bad].tokens) <= place + 4
-    assert [done[id].tokens for id in ids] == expected
-    assert [done[id].finish_reason for id in ids] == ["length"] * 3
+        completions = drained(engine)
+    assert completions[bad].finish_reason == "error"
+    assert f"the {whose}'s logits hold NaN" in str(completions[bad].error)
+    assert len(completions[bad].tokens) <= place + 4
+    assert [completions[id].tokens for id in ids] == expected
+    assert [completions[id].finish_reason for id in ids] == ["length"] * 3
     require_empty(spec)
 
 
@@ -120,8 +120,10 @@ def test_a_sick_row_that_wants_no_guess_costs_its_mates_nothing(runtime: str) ->
             engine.add([DRAFT_SICK, 5, 6], SAMPLED, gamma=0),
             engine.add([7, 8], SAMPLED, gamma=3),
         ]
-        done = drained(engine)
-    assert [done[id].finish_reason for id in ids] == ["length", "length"], done[ids[1]].error
+        completions = drained(engine)
+    assert [completions[id].finish_reason for id in ids] == ["length", "length"], completions[
+        ids[1]
+    ].error
 
 
 # --- exact shapes ---
@@ -141,25 +143,25 @@ def differing(tokens: int, rule: str) -> tuple[int, int, int]:
     chance, spec, plain = random.Random(rule), exact(), exact()
     made = different = kept = 0
     with Engine(spec, 6, rule=rule) as engine:
-        asked: dict[int, tuple[list[int], SamplingParams, int]] = {}
-        while made < tokens or asked:
-            if made < tokens and len(asked) < 9 and chance.random() < 0.5:
+        wishes_of: dict[int, tuple[list[int], SamplingParams, int]] = {}
+        while made < tokens or wishes_of:
+            if made < tokens and len(wishes_of) < 9 and chance.random() < 0.5:
                 prompt = [chance.randrange(1, 300) for _ in range(chance.choice([1, 5, 40, 90]))]
                 params = SamplingParams(
                     1.0 if rule == "coupled" else 0.0, max_new_tokens=chance.randrange(1, 80)
                 )
                 seed = chance.randrange(2**60)
                 id = engine.add(prompt, params, gamma=chance.choice([0, 1, 3, 7]), seed=(seed, 0))
-                asked[id] = prompt, params, seed
+                wishes_of[id] = prompt, params, seed
             for event in engine.step():
                 if event.completion is not None:
-                    prompt, params, seed = asked.pop(event.id)
+                    prompt, params, seed = wishes_of.pop(event.id)
                     (own,) = plain.generate([prompt], params, gamma=0, seed=[(seed, 0)], rule=rule)
-                    found = event.completion.tokens
-                    assert len(found) == len(own.tokens)
-                    made += len(found)
+                    ids = event.completion.tokens
+                    assert len(ids) == len(own.tokens)
+                    made += len(ids)
                     kept += event.completion.stats.accepted
-                    different += sum(a != b for a, b in zip(found, own.tokens, strict=True))
+                    different += sum(a != b for a, b in zip(ids, own.tokens, strict=True))
     require_empty(spec)
     return made, different, kept
 
@@ -240,26 +242,26 @@ def require_right(done: Completion, asked: dict[str, Any]) -> None:
 
 def served(engine: Engine, requests: int) -> Iterator[int]:
     """Random requests, lengths and aborts, one by one; yields how many are over."""
-    chance, asked, over = random.Random(0), dict[int, dict[str, Any]](), Counter[str]()
+    chance, wishes_of, over = random.Random(0), dict[int, dict[str, Any]](), Counter[str]()
     added = 0
     while sum(over.values()) < requests:
-        while added < requests and len(asked) < 24:
+        while added < requests and len(wishes_of) < 24:
             head = [*range(1, 70)] if chance.random() < 0.2 else []
             prompt = [*head, *(chance.randrange(1, 300) for _ in range(chance.randrange(1, 9)))]
             options = wishes(chance)
             salt = f"user {added}"
             gamma = chance.choice([0, 1, 3])
             id = engine.add(prompt, gamma=gamma, seed=added, cache_salt=salt, **options)
-            asked[id], added = options, added + 1
+            wishes_of[id], added = options, added + 1
         for event in engine.step():
             if event.completion is not None:
-                require_right(event.completion, asked.pop(event.id))
+                require_right(event.completion, wishes_of.pop(event.id))
                 over[event.completion.finish_reason] += 1
                 yield sum(over.values())
-        if asked and chance.random() < 0.4:
-            id = chance.choice(sorted(asked))
+        if wishes_of and chance.random() < 0.4:
+            id = chance.choice(sorted(wishes_of))
             engine.abort(id)
-            del asked[id]
+            del wishes_of[id]
             over["aborted"] += 1
             yield sum(over.values())
     stats = engine.stats()
@@ -321,19 +323,19 @@ def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     history = [(3 * i) % 290 + 1 for i in range(60)]
     with Engine(spec) as engine:
         for turn in range(10):
-            said = [(7 * i + turn) % 290 + 1 for i in range(9)]
-            history += said
+            text = [(7 * i + turn) % 290 + 1 for i in range(9)]
+            history += text
             id = engine.add(history, max_new_tokens=6, gamma=2, cache_salt="a talk")
-            (done,) = (drained(engine)[id],)
+            (completion,) = (drained(engine)[id],)
             assert len(history) < CONTEXT
-            guessed = sum(len(step.guesses) for step in done.steps)
-            own = len(said) + len(done.tokens) + guessed
+            guessed = sum(len(step.guesses) for step in completion.steps)
+            own = len(text) + len(completion.tokens) + guessed
             for read in reads:
                 count = read.taken()
                 assert turn == 0 or count <= own + 64
             if turn:
-                assert len(history) - done.stats.cached_tokens <= 15 + 32
-            history += done.tokens
+                assert len(history) - completion.stats.cached_tokens <= 15 + 32
+            history += completion.tokens
     require_empty(spec)
 
 
@@ -348,10 +350,10 @@ def test_talks_in_turns_find_what_was_read() -> None:
             for k, history in enumerate(histories):
                 history += [(7 * i + turn + k) % 290 + 1 for i in range(9)]
             ids = [engine.add(history, max_new_tokens=4, gamma=2) for history in histories]
-            done = drained(engine)
+            completions = drained(engine)
             for id, history, read in zip(ids, histories, before, strict=True):
-                assert not turn or done[id].stats.cached_tokens >= (read - 1) // 32 * 32
-                history += done[id].tokens
+                assert not turn or completions[id].stats.cached_tokens >= (read - 1) // 32 * 32
+                history += completions[id].tokens
         assert spec.target.pool.size * spec.target.pool.page_bytes <= memory.KEPT  # pyright: ignore
     require_empty(spec)
 
@@ -386,10 +388,10 @@ def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int)
             for event in engine.step():
                 if event.completion is not None:
                     salt, prompt = running.pop(event.id)
-                    known = event.completion.stats.cached_tokens
+                    cached = event.completion.stats.cached_tokens
                     mates = [text for text in shown[salt] if text is not prompt]
-                    assert known % 32 == 0 and known <= len(prompt)
-                    assert not known or any(text[:known] == prompt[:known] for text in mates)
+                    assert cached % 32 == 0 and cached <= len(prompt)
+                    assert not cached or any(text[:cached] == prompt[:cached] for text in mates)
             if aborted and running:
                 engine.abort(running.popitem()[0])
         drained(engine)

@@ -39,20 +39,22 @@ def pair(name: str, runtime: str = "openvino") -> Speculator:
 
 def laws(model: PreTrainedModel, prompt: list[int], new: list[int]) -> Tensor:
     """Logits before every new token, `[len(new), V]`: one forward, no cache."""
-    settings, heard = model.generation_config, model.config.is_encoder_decoder
-    head, source = ([settings.decoder_start_token_id], prompt) if heard else (prompt, None)
-    found = scores(model, [*head, *new[:-1]], source)[len(head) - 1 :].double()
+    settings, encoder_decoder = model.generation_config, model.config.is_encoder_decoder
+    head, source = (
+        ([settings.decoder_start_token_id], prompt) if encoder_decoder else (prompt, None)
+    )
+    logits = scores(model, [*head, *new[:-1]], source)[len(head) - 1 :].double()
     if settings.forced_eos_token_id is not None and len(new) == LIMIT:
-        found[-1] = -torch.inf
-        found[-1, settings.forced_eos_token_id] = 0
-    return found
+        logits[-1] = -torch.inf
+        logits[-1, settings.forced_eos_token_id] = 0
+    return logits
 
 
 def noise(model: PreTrainedModel, prompt: list[int], seed: tuple[int, int]) -> Tensor:
     """Coupled mode's Gumbel noise at the places of new tokens, `[LIMIT, V]`."""
     first = 1 if model.config.is_encoder_decoder else len(prompt)
-    made = [exponentials(RowKey(*seed), first + i, V) for i in range(LIMIT)]
-    return -torch.from_numpy(np.stack(made)).log()
+    exponentials_of = [exponentials(RowKey(*seed), first + i, V) for i in range(LIMIT)]
+    return -torch.from_numpy(np.stack(exponentials_of)).log()
 
 
 def assert_chosen(found: Completion, model: PreTrainedModel, prompt: list[int], added: Tensor):

@@ -47,13 +47,13 @@ def test_runs_of_the_target_and_the_positions_they_score(gamma: int, drafter: st
     }
     target = Counting(P, V)
     spec = Speculator(target, makes[drafter]())
-    (done,) = spec.generate([[1, 2]], gamma=gamma, temperature=1.0, max_new_tokens=40)
-    assert len(done.tokens) == 40 and len(target.runs) == done.stats.target_calls <= 40
-    assert target.runs == [1 + step.drafted for step in done.steps]
+    (completion,) = spec.generate([[1, 2]], gamma=gamma, temperature=1.0, max_new_tokens=40)
+    assert len(completion.tokens) == 40 and len(target.runs) == completion.stats.target_calls <= 40
+    assert target.runs == [1 + step.drafted for step in completion.steps]
     assert max(target.runs) <= gamma + 1
-    assert sum(target.runs) == 40 + done.stats.drafted - done.stats.accepted
+    assert sum(target.runs) == 40 + completion.stats.drafted - completion.stats.accepted
     if drafter == "perfect":
-        assert done.stats.target_calls == -(-40 // (gamma + 1))
+        assert completion.stats.target_calls == -(-40 // (gamma + 1))
 
 
 @pytest.mark.parametrize("gamma", [0, 3, 7])
@@ -72,8 +72,8 @@ def test_each_encoder_runs_once(gamma: int) -> None:
         network.get_encoder().register_forward_hook(count(i))
     target, draft = (Seq2SeqModel(network) for network in networks)
     spec = Speculator(target, LMDrafter(draft, 64), ends=Ends(decoder_start=0))
-    (done,) = spec.generate([[5, 6, 7]], gamma=gamma, max_new_tokens=20)
-    assert len(done.tokens) == 20 and done.stats.target_calls > 2
+    (completion,) = spec.generate([[5, 6, 7]], gamma=gamma, max_new_tokens=20)
+    assert len(completion.tokens) == 20 and completion.stats.target_calls > 2
     assert calls == [1, 1 if gamma else 0]
 
 
@@ -119,12 +119,12 @@ def pair() -> foretoken.Speculator:
 
 def alpha(pair: foretoken.Speculator, drafter, temperature: float, texts: int, n: int) -> float:
     """The paper's protocol: E sum min(p, q) on what the target wrote at that temperature."""
-    params, prompts, found = SamplingParams(temperature), list(PROMPTS[:texts]), []
-    done = pair.generate(prompts, max_new_tokens=n, temperature=temperature, gamma=3, seed=0)
+    params, prompts, estimates = SamplingParams(temperature), list(PROMPTS[:texts]), []
+    completions = pair.generate(prompts, max_new_tokens=n, temperature=temperature, gamma=3, seed=0)
     requests = pair.requests(prompts, SamplingParams(temperature, max_new_tokens=n), 0)
-    for request, one in zip(requests, done, strict=True):
-        found += overlaps(pair.target, drafter, request, one.tokens, params)
-    return fmean(beta or 0.0 for beta in found)
+    for request, one in zip(requests, completions, strict=True):
+        estimates += overlaps(pair.target, drafter, request, one.tokens, params)
+    return fmean(beta or 0.0 for beta in estimates)
 
 
 @shipped

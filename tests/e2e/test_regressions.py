@@ -56,7 +56,7 @@ BAD = {"NaN": ([7], "nan"), r"\+inf": ([7], "inf"), "nothing but -inf": (range(V
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("what", BAD)
-def test_logits_that_are_none_stop_the_call(what: str, temperature: float) -> None:
+def test_invalid_logits_stop_the_call(what: str, temperature: float) -> None:
     """vLLM #41834, #53029: a row of NaN became token 0, or one past the vocabulary."""
     ids, value = BAD[what]
     sick, healthy = copy.deepcopy(target("Llama")), target("Llama")

@@ -68,13 +68,13 @@ def spec(kind: str) -> Speculator:
 def test_six_rows(kind, rule):
     options = {"gamma": 3, "rule": rule}
     together = spec(kind).generate(PROMPTS, WISHES, seed=SEEDS, **options)
-    for prompt, params, seed, found in zip(PROMPTS, WISHES, SEEDS, together, strict=True):
+    for prompt, params, seed, completion in zip(PROMPTS, WISHES, SEEDS, together, strict=True):
         (alone,) = spec(kind).generate([prompt], params, seed=[seed], **options)
-        assert found.tokens == alone.tokens
-        assert found.finish_reason == alone.finish_reason
-        assert [step.kept for step in found.steps] == [step.kept for step in alone.steps]
-        assert (found.logprobs is None) == (params.logprobs is None)
-    assert sum(found.stats.drafted for found in together) > 0
+        assert completion.tokens == alone.tokens
+        assert completion.finish_reason == alone.finish_reason
+        assert [step.kept for step in completion.steps] == [step.kept for step in alone.steps]
+        assert (completion.logprobs is None) == (params.logprobs is None)
+    assert sum(completion.stats.drafted for completion in together) > 0
 
 
 def test_a_coupled_text_follows_from_the_seed_alone_with_controls_too():
@@ -92,7 +92,7 @@ def test_greedy_rows_are_those_of_plain_decoding(kind):
     pair = spec(kind)
     greedy = [i for i, params in enumerate(WISHES) if params.greedy]
     for gamma in 1, 4:
-        found = pair.generate(PROMPTS, WISHES, seed=SEEDS, gamma=gamma)
+        completions = pair.generate(PROMPTS, WISHES, seed=SEEDS, gamma=gamma)
         for i in greedy:
             (plain,) = pair.generate([PROMPTS[i]], WISHES[i], gamma=0)
-            assert found[i].tokens == plain.tokens
+            assert completions[i].tokens == plain.tokens

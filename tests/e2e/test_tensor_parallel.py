@@ -73,8 +73,8 @@ def streaming(options: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[str],
 def followers(pid: int) -> list[int]:
     """The other ranks that a process has started."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(child) for file in children for child in file.read_text().split()]
-    return [child for child in found if b"follower" in command(child)]
+    processes = [int(child) for file in children for child in file.read_text().split()]
+    return [child for child in processes if b"follower" in command(child)]
 
 
 def command(pid: int) -> bytes:

@@ -50,7 +50,7 @@ def compare(case: int) -> None:
     spec = Speculator(forms[0](p, V), LMDrafter(forms[1](q, V), V), ends=Ends(eos))
     penalty, stopping = dice.choice([-0.5, 0.0, 0.5, 1.0, 2.0]), dice.choice(STOPPING)
     prompts = [[dice.randrange(V) for _ in range(dice.randint(1, 4))] for _ in range(2)]
-    found = spec.beam_search(
+    hypotheses = spec.beam_search(
         prompts,
         num_beams=w,
         num_return_sequences=w,
@@ -60,7 +60,7 @@ def compare(case: int) -> None:
         gamma=dice.randint(0, 4),
         draft_beams=w + dice.randint(0, 3),
     )
-    for prompt, beams in zip(prompts, found, strict=True):
+    for prompt, beams in zip(prompts, hypotheses, strict=True):
         law = lambda text, prompt=prompt: p((*prompt, *text))  # noqa: E731
         expected = oracle.beam_search(law, w, limit, eos, penalty, stopping)
         assert [tuple(b.tokens) for b in beams] == [text for text, _ in expected]
@@ -101,8 +101,10 @@ def stock(model, prompt: list[int], limit: int, eos: int | None, **options):
 
 def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
     """The same from full forwards without a cache, in float64."""
-    settings, heard = model.generation_config, model.config.is_encoder_decoder
-    head, source = ([settings.decoder_start_token_id], prompt) if heard else (prompt, None)
+    settings, encoder_decoder = model.generation_config, model.config.is_encoder_decoder
+    head, source = (
+        ([settings.decoder_start_token_id], prompt) if encoder_decoder else (prompt, None)
+    )
 
     def law(text: oracle.Text) -> np.ndarray:
         if settings.forced_eos_token_id is not None and len(text) == limit - 1:
@@ -110,7 +112,7 @@ def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
         return oracle.softmax(scores(model, [*head, *text], source)[-1].double().numpy())
 
     ends = frozenset() if eos is None else frozenset({eos})
-    found = oracle.beam_search(
+    beams = oracle.beam_search(
         law,
         options["num_beams"],
         limit,
@@ -118,7 +120,7 @@ def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
         options["length_penalty"],
         options["early_stopping"],
     )[: options["num_return_sequences"]]
-    return [list(text) for text, _ in found], [score for _, score in found]
+    return [list(text) for text, _ in beams], [score for _, score in beams]
 
 
 def assert_same(beams: list[Beam], model, prompt, limit, eos, **options) -> None:
@@ -140,8 +142,8 @@ def test_beams_are_those_of_transformers(name: str, stopping) -> None:
         plain = speculator(model, "none").beam_search(PROMPTS, max_new_tokens=limit, **options)
         eos = plain[1][0].tokens[4]
         spec = speculator(model, draft, eos)
-        found = spec.beam_search(PROMPTS, max_new_tokens=limit, **options)
-        for prompt, without, beams in zip(PROMPTS, plain, found, strict=True):
+        hypotheses = spec.beam_search(PROMPTS, max_new_tokens=limit, **options)
+        for prompt, without, beams in zip(PROMPTS, plain, hypotheses, strict=True):
             assert_same(without, model, prompt, limit, None, **options)
             assert_same(beams, model, prompt, limit, eos, **options)
             assert [b.finish_reason == "stop" for b in beams] == [
@@ -156,8 +158,8 @@ def test_a_text_model_drafts_for_an_encoder_decoder() -> None:
     model, draft = target("T5"), network("Llama", 0)
     options = {"num_beams": 3, "num_return_sequences": 2}
     options |= {"length_penalty": 1.0, "early_stopping": False}
-    found = speculator(model, draft).beam_search(PROMPTS, max_new_tokens=8, **options)
-    for prompt, beams in zip(PROMPTS, found, strict=True):
+    hypotheses = speculator(model, draft).beam_search(PROMPTS, max_new_tokens=8, **options)
+    for prompt, beams in zip(PROMPTS, hypotheses, strict=True):
         assert_same(beams, model, prompt, 8, None, **options)
         assert beams[0].stats.draft_calls > 0
 
@@ -181,9 +183,9 @@ def test_fewer_target_calls_where_alpha_is_0_8() -> None:
 
 def test_a_perfect_draft_is_followed_all_the_way() -> None:
     p = oracle.random_model(3, 8)
-    found = tables(p, p, 8).beam_search([1], max_new_tokens=12, gamma=3)[0][0]
-    assert found.stats.depths == (3, 3, 3)
-    assert found.stats.target_calls == 3
+    best = tables(p, p, 8).beam_search([1], max_new_tokens=12, gamma=3)[0][0]
+    assert best.stats.depths == (3, 3, 3)
+    assert best.stats.target_calls == 3
 
 
 def test_negative_control_without_the_look_for_missing_beams(monkeypatch) -> None:

@@ -122,10 +122,10 @@ def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
         SamplingParams(temperature=1.0, top_p=0.6),
         SamplingParams(temperature=0.0),
     ):
-        found = Case(
+        setting = Case(
             lambda: Table(p, 3), lambda: LMDrafter(Table(q, 3), 3, own), RULES[rule], 2, params
         )
-        assert bias(found, p, monkeypatch) < 1e-12
+        assert bias(setting, p, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -210,9 +210,9 @@ def off(found: Case, monkeypatch, *, automaton: bool = False) -> float:
     """Total variation from the law that this file makes of the target's."""
     (row,) = found.rows
     assert found.params is not None
-    given = len(row.source or ())
+    source_length = len(row.source or ())
     own = controlled(
-        P, found.params, len(row.prompt), source=given, eos=row.eos, automaton=automaton
+        P, found.params, len(row.prompt), source=source_length, eos=row.eos, automaton=automaton
     )
     return bias(found, own, monkeypatch)
 
@@ -240,8 +240,8 @@ def test_every_drafter(kind, rule, monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_mask_automaton(kind, rule, monkeypatch):
-    found = case(kind, rule, matcher=Automaton)
-    assert off(found, monkeypatch, automaton=True) < rounding(kind)
+    setting = case(kind, rule, matcher=Automaton)
+    assert off(setting, monkeypatch, automaton=True) < rounding(kind)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -260,7 +260,7 @@ def test_an_encoder_decoder(kind, rule, monkeypatch):
     params = sampled(
         encoder_repetition_penalty=1.5, encoder_no_repeat_ngram_size=2, no_repeat_ngram_size=2
     )
-    found = Case(
+    setting = Case(
         lambda: Table(P, V, encoder_decoder=True),
         {
             "lm": lambda: LMDrafter(Table(random_model(2, V), V, encoder_decoder=True), V),
@@ -272,7 +272,7 @@ def test_an_encoder_decoder(kind, rule, monkeypatch):
         params,
         rows=(Request([0], 100, KEY, ENDS, source=[2, 1, 1]),),
     )
-    assert off(found, monkeypatch) < 1e-12
+    assert off(setting, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -287,10 +287,10 @@ def test_a_guess_that_the_controls_forbid(kind, rule, monkeypatch):
         {"params": sampled(no_repeat_ngram_size=2)},
         {"matcher": Automaton},
     ):
-        found = case(always if kind == "always" else kind, rule, rows=(row,), **changes)
-        assert off(found, monkeypatch, automaton="matcher" in changes) < 1e-12
+        setting = case(always if kind == "always" else kind, rule, rows=(row,), **changes)
+        assert off(setting, monkeypatch, automaton="matcher" in changes) < 1e-12
         if "matcher" not in changes:
-            assert all(text[:1] != (2,) for (text,) in law_of(found, monkeypatch))
+            assert all(text[:1] != (2,) for (text,) in law_of(setting, monkeypatch))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -301,9 +301,9 @@ def test_an_end_that_is_guessed_inside_the_block(certain, rule, monkeypatch):
     end = lambda text: np.array([0.1, 0.8, 0.1])  # noqa: E731
     drafter = (lambda: Certain(end)) if certain else (lambda: Guesser(end))
     params = sampled(min_new_tokens=1, repetition_penalty=1.5, no_repeat_ngram_size=2)
-    found = case(drafter, rule, params)
-    assert off(found, monkeypatch) < 1e-12
-    texts = {text for (text,) in law_of(found, monkeypatch)}
+    setting = case(drafter, rule, params)
+    assert off(setting, monkeypatch) < 1e-12
+    texts = {text for (text,) in law_of(setting, monkeypatch)}
     assert all(1 not in text[:-1] and text != (1,) for text in texts)
     assert any(len(text) == 2 and text[-1] == 1 for text in texts)
 
@@ -314,9 +314,9 @@ def test_a_dead_end_behind_guesses(kind, rule, monkeypatch):
     """No text goes past it, though a draft that knows of no controls guesses beyond, and beyond it
     there are possible tokens again."""
     row = Request([0, 2, 0, 1], 100, KEY)  # a second 0 is followed by 0, a third by nothing
-    found = case(kind, rule, sampled(no_repeat_ngram_size=2), rows=(row,))
-    assert off(found, monkeypatch) < 1e-12
-    texts = {text for (text,) in law_of(found, monkeypatch)}
+    setting = case(kind, rule, sampled(no_repeat_ngram_size=2), rows=(row,))
+    assert off(setting, monkeypatch) < 1e-12
+    texts = {text for (text,) in law_of(setting, monkeypatch)}
     assert (0, 0) in texts and any(len(text) > 3 for text in texts)
 
 
@@ -346,10 +346,10 @@ def test_rows_with_controls_of_their_own(rule, monkeypatch):
     assert not together
     for row in rows:  # and alone each has the law of its controls
         own = controlled(p, row.params, len(row.prompt))
-        found = Case(
+        setting = Case(
             lambda: Table(p, 2), lambda: UniformDrafter(2), RULES[rule], 1, None, (row,), 2
         )
-        assert bias(found, own, monkeypatch) < 1e-12
+        assert bias(setting, own, monkeypatch) < 1e-12
 
 
 class AtTheStart:
@@ -424,8 +424,8 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_mistakes_are_seen(lie, rule, monkeypatch):
     """Each of them without its last entry is a case above, and passes."""
-    found = case("lm", rule, **LIES[lie])
-    assert off(found, monkeypatch, automaton="matcher" in LIES[lie]) > VISIBLE
+    setting = case("lm", rule, **LIES[lie])
+    assert off(setting, monkeypatch, automaton="matcher" in LIES[lie]) > VISIBLE
 
 
 @pytest.mark.prove
@@ -443,5 +443,5 @@ def test_proof_every_control_and_drafter(kind, name, rule, monkeypatch):
 @pytest.mark.parametrize(("gamma", "steps"), [(3, 2), (1, 4)])
 def test_proof_larger(gamma, steps, kind, name, rule, monkeypatch):
     changes = {"matcher": Automaton} if name == "mask" else {"params": CONTROLS[name]}
-    found = replace(case(kind, rule, **changes), gamma=gamma, steps=steps)
-    assert off(found, monkeypatch, automaton=name == "mask") < rounding(kind)
+    setting = replace(case(kind, rule, **changes), gamma=gamma, steps=steps)
+    assert off(setting, monkeypatch, automaton=name == "mask") < rounding(kind)

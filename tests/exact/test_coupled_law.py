@@ -57,8 +57,8 @@ def pairs(draw: type[Race], p: np.ndarray, q: np.ndarray) -> dict[tuple[int, int
     law: dict[tuple[int, int], float] = {}
     wave = [World({})]
     while wave:
-        made = type("ThisWave", (draw,), {"wave": wave})
-        each = made([RowKey(w, 0) for w in range(len(wave))], [1] * len(wave), SAMPLED)
+        kind = type("ThisWave", (draw,), {"wave": wave})
+        each = kind([RowKey(w, 0) for w in range(len(wave))], [1] * len(wave), SAMPLED)
         guesses = each(torch.tensor(np.tile(q, (len(wave), 1))), 0).tolist()
         own = each.winners(torch.tensor(np.tile(p, (len(wave), 1, 1))))[:, 0].tolist()
         for world, *pair in zip(wave, guesses, own, strict=True):

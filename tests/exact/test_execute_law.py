@@ -129,12 +129,12 @@ def test_more_guesses_are_right_more_often(branches: Branches, pair: int) -> Non
 
 def with_replacement(p, q, guesses) -> SampleLaw:
     """q does not lose the guess that was not kept, though it is not drawn again."""
-    kept, rest = [], 1.0
+    masses, rest = [], 1.0
     for x in guesses:
-        kept.append(rest * min(1.0, p[x] / q[x]))
-        rest -= kept[-1]
+        masses.append(rest * min(1.0, p[x] / q[x]))
+        rest -= masses[-1]
         p = normalized(np.maximum(p - q, 0.0), otherwise=p)
-    return SampleLaw(np.array([*kept, max(0.0, rest)]), p, 0.0)
+    return SampleLaw(np.array([*masses, max(0.0, rest)]), p, 0.0)
 
 
 def without_residual(p, q, guesses) -> SampleLaw:
@@ -145,9 +145,9 @@ def likeliest_first(p, q, guesses) -> SampleLaw:
     """The guesses are judged in another order than they were drawn in."""
     order = sorted(range(len(guesses)), key=lambda i: -p[guesses[i]])
     judged = sample_law(p, q, [guesses[i] for i in order])
-    kept = np.zeros(len(guesses) + 1)
-    kept[[*order, len(guesses)]] = judged.kept
-    return judged._replace(kept=kept)
+    totals = np.zeros(len(guesses) + 1)
+    totals[[*order, len(guesses)]] = judged.kept
+    return judged._replace(kept=totals)
 
 
 @pytest.mark.parametrize("wrong", [with_replacement, without_residual, likeliest_first])

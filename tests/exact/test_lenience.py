@@ -61,8 +61,8 @@ def naive(verify, guess, lenience, steps=2):
 def test_two_steps_have_the_law_of_the_appendix(rule, kind, lenience, monkeypatch):
     """Algorithm 1 by the printed comparison and norm((p - q)+), nothing said of another law."""
     drafter, guess = KINDS[kind]
-    found = texts_of(monkeypatch, drafter, RULES[rule], lenience)
-    assert tv(found, naive(NAIVE[rule], guess, lenience)) < 1e-12
+    texts = texts_of(monkeypatch, drafter, RULES[rule], lenience)
+    assert tv(texts, naive(NAIVE[rule], guess, lenience)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,8 +75,8 @@ def test_a_step_is_exact_for_another_law(rule, kind, monkeypatch):
         whole = (*PROMPT, *text)
         return lenient_law(P(whole), guess(whole), 0.3) if len(text) < GAMMA else P(whole)
 
-    found = texts_of(monkeypatch, drafter, RULES[rule], 0.3, steps=1)
-    assert tv(extend(found, other, GAMMA + 1), joint(other, GAMMA + 1)) < 1e-12
+    texts = texts_of(monkeypatch, drafter, RULES[rule], 0.3, steps=1)
+    assert tv(extend(texts, other, GAMMA + 1), joint(other, GAMMA + 1)) < 1e-12
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
@@ -112,9 +112,9 @@ def test_the_recorded_biases_bound_the_distance(rule, lenience, monkeypatch):
 def test_greedy_lenience(kind, lenience, monkeypatch):
     """Two steps at temperature 0; no token has less than l times the likeliest's probability."""
     drafter, guess = KINDS[kind]
-    found = texts_of(monkeypatch, drafter, block, lenience, params=SamplingParams())
-    assert tv(found, naive(oracle.lenient_greedy, guess, lenience)) < 1e-12
-    for text in found:
+    texts = texts_of(monkeypatch, drafter, block, lenience, params=SamplingParams())
+    assert tv(texts, naive(oracle.lenient_greedy, guess, lenience)) < 1e-12
+    for text in texts:
         for i, token in enumerate(text):
             law = P((*PROMPT, *text[:i]))
             assert law[token] >= lenience * law.max() - 1e-12
@@ -151,8 +151,8 @@ def bonus_too(p, q, x, lengths):
 
 @pytest.mark.parametrize("rule", [upside_down, other_residual, bonus_too, speculative])
 def test_what_is_not_lenience_is_seen(rule, monkeypatch):
-    found = texts_of(monkeypatch, KINDS["q"][0], rule, 1.0)
-    assert tv(found, naive(oracle.algorithm1, Q, 0.3)) > VISIBLE
+    texts = texts_of(monkeypatch, KINDS["q"][0], rule, 1.0)
+    assert tv(texts, naive(oracle.algorithm1, Q, 0.3)) > VISIBLE
 
 
 def test_the_printed_greedy_inequality_is_not_ours(monkeypatch):
@@ -164,5 +164,5 @@ def test_the_printed_greedy_inequality_is_not_ours(monkeypatch):
             n += 1
         return [(1.0, n, np.eye(V)[int(p[n].argmax())])]
 
-    found = texts_of(monkeypatch, KINDS["q"][0], block, 0.3, params=SamplingParams())
-    assert tv(found, naive(printed, Q, 0.3)) > VISIBLE
+    texts = texts_of(monkeypatch, KINDS["q"][0], block, 0.3, params=SamplingParams())
+    assert tv(texts, naive(printed, Q, 0.3)) > VISIBLE

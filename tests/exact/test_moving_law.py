@@ -86,8 +86,8 @@ class Course:
     def _run(self, wave: list[World], patch: pytest.MonkeyPatch) -> list[tuple[Text, ...]]:
         judge = check(1, self.rule, 1.0)
         patch.setattr(type(judge), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
-        made = Scheduler(self.target(), self.drafter(), MANY)
-        made.pace = TwoByTwo()
+        sched = Scheduler(self.target(), self.drafter(), MANY)
+        sched.pace = TwoByTwo()
         sampled = SamplingParams(1.0)
         rows = {
             (w, b): Row.of(
@@ -100,9 +100,9 @@ class Course:
             coming = [name for name in rows if self.arrivals[name[1]].comes == now]
             policies = [Fixed(self.arrivals[b].gamma) for _, b in coming]
             tasks = zip(coming, policies, strict=True)
-            made.submit([Task(rows[name], judge, policy) for name, policy in tasks])
-            made.step()
-            behind = {row.behind > 1 for row in made.batch.rows}
+            sched.submit([Task(rows[name], judge, policy) for name, policy in tasks])
+            sched.step()
+            behind = {row.behind > 1 for row in sched.batch.rows}
             self.beside += behind == {True, False}
         assert all(row.finish_reason == "length" for row in rows.values())
         texts = [tuple(row.new_tokens) for row in rows.values()]
@@ -115,18 +115,18 @@ def expected(arrivals: tuple[Arrival, ...]) -> dict[tuple[Text, ...], float]:
     laws = [
         joint(lambda text, each=each: P((*each.prompt, *text)), each.limit) for each in arrivals
     ]
-    made: dict[tuple[Text, ...], float] = {}
+    result: dict[tuple[Text, ...], float] = {}
     for texts in product(*laws):
         chances = [law[text] for law, text in zip(laws, texts, strict=True)]
-        made[texts] = float(torch.tensor(chances, dtype=torch.float64).prod())
-    return made
+        result[texts] = float(torch.tensor(chances, dtype=torch.float64).prod())
+    return result
 
 
 def off(course: Course, patch: pytest.MonkeyPatch) -> float:
     """Total variation of the joint law from the product."""
-    found, own = course.law(patch), expected(course.arrivals)
-    assert abs(sum(found.values()) - 1) < 1e-12
-    return 0.5 * sum(abs(found.get(t, 0.0) - own.get(t, 0.0)) for t in found.keys() | own.keys())
+    law, own = course.law(patch), expected(course.arrivals)
+    assert abs(sum(law.values()) - 1) < 1e-12
+    return 0.5 * sum(abs(law.get(t, 0.0) - own.get(t, 0.0)) for t in law.keys() | own.keys())
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -64,12 +64,12 @@ def test_any_prediction(prediction, temperature, monkeypatch):
 @pytest.mark.parametrize("drafter", ["none", "lm"])
 def test_a_row_beside_one_without(drafter, monkeypatch):
     """Their joint law is the product: neither knows the other's guesses."""
-    found = law_of(case(drafter, (row((1, 2, 0)), row()), steps=1), monkeypatch)
+    law = law_of(case(drafter, (row((1, 2, 0)), row()), steps=1), monkeypatch)
     firsts: dict[tuple[int, int], float] = {}
-    for (a, b), weight in found.items():
+    for (a, b), weight in law.items():
         firsts[a[0], b[0]] = firsts.get((a[0], b[0]), 0.0) + weight
     own = P((0,))
-    assert any(len(a) > 1 for a, _ in found) and len(firsts) == V * V
+    assert any(len(a) > 1 for a, _ in law) and len(firsts) == V * V
     for (a, b), weight in firsts.items():
         assert weight == pytest.approx(float(own[a] * own[b]), abs=1e-12)
 
@@ -86,7 +86,7 @@ class ClaimsLaw(GivenDrafter):
 
 
 def test_a_lie_about_it_is_seen(monkeypatch):
-    told = case("none", (row((1, 2, 0, 1, 2)),))
-    assert bias(told, P, monkeypatch) < 1e-12
+    setting = case("none", (row((1, 2, 0, 1, 2)),))
+    assert bias(setting, P, monkeypatch) < 1e-12
     monkeypatch.setattr(batch, "GivenDrafter", ClaimsLaw)
-    assert bias(told, P, monkeypatch) > VISIBLE
+    assert bias(setting, P, monkeypatch) > VISIBLE

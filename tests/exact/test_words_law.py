@@ -167,10 +167,10 @@ def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
 @pytest.mark.parametrize("kind", ["shared", "written"])
 def test_its_guesses_are_judged(kind, monkeypatch):
     """That something is proved at all, ways on at the seam included."""
-    found = []
+    laws = []
 
     def spied(text, before):
-        found.extend(ways_on(text, before))
+        laws.extend(ways_on(text, before))
         return ways_on(text, before)
 
     monkeypatch.setattr(translated, "ways_on", spied)
@@ -178,7 +178,7 @@ def test_its_guesses_are_judged(kind, monkeypatch):
     for _ in Batch(Table(P, V), DRAFTERS[kind]()).run(rows, choose(block), Fixed(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
-    assert found
+    assert laws
 
 
 @pytest.mark.parametrize("law", [unnormalized, untranslated])

@@ -150,8 +150,8 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
         for b, request in enumerate(case.rows)
     ]
     for row in rows:
-        made = chain(row.request, target.vocab_size, matcher=case.matcher())
-        row.controls = case.controls(made)
+        controls = chain(row.request, target.vocab_size, matcher=case.matcher())
+        row.controls = case.controls(controls)
     run = Batch(target, case.drafter()).run(rows, judge, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)

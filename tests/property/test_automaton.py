@@ -49,9 +49,9 @@ def test_every_run_is_counted_with_what_followed(changes):
     automaton, text = grown(changes)
     runs = {tuple(text[i:j]) for j in range(len(text) + 1) for i in range(max(0, j - 7), j)}
     for run in (list(run) for run in runs if min(run) >= 0):
-        state, found = automaton.find(run)
+        state, length = automaton.find(run)
         places = ends(text, run)
-        assert found == len(run)
+        assert length == len(run)
         assert (automaton.count[state], automaton.recent[state]) == (len(places), places[-1])
         after = [text[i] for i in places if i < len(text)]
         assert automaton.continued(state) == len(after)

@@ -60,31 +60,31 @@ class Callers(RuleBasedStateMachine):
     def wish(self, data: st.DataObject) -> Asked:
         return data.draw(requests(self.how, RUNTIMES[self.runtime].noise() > 0))
 
-    def predicting(self, asked: Asked, how: str) -> Asked:
+    def predicting(self, wish: Asked, how: str) -> Asked:
         """The same request, with a prediction of its text."""
-        own = self.alone(asked).tokens if how in ("right", "edited") else []
+        own = self.alone(wish).tokens if how in ("right", "edited") else []
         texts = {"right": own, "edited": [*own[:2], 7, *own[4:]], "useless": [301] * 9}
-        return replace(asked, prediction=tuple(texts.get(how, ())))
+        return replace(wish, prediction=tuple(texts.get(how, ())))
 
     @rule(
         data=st.data(), prediction=st.sampled_from(["none", "none", "right", "edited", "useless"])
     )
     def add(self, data: st.DataObject, prediction: str) -> None:
-        asked = self.predicting(self.wish(data), prediction)
+        wish = self.predicting(self.wish(data), prediction)
         room = self.rows + WAITING - len(self.asked)
         try:
             id = self.engine.add(
-                list(asked.prompt),
-                cache_salt=asked.salt,
+                list(wish.prompt),
+                cache_salt=wish.salt,
                 priority=data.draw(st.integers(0, 1)),
-                prediction=list(asked.prediction),
-                **asked.options,
+                prediction=list(wish.prediction),
+                **wish.options,
             )
         except InputError as error:
             assert not room and "requests wait already" in str(error)
             return
         assert room > 0 and id not in self.tokens
-        self.asked[id], self.tokens[id], self.texts[id] = asked, [], ""
+        self.asked[id], self.tokens[id], self.texts[id] = wish, [], ""
 
     @rule(steps=st.integers(1, 4))
     def step(self, steps: int) -> None:
@@ -93,27 +93,32 @@ class Callers(RuleBasedStateMachine):
                 self.told(event)
 
     def told(self, event: Event) -> None:
-        asked = self.asked[event.id]  # nothing of what has ended
+        wish = self.asked[event.id]  # nothing of what has ended
         self.tokens[event.id] += event.tokens
         self.texts[event.id] += event.text or ""
-        done = event.completion
-        assert (done is None) == (event.finish_reason is None)
-        if asked.params.logprobs is not None:
+        completion = event.completion
+        assert (completion is None) == (event.finish_reason is None)
+        if wish.params.logprobs is not None:
             assert len(event.logprobs or []) == len(event.tokens)
-        self.alone.require(asked, self.tokens[event.id], done)
-        if done is None:
+        self.alone.require(wish, self.tokens[event.id], completion)
+        if completion is None:
             return
-        assert done.tokens == self.tokens[event.id] and done.text == self.texts[event.id]
-        assert done.finish_reason == event.finish_reason and done.seed == (asked.seed, 1)
-        stats = done.stats
-        assert stats.rounds == len(done.steps) and len(done.tokens) <= asked.params.max_new_tokens
+        assert (
+            completion.tokens == self.tokens[event.id] and completion.text == self.texts[event.id]
+        )
+        assert completion.finish_reason == event.finish_reason and completion.seed == (wish.seed, 1)
+        stats = completion.stats
+        assert (
+            stats.rounds == len(completion.steps)
+            and len(completion.tokens) <= wish.params.max_new_tokens
+        )
         assert stats.accepted <= stats.drafted
-        assert sum((step.kept for step in done.steps), ()) == tuple(done.tokens)
+        assert sum((step.kept for step in completion.steps), ()) == tuple(completion.tokens)
         assert stats.cached_tokens == 0 or self.kept
-        self.seen.update([done.finish_reason])
+        self.seen.update([completion.finish_reason])
         self.seen["accepted"] += stats.accepted
         self.seen["rejected"] += stats.drafted - stats.accepted
-        self.seen["predicted"] += sum(step.accepted for step in done.steps if step.predicted)
+        self.seen["predicted"] += sum(step.accepted for step in completion.steps if step.predicted)
         self.seen["cached"] += stats.cached_tokens
         del self.asked[event.id]
         self.over[event.id] = "finished"
@@ -149,35 +154,35 @@ class Callers(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
-        asked = self.wish(data)
-        made = self.spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
-        judge = moving.check(asked.gamma, self.how, 1.0)
-        (done,) = self.spec.completions(self.spec.rows(made), judge, asked.gamma)
-        self.alone.require(asked, done.tokens, done)
+        wish = self.wish(data)
+        made = self.spec.requests([list(wish.prompt)], [wish.params], [(wish.seed, 1)])
+        judge = moving.check(wish.gamma, self.how, 1.0)
+        (completion,) = self.spec.completions(self.spec.rows(made), judge, wish.gamma)
+        self.alone.require(wish, completion.tokens, completion)
 
     @precondition(lambda self: self.pieces is None)
     @rule(data=st.data())
     def open_a_stream(self, data: st.DataObject) -> None:
-        asked = self.wish(data)
-        options = {**asked.options, "seed": [(asked.seed, 1)], "rule": self.how}
-        self.pieces = asked, self.spec.stream([list(asked.prompt)], **options), []
+        wish = self.wish(data)
+        options = {**wish.options, "seed": [(wish.seed, 1)], "rule": self.how}
+        self.pieces = wish, self.spec.stream([list(wish.prompt)], **options), []
 
     @precondition(lambda self: self.pieces is not None)
     @rule(count=st.integers(1, 3), leave=st.booleans())
     def read_the_stream(self, count: int, leave: bool) -> None:
         assert self.pieces is not None
-        asked, pieces, tokens = self.pieces
+        wish, pieces, tokens = self.pieces
         try:
             for _ in range(count):
                 tokens += next(pieces).tokens
         except StopIteration as end:
-            self.alone.require(asked, tokens, end.value)
+            self.alone.require(wish, tokens, end.value)
             self.pieces = None
         except Exception:
-            assert self.alone(asked).error is not None
+            assert self.alone(wish).error is not None
             self.pieces = None
         else:
-            self.alone.require(asked, tokens, None)
+            self.alone.require(wish, tokens, None)
             if leave:
                 pieces.close()
                 self.pieces = None
@@ -237,12 +242,12 @@ QUIET = {
 def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> Counter[str]:
     """How its requests ended, and how many guesses were kept."""
     moving.steady_times(patch)
-    seen = Counter[str]()
-    machine = type("CallersOn", (Callers,), {"runtime": runtime, "seen": seen})
+    counts = Counter[str]()
+    machine = type("CallersOn", (Callers,), {"runtime": runtime, "seen": counts})
     chosen = settings(max_examples=examples, stateful_step_count=steps, **QUIET)
     run_state_machine_as_test(machine, settings=chosen)
-    print(f"{runtime}: {dict(seen)}")
-    return seen
+    print(f"{runtime}: {dict(counts)}")
+    return counts
 
 
 @pytest.mark.parametrize("runtime", ["table", "torch"])
@@ -253,10 +258,10 @@ def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.prove
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_proof_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = play(runtime, monkeypatch, 40, 40)
+    counts = play(runtime, monkeypatch, 40, 40)
     assert (
-        min(seen[end] for end in ("stop", "length", "error", "accepted", "rejected", "predicted"))
+        min(counts[end] for end in ("stop", "length", "error", "accepted", "rejected", "predicted"))
         > 0
     )
-    assert seen["error"] < seen["length"] + seen["stop"]
-    assert (seen["cached"] > 0) <= runtime.startswith("paged")
+    assert counts["error"] < counts["length"] + counts["stop"]
+    assert (counts["cached"] > 0) <= runtime.startswith("paged")

@@ -35,9 +35,9 @@ def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
         after = [(whole[i], i) for i in places if whole[i] != BARRIER]
         if not after:
             break
-        seen = [token for token, _ in after]
-        token = max(after, key=lambda found: (seen.count(found[0]), found[1]))[0]
-        chance *= seen.count(token) / (len(places) + 1 / (matched + len(guesses)))
+        tokens = [token for token, _ in after]
+        token = max(after, key=lambda found: (tokens.count(found[0]), found[1]))[0]
+        chance *= tokens.count(token) / (len(places) + 1 / (matched + len(guesses)))
         if chance < SURE:
             break
         guesses.append(token)
@@ -63,9 +63,9 @@ def test_guesses_are_those_of_a_full_search(rows, data):
     for _ in range(4):
         gamma = [data.draw(st.integers(0, 6)) for _ in texts]
         assert guesses(drafter, gamma) == list(map(naive, sources, texts, gamma))
-        kept = [data.draw(st.lists(IDS, max_size=4)) for _ in texts]
-        drafter.commit(kept)
-        for text, tokens in zip(texts, kept, strict=True):
+        commits = [data.draw(st.lists(IDS, max_size=4)) for _ in texts]
+        drafter.commit(commits)
+        for text, tokens in zip(texts, commits, strict=True):
             text.extend(tokens)
         gone = data.draw(st.sets(st.integers(0, len(texts) - 1)) if texts else st.just(set()))
         drafter.leave(sorted(gone))

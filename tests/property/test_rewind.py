@@ -79,13 +79,15 @@ def test_going_back(kind, data):
     temperature = data.draw(st.sampled_from([0.0, 1.0]))
     new: list[list[int]] = [[], []]
     for _ in range(3):
-        kept = [data.draw(IDS) for _ in texts]
+        commits = [data.draw(IDS) for _ in texts]
         if data.draw(st.booleans()):  # what is kept is then some guesses and one more token
-            made = drafter.propose([data.draw(st.integers(0, 3)) for _ in texts], draw([1, 3], 1.0))
-            guesses = zip(made.tokens.tolist(), made.lengths.tolist(), kept, strict=True)
-            kept = [[*ids[: min(n, len(own))], 1] for ids, n, own in guesses]
-        drafter.commit([list(x) for x in kept])
-        new = [x + y for x, y in zip(new, kept, strict=True)]
+            draft = drafter.propose(
+                [data.draw(st.integers(0, 3)) for _ in texts], draw([1, 3], 1.0)
+            )
+            guesses = zip(draft.tokens.tolist(), draft.lengths.tolist(), commits, strict=True)
+            commits = [[*ids[: min(n, len(own))], 1] for ids, n, own in guesses]
+        drafter.commit([list(x) for x in commits])
+        new = [x + y for x, y in zip(new, commits, strict=True)]
         back = [data.draw(st.integers(0, len(x))) for x in new]
         if data.draw(st.booleans()):
             drafter.propose([2, 3], draw([1, 3], 1.0))
@@ -96,5 +98,5 @@ def test_going_back(kind, data):
     fresh.commit([list(x) for x in new])
     lengths = [len(text) + len(x) for text, x in zip(texts, new, strict=True)]
     gamma = [data.draw(st.integers(0, 4)) for _ in texts]
-    found = drafter.propose(list(gamma), draw(lengths, temperature))
-    assert same(found, fresh.propose(list(gamma), draw(lengths, temperature)))
+    proposal = drafter.propose(list(gamma), draw(lengths, temperature))
+    assert same(proposal, fresh.propose(list(gamma), draw(lengths, temperature)))

@@ -59,11 +59,11 @@ def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
     ids=["speculative", "block", "certain", "model"],
 )
 def test_honest_pairs_pass(drafter, rule):
-    found = issue(drafter(), rule=rule)
-    assert found.verdict == "lossless" and found.faults == []
-    assert found.identity.same == found.identity.tokens == 96
-    assert found.shapes.noise == 0 and found.guesses > 300
-    least = min(control.p_value for control in found.controls if control.p_value is not None)
+    certificate = issue(drafter(), rule=rule)
+    assert certificate.verdict == "lossless" and certificate.faults == []
+    assert certificate.identity.same == certificate.identity.tokens == 96
+    assert certificate.shapes.noise == 0 and certificate.guesses > 300
+    least = min(control.p_value for control in certificate.controls if control.p_value is not None)
     assert least < 1e-20  # the controls are not found by luck
 
 
@@ -75,11 +75,11 @@ def test_a_weak_draft_in_coupled_mode_passes(kind):
     if kind == "cascade":
         drafter = CascadeDrafter(TableModel(random_model(32, wide), wide), drafter)
     gamma, texts = (7, 128) if kind == "uniform" else (4, 64)
-    found = issue(drafter, TableModel(law, wide), rule="coupled", gamma=gamma, texts=texts)
-    assert found.verdict == "lossless" and found.faults == []
-    (counted,) = {test.n for test in found.tests if test.of == "guesses"}
+    certificate = issue(drafter, TableModel(law, wide), rule="coupled", gamma=gamma, texts=texts)
+    assert certificate.verdict == "lossless" and certificate.faults == []
+    (counted,) = {test.n for test in certificate.tests if test.of == "guesses"}
     places = len(PROMPTS) * texts * (2 * gamma + 1)
-    assert places / 4 < counted <= places < found.guesses  # at most once a place
+    assert places / 4 < counted <= places < certificate.guesses  # at most once a place
 
 
 def test_a_liar_in_coupled_mode_is_found():
@@ -94,16 +94,20 @@ def test_one_prompt_is_a_list_of_one():
 def test_more_prompts_than_are_sampled():
     """Greedy text is compared on all of them, sampled text and controls keep to the first ones."""
     prompts = [[i % V, i // V] for i in range(SAMPLED + 10)]
-    found = issue(prompts=prompts, texts=16)
-    assert found.verdict == "lossless" and found.prompts == len(prompts)
-    assert {test.n for test in found.tests if test.of == "tokens"} == {SAMPLED * 16 * PLAN.length}
+    certificate = issue(prompts=prompts, texts=16)
+    assert certificate.verdict == "lossless" and certificate.prompts == len(prompts)
+    assert {test.n for test in certificate.tests if test.of == "tokens"} == {
+        SAMPLED * 16 * PLAN.length
+    }
 
 
 def test_every_law_is_certified():
     laws = (SamplingParams(1.0), SamplingParams(0.7, top_k=3))
-    found = issue(laws=laws, texts=48)
-    assert found.verdict == "lossless"
-    assert sum(test.name.startswith("temperature 0.7, top-k 3: ") for test in found.tests) == 9
+    certificate = issue(laws=laws, texts=48)
+    assert certificate.verdict == "lossless"
+    assert (
+        sum(test.name.startswith("temperature 0.7, top-k 3: ") for test in certificate.tests) == 9
+    )
 
 
 def upside_down(p, q, x, lengths):
@@ -156,9 +160,9 @@ BROKEN_RULES = {
 
 @pytest.mark.parametrize("name", BROKEN_RULES)
 def test_a_broken_rule_is_found(name):
-    found = issue(rule=BROKEN_RULES[name])
-    assert found.verdict == "not lossless"
-    assert min(test.p_value for test in found.failed) < 1e-8
+    certificate = issue(rule=BROKEN_RULES[name])
+    assert certificate.verdict == "not lossless"
+    assert min(test.p_value for test in certificate.failed) < 1e-8
 
 
 @pytest.mark.parametrize("liar", [GreedyClaimsLaw, RoundedClaim, Dropper])
@@ -167,8 +171,10 @@ def test_a_drafter_that_lies_is_found(liar):
 
 
 def test_a_rounded_q_is_named():
-    found = issue(RoundedClaim(Q))
-    assert "drawn from another law than the q reported, total variation 0.0" in found.faults[-1]
+    certificate = issue(RoundedClaim(Q))
+    assert (
+        "drawn from another law than the q reported, total variation 0.0" in certificate.faults[-1]
+    )
 
 
 class OwnDice(GreedyClaimsLaw):
@@ -204,8 +210,8 @@ def test_noise_that_is_used_twice_is_found(drafter, changes, monkeypatch):
         return self._drawn(law, 0, Purpose.DRAFT)
 
     monkeypatch.setattr(Draw, "next_token", again)
-    found = issue(drafter(), **changes)
-    assert min(test.p_value for test in found.failed) < 1e-8
+    certificate = issue(drafter(), **changes)
+    assert min(test.p_value for test in certificate.failed) < 1e-8
 
 
 class NoPenalty(TableModel):
@@ -236,8 +242,10 @@ class OffAlone(TableModel):
 
 
 def test_a_bug_of_single_rows_is_found():
-    found = issue(target=OffAlone(P, V), texts=16)
-    assert not found.shapes.ok and any(one.verdict == "bug" for one in found.identity.differences)
+    certificate = issue(target=OffAlone(P, V), texts=16)
+    assert not certificate.shapes.ok and any(
+        one.verdict == "bug" for one in certificate.identity.differences
+    )
 
 
 def test_texts_of_every_prompt_are_sampled_alone():
@@ -245,8 +253,8 @@ def test_texts_of_every_prompt_are_sampled_alone():
 
     def tokens(model: TableModel) -> list[list[int]]:
         spec = Speculator(model, Guesser(Q))
-        made = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
-        return [row.tokens for _, rows in made for row in rows]
+        batches = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
+        return [row.tokens for _, rows in batches for row in rows]
 
     pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
     alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}
@@ -265,9 +273,9 @@ class HalfOff(TableModel):
 
 
 def test_the_tolerance_is_that_of_the_computation():
-    found = issue(target=HalfOff(P, V), texts=16)
-    assert found.shapes.dtype == "float32" and found.shapes.allowed < 1e-3
-    assert not found.shapes.ok
+    certificate = issue(target=HalfOff(P, V), texts=16)
+    assert certificate.shapes.dtype == "float32" and certificate.shapes.allowed < 1e-3
+    assert not certificate.shapes.ok
     for dtype in (torch.float32, torch.bfloat16):
         model = deepcopy(target("Llama")).to(dtype)  # others share the target
         spec = load(model, relative(model), dtype="auto", runtime="transformers")
@@ -288,8 +296,10 @@ def test_the_tolerance_is_that_of_the_computation():
     ],
 )
 def test_every_warper_reaches_the_texts(params, name):
-    found = issue(laws=(params,))
-    assert found.faults == [] and all(test.name.startswith(name) for test in found.tests)
+    certificate = issue(laws=(params,))
+    assert certificate.faults == [] and all(
+        test.name.startswith(name) for test in certificate.tests
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,28 +319,28 @@ def test_mistakes_in_a_plan(changes, message):
 
 @pytest.mark.parametrize("model", [NoPenalty, OneTooMany])
 def test_a_model_that_reads_blocks_otherwise_is_found(model):
-    found = issue(target=model(P, V))
-    assert found.verdict == "not lossless" and not found.shapes.ok
-    assert min(test.p_value for test in found.failed) < 1e-8  # sampled text shows it too
-    assert any(one.verdict == "bug" for one in found.identity.differences)
+    certificate = issue(target=model(P, V))
+    assert certificate.verdict == "not lossless" and not certificate.shapes.ok
+    assert min(test.p_value for test in certificate.failed) < 1e-8  # sampled text shows it too
+    assert any(one.verdict == "bug" for one in certificate.identity.differences)
 
 
 def test_a_certificate_that_finds_no_planted_bug_is_void():
     """Laws that do not depend on the position hide a replacement from the wrong one."""
     p = torch.full((2,), 0.5).double().tolist()
-    found = issue(
+    certificate = issue(
         target=TableModel(lambda text: p, 2), drafter=Guesser(lambda text: p), prompts=[[0]]
     )
-    assert found.verdict == "void" and found.faults == []
+    assert certificate.verdict == "void" and certificate.faults == []
 
 
 @pytest.mark.prove
 def test_an_encoder_decoder_pair_passes():
     model = target("T5")
     spec = load(model, relative(model))
-    found = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=64))
-    assert found.verdict == "lossless" and found.guesses > 500
-    assert found.tests[0].n == 2 * 64 * PLAN.length
+    certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=64))
+    assert certificate.verdict == "lossless" and certificate.guesses > 500
+    assert certificate.tests[0].n == 2 * 64 * PLAN.length
 
 
 def test_heads_pass(tmp_path):
@@ -339,10 +349,12 @@ def test_heads_pass(tmp_path):
     heads = Heads.fresh(model, 2)
     torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
     heads.save(tmp_path / "heads")
-    found = certify(
+    certificate = certify(
         load(model, f"heads:{tmp_path / 'heads'}"), pairs.PROMPTS[:2], replace(PLAN, texts=64)
     )
-    assert found.verdict == "lossless" and all(control.found for control in found.controls)
+    assert certificate.verdict == "lossless" and all(
+        control.found for control in certificate.controls
+    )
 
 
 class Bound(Guesser):
@@ -370,5 +382,5 @@ def test_what_watches_a_drafter_holds_it():
 
 def test_a_draft_that_hardly_guesses_is_not_certified():
     """On so few guesses a planted bug cannot be seen, and the certificate says so."""
-    found = certify(load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, texts=32))
-    assert found.verdict == "void" and not found.faults and found.guesses < 100
+    certificate = certify(load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, texts=32))
+    assert certificate.verdict == "void" and not certificate.faults and certificate.guesses < 100

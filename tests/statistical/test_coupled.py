@@ -31,9 +31,9 @@ def draws(kind: type[Draw]) -> tuple[list[int], list[int]]:
 
 def test_guess_and_token_have_their_laws():
     for drawn, law in zip(draws(SharedDraw), (Q, P), strict=True):
-        seen = [drawn.count(i) for i in range(5) if law[i]]
-        assert sum(seen) == N
-        assert stats.chisquare(seen, [N * w for w in law.tolist() if w]).pvalue > ALPHA
+        counts = [drawn.count(i) for i in range(5) if law[i]]
+        assert sum(counts) == N
+        assert stats.chisquare(counts, [N * w for w in law.tolist() if w]).pvalue > ALPHA
 
 
 @pytest.mark.parametrize(("kind", "right"), [(SharedDraw, True), (Draw, False)])

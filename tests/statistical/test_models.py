@@ -120,8 +120,8 @@ def p_value(texts: Counter, law: dict[oracle.Text, float]) -> float:
     common = [cell for cell in cells if cell[1] >= 20]
     rare = [cell for cell in cells if cell[1] < 20]
     assert len(common) >= 30
-    seen, expected = zip(*common, tuple(map(sum, zip(*rare, strict=True))), strict=True)
-    return float(stats.chisquare(seen, expected, sum_check=False).pvalue)
+    observed, expected = zip(*common, tuple(map(sum, zip(*rare, strict=True))), strict=True)
+    return float(stats.chisquare(observed, expected, sum_check=False).pvalue)
 
 
 CASES = [  # all of them: `test_every_case`
@@ -148,8 +148,8 @@ def test_texts_have_the_exact_law(name: str, kind: str, rule: str, params: Sampl
 )
 def test_passes_of_fixed_shapes_keep_the_law(kind: str, params: SamplingParams) -> None:
     """Tokens stay in tensors until a step's one read; fails by chance for one seed in a million."""
-    found = sampled("Llama", kind, "block", 2, params, "graphs")
-    assert p_value(found, exact("Llama", params)) > ALPHA
+    samples = sampled("Llama", kind, "block", 2, params, "graphs")
+    assert p_value(samples, exact("Llama", params)) > ALPHA
 
 
 @pytest.mark.prove

@@ -56,9 +56,9 @@ def p_value(texts: Counter[tuple[int, ...]]) -> float:
     rare = [cell for cell in cells if cell[1] < 5]
     cells = [cell for cell in cells if cell[1] >= 5]
     if rare:
-        cells.append((sum(seen for seen, _ in rare), sum(expected for _, expected in rare)))
-    seen, expected = zip(*cells, strict=True)
-    return float(stats.chisquare(seen, expected, sum_check=False).pvalue)
+        cells.append((sum(counts for counts, _ in rare), sum(expected for _, expected in rare)))
+    counts, expected = zip(*cells, strict=True)
+    return float(stats.chisquare(counts, expected, sum_check=False).pvalue)
 
 
 @pytest.mark.parametrize(

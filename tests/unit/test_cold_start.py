@@ -34,10 +34,10 @@ def modules(*calls: tuple[str, ...]) -> list[tuple[int, set[str], str]]:
     """Of every call in a fresh process: exit code, what is imported after it, and its errors."""
     environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
     command = [sys.executable, "-c", CALL, json.dumps(calls)]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True)
-    assert not done.returncode, done.stderr[-2000:]
+    process = subprocess.run(command, env=environment, text=True, capture_output=True)
+    assert not process.returncode, process.stderr[-2000:]
     found, said = [], []
-    for line in done.stderr.splitlines():
+    for line in process.stderr.splitlines():
         if line.startswith("["):
             code, names = json.loads(line)
             found.append((code, set(names), "\n".join(said)))
@@ -170,9 +170,9 @@ def test_a_kept_conversion_is_loaded_without_what_makes_networks(tmp_path):
     command = [sys.executable, "-c", AGAIN, tmp_path / "target", tmp_path / "draft"]
     found = []
     for _ in range(2):
-        done = subprocess.run(command, env=environment, text=True, capture_output=True)
-        assert not done.returncode, done.stderr[-2000:]
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+        process = subprocess.run(command, env=environment, text=True, capture_output=True)
+        assert not process.returncode, process.stderr[-2000:]
+        found.append(json.loads(process.stdout.splitlines()[-1]))
     (*first, before), (*second, names) = found
     assert first == second and first[2] == "openvino"
     heavy = {"transformers.modeling_utils", "transformers.models", "torch._dynamo"}

@@ -126,8 +126,10 @@ def test_an_entry_that_is_followed(entry):
     counts = [8 - len(prompt) for prompt in PROMPTS] if entry == "min_length" else [value] * 2
 
     def text(pair, prompt, **named):
-        (found,) = pair.generate([prompt], temperature=0.9, gamma=2, max_new_tokens=12, **named)
-        return found.tokens
+        (completion,) = pair.generate(
+            [prompt], temperature=0.9, gamma=2, max_new_tokens=12, **named
+        )
+        return completion.tokens
 
     for prompt, given in zip(PROMPTS, counts, strict=True):
         assert text(own, prompt) == text(plain, prompt, **{name: given})

@@ -64,10 +64,10 @@ def text(alphas: list[float], span: int, seed: int, greedy: bool, decay: float =
 
 
 def past(records: list[StepRecord]) -> Past:
-    found = Past(PRIOR)
+    estimate = Past(PRIOR)
     for step in records:
-        found.see(step)
-    return found
+        estimate.see(step)
+    return estimate
 
 
 def seconds(policy, texts: list[Text], known: Costs) -> float:
@@ -84,10 +84,10 @@ def test_fixed_is_fixed():
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize(("c", "slope"), [(0.01, 0.0), (0.05, 0.04), (0.2, 0.1)])
 def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
-    known = costs(c, slope)
+    priced = costs(c, slope)
     past = [judged(alpha, MAX_GAMMA)] * 100
     wanted = optimal_gamma(alpha, c, v=lambda n: 1 + slope * (n - 1), max_gamma=MAX_GAMMA)
-    assert Adaptive(known).ask([row(past)]) == [wanted]
+    assert Adaptive(priced).ask([row(past)]) == [wanted]
 
 
 def test_the_extremes():
@@ -98,23 +98,23 @@ def test_the_extremes():
 
 
 def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs():
-    known = costs(0.05, 0.04)
-    wanted = {Adaptive(known).ask([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
+    priced = costs(0.05, 0.04)
+    wanted = {Adaptive(priced).ask([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
     assert len(wanted) == 2
     steps = [judged(0.7, min(wanted))] * 60 + [judged(0.74, min(wanted))] * 60
     for change, gamma in ((0.0, max(wanted)), (1.0, min(wanted))):
-        sticky = Adaptive(replace(known, change=change))
+        sticky = Adaptive(replace(priced, change=change))
         assert sticky.ask([row(steps[:60])]) == [min(wanted)]
         assert sticky.ask([row(steps)]) == [gamma]
         assert sticky.ask([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
 
 
 def test_where_sizes_cost_it_is_near_the_best_fixed_gamma():
-    known = replace(costs(0.03, 0.02), change=0.3)
+    priced = replace(costs(0.03, 0.02), change=0.3)
     for alpha, greedy in product((0.2, 0.5, 0.8, 0.95), (False, True)):
         texts = [text([alpha], TOKENS, seed, greedy) for seed in range(8)]
-        seconds = [sum(replay(Fixed(g), t, known)[0] for t in texts) for g in range(17)]
-        automatic = sum(replay(Adaptive(known), t, known)[0] for t in texts)
+        seconds = [sum(replay(Fixed(g), t, priced)[0] for t in texts) for g in range(17)]
+        automatic = sum(replay(Adaptive(priced), t, priced)[0] for t in texts)
         assert min(seconds) / automatic > 0.95
 
 
@@ -201,11 +201,11 @@ def test_no_other_allotment_gains_more(seed):
     steps = sorted(dice.uniform(1, 4) for _ in range(5))
     score = tuple(zip((1, 3, 5, 9, 15), steps, strict=True))
     draft = ((0, 0.0), (4, dice.uniform(0, 1)))
-    known = Costs(draft, score, ((1, 0.0), (15, 0.1)), ((1, 1.0), (4, dice.uniform(1, 3))))
+    priced = Costs(draft, score, ((1, 0.0), (15, 0.1)), ((1, 1.0), (4, dice.uniform(1, 3))))
     pasts = [past([judged(dice.random(), 4)] * 30) for _ in range(3)]
-    chosen = allot(pasts, [4] * 3, prices_of(known, 3))
+    chosen = allot(pasts, [4] * 3, prices_of(priced, 3))
     kept = [each.survival for each in pasts]
-    rates = {g: expected(kept, g, known) for g in product(range(5), repeat=3)}
+    rates = {g: expected(kept, g, priced) for g in product(range(5), repeat=3)}
     assert rates[tuple(chosen)] == pytest.approx(max(rates.values()), rel=1e-12)
 
 
@@ -213,11 +213,11 @@ def test_no_other_allotment_gains_more(seed):
 def test_a_row_alone_gets_what_it_would_get_among_others(seed):
     dice = random.Random(seed)
     score = tuple((n, 1 + sorted([dice.random() for _ in range(17)])[n - 1]) for n in range(1, 18))
-    known = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=dice.random())
+    priced = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=dice.random())
     own = past([judged(dice.random(), 4) for _ in range(9)] + [record(3, drafted=0)] * 2)
     for last, most in product((0, 1, 4, 8), (0, 3, 16)):
-        together = allot([own], [most], prices_of(known, 1), last)
-        assert together == [single(own, most, prices_of(known, 1), last)]
+        together = allot([own], [most], prices_of(priced, 1), last)
+        assert together == [single(own, most, prices_of(priced, 1), last)]
 
 
 def test_guesses_go_to_the_rows_that_keep_them():
@@ -229,25 +229,25 @@ def test_guesses_go_to_the_rows_that_keep_them():
 
 
 def test_a_pass_that_reads_prompts_has_room_for_fewer_guesses():
-    known = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
+    priced = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
     good = row([judged(0.95, 8)] * 30)
-    assert Adaptive(known).ask([good], Beside(positions=12)) == [3]
-    assert Adaptive(known).ask([good]) == [15]
+    assert Adaptive(priced).ask([good], Beside(positions=12)) == [3]
+    assert Adaptive(priced).ask([good]) == [15]
 
 
 def test_rows_of_fixed_guesses_have_paid_for_the_drafts_passes():
-    known = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
+    priced = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
     keen = row([judged(0.9, 8)] * 30)
-    assert Adaptive(known).ask([keen], Beside(1, 5, 0)) == [0]
-    assert Adaptive(known).ask([keen], Beside(1, 5, 4)) == [4]
+    assert Adaptive(priced).ask([keen], Beside(1, 5, 0)) == [0]
+    assert Adaptive(priced).ask([keen], Beside(1, 5, 4)) == [4]
 
 
 def test_rows_that_share_a_pass_guess_less_where_tokens_cost():
     """16 rows of 5 tokens are a pass over 80."""
-    known = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
+    priced = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
     past = [judged(0.8, 6)] * 30
-    alone, *_ = Adaptive(known).ask([row(past)])
-    among, *_ = Adaptive(known).ask([row(past)] * 16)
+    alone, *_ = Adaptive(priced).ask([row(past)])
+    among, *_ = Adaptive(priced).ask([row(past)] * 16)
     assert among < alone
 
 
@@ -259,8 +259,10 @@ def test_clocks_have_no_say():
 
 
 def test_a_new_row_begins_where_the_pair_was_measured():
-    known = costs(0.02, 0.02)
-    asked = [Adaptive(replace(known, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)]
+    priced = costs(0.02, 0.02)
+    asked = [
+        Adaptive(replace(priced, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)
+    ]
     assert asked == sorted(asked) and asked[0] <= 1 and asked[-1] >= 12
 
 
@@ -292,10 +294,10 @@ def test_useless_guesses_cost_at_most_2_percent(known, greedy):
 def test_as_good_as_the_best_fixed_gamma_from_a_cold_start(alphas, span, decay, greedy):
     """Averages over four kinds of costs, each 0.94 or more: fewer texts than the benchmark has."""
     ratios = []
-    for known in (CHEAP, SMALL, DEAR, STOCK):
+    for priced in (CHEAP, SMALL, DEAR, STOCK):
         texts = [text(alphas, span, seed, greedy, decay) for seed in range(6)]
-        fixed = min(seconds(Fixed(g), texts, known) for g in GAMMAS)
-        ratios.append(fixed / seconds(Adaptive(known), texts, known))
+        fixed = min(seconds(Fixed(g), texts, priced) for g in GAMMAS)
+        ratios.append(fixed / seconds(Adaptive(priced), texts, priced))
     assert fmean(ratios) >= 0.97 and min(ratios) >= 0.94
 
 
@@ -330,9 +332,9 @@ def test_a_deterministic_row_knows_no_mates() -> None:
 
 def expecting(records: list[StepRecord], limit: int = 10**6) -> Row:
     """A row whose prediction goes on behind its text, which is empty."""
-    made = Row.of(Request([0], limit, RowKey(0, 0), prediction=(1,) * 40))
-    made.records = records
-    return made
+    state = Row.of(Request([0], limit, RowKey(0, 0), prediction=(1,) * 40))
+    state.records = records
+    return state
 
 
 def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():

@@ -54,8 +54,8 @@ def test_a_row_has_what_it_asks_for_and_no_more() -> None:
     (plain,) = intake(ends=free).rows(intake(ends=free).requests([[1]], SamplingParams(), 0))
     assert plain.controls is None and plain.endings == []
     wishes = SamplingParams(repetition_penalty=2.0, stop_strings="x", stopping=lambda ids, _: False)
-    given = intake(byte_level(), free)
-    (row,) = given.rows(given.requests(["It"], wishes, 0))
+    reader = intake(byte_level(), free)
+    (row,) = reader.rows(reader.requests(["It"], wishes, 0))
     assert row.controls is not None
     assert [type(each).__name__ for each in row.endings] == [Transcript.__name__, "OwnEnding"]
 
@@ -91,12 +91,12 @@ def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
 
 
 def test_a_prediction_has_no_special_tokens_and_is_of_the_decoders_ids() -> None:
-    given = intake(byte_level())
+    reader = intake(byte_level())
     text = byte_level()("It was", add_special_tokens=False).input_ids
-    assert given.prediction("It was") == tuple(text) == given.prediction(text)
-    assert given.prediction("") == given.prediction([]) == ()
+    assert reader.prediction("It was") == tuple(text) == reader.prediction(text)
+    assert reader.prediction("") == reader.prediction([]) == ()
     for bad, said in (([V], "0..319"), ([-1], "prediction"), (3, "prediction")):
         with pytest.raises(InputError, match=said):
-            given.prediction(bad)
+            reader.prediction(bad)
     with pytest.raises(InputError, match="prediction is text, but there is no tokenizer"):
         intake().prediction("It was")

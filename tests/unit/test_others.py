@@ -44,9 +44,9 @@ def test_ticks_of_our_processors_and_of_our_processes(tmp_path: Path) -> None:
     of our own all that we started does, also what has ended."""
     cpus = {0: "1 2 3 1000 2000 4 5 6 70 80", 1: "9 9 9 9 9 9 9 9", 2: "10 0 0 7 7 0 0 0 0 0"}
     ours = {50: (1, "1 2 3 4"), 51: (50, "5 0 0 0"), 52: (51, "6 0 0 0"), 60: (1, "99 99 99 99")}
-    found = read(tree(tmp_path, cpus, ours), 50)
-    assert found is not None
-    assert (found.cpus, found.busy * RATE, found.own * RATE) == pytest.approx((2, 31, 21))
+    parsed = read(tree(tmp_path, cpus, ours), 50)
+    assert parsed is not None
+    assert (parsed.cpus, parsed.busy * RATE, parsed.own * RATE) == pytest.approx((2, 31, 21))
 
 
 @pytest.mark.usefixtures("two")

@@ -100,14 +100,14 @@ def test_a_completion_is_shown_in_a_line():
     for _ in range(200):
         fresh.records.append(record())
         fresh.commit([3, 5])
-    told = stats(fresh, "table", "table")
-    long = Completion("It was, " * 300, fresh.new_tokens, "length", (0, 0), told, fresh.records)
+    stats_of = stats(fresh, "table", "table")
+    long = Completion("It was, " * 300, fresh.new_tokens, "length", (0, 0), stats_of, fresh.records)
     assert repr(long) == (
         "Completion(text='It was, It was, It was, It was, It was, It was, It was, ..., 400 tokens, "
         "finish_reason='length', alpha=0.38, tokens_per_call=2.00)"
     )
-    told = stats(row(), "table", "table")
-    bare = Completion(None, [3, 5], "stop", (0, 0), told, [])
+    stats_of = stats(row(), "table", "table")
+    bare = Completion(None, [3, 5], "stop", (0, 0), stats_of, [])
     assert repr(bare) == "Completion(tokens=[3, 5], 2 tokens, finish_reason='stop')"
     assert repr([bare]) == f"[{bare!r}]"
 

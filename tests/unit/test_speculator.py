@@ -117,8 +117,8 @@ def test_a_prompt_that_fills_the_context_is_refused_and_one_less_is_not():
     spec = table(context=5)
     with pytest.raises(InputError, match="prompt 1 has 5 tokens, the model holds 5"):
         spec.generate([[1], [1] * 5], gamma=1)
-    (done,) = spec.generate([[1] * 4], gamma=1)
-    assert len(done.tokens) == 1 and done.finish_reason == "length"
+    (completion,) = spec.generate([[1] * 4], gamma=1)
+    assert len(completion.tokens) == 1 and completion.finish_reason == "length"
 
 
 def test_a_source_may_fill_the_encoder_but_not_more():
@@ -153,11 +153,13 @@ def test_numbers_of_numpy_and_fractions_are_numbers():
     spec = table()
     numbers = {"max_new_tokens": np.int8(20), "gamma": np.int8(3), "seed": np.uint8(7)}
     numbers |= {"temperature": Fraction(3, 4), "top_k": np.int64(5), "lenience": Fraction(1, 2)}
-    (done,) = spec.generate([1, 2], **numbers)
+    (completion,) = spec.generate([1, 2], **numbers)
     plain = {"max_new_tokens": 20, "gamma": 3, "seed": 7}
     plain |= {"temperature": 0.75, "top_k": 5, "lenience": 0.5}
-    assert done.tokens == spec.generate([1, 2], **plain)[0].tokens
-    json.dumps([done.seed, done.stats.to_dict(), [asdict(step) for step in done.steps]])
+    assert completion.tokens == spec.generate([1, 2], **plain)[0].tokens
+    json.dumps(
+        [completion.seed, completion.stats.to_dict(), [asdict(step) for step in completion.steps]]
+    )
 
 
 # Options
@@ -265,9 +267,11 @@ def test_a_rule_by_name_or_as_a_function():
 @pytest.mark.parametrize("drafter", [NoDrafter(), UniformDrafter(V)], ids=["none", "uniform"])
 def test_gamma_0_is_one_token_a_target_call(drafter):
     for options in ({}, {"temperature": 1.0}):
-        for done in table(drafter=drafter).generate(IDS, gamma=0, max_new_tokens=9, **options):
-            stats = done.stats
-            assert stats.target_calls == len(done.tokens) == stats.rounds == 9
+        for completion in table(drafter=drafter).generate(
+            IDS, gamma=0, max_new_tokens=9, **options
+        ):
+            stats = completion.stats
+            assert stats.target_calls == len(completion.tokens) == stats.rounds == 9
             assert stats.drafted == stats.accepted == stats.draft_calls == 0
             assert stats.alpha is None and stats.accepted_per_drafted is None
             assert stats.tokens_per_call == 1
@@ -276,8 +280,8 @@ def test_gamma_0_is_one_token_a_target_call(drafter):
 def test_gamma_does_not_change_greedy_text(double):
     plain = double.generate(IDS, gamma=0, max_new_tokens=20)
     for gamma in (1, 4, None):
-        done = double.generate(IDS, gamma=gamma, max_new_tokens=20)
-        assert [c.tokens for c in done] == [c.tokens for c in plain]
+        completions = double.generate(IDS, gamma=gamma, max_new_tokens=20)
+        assert [c.tokens for c in completions] == [c.tokens for c in plain]
 
 
 def test_automatic_gamma_is_measured_once_for_a_kind_of_sampling_and_a_size_of_batch():
@@ -351,8 +355,8 @@ def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
     for law in (P, lambda text: [0.0] * (V - 1) + [1.0]):
         spec = Speculator(TableModel(P, V), LMDrafter(TableModel(law, V), V))
         spec._costs["sampled", 1] = free
-        (done,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
-        asked.append([step.gamma for step in done.steps])
+        (completion,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
+        asked.append([step.gamma for step in completion.steps])
     right, wrong = asked
     assert max(right) >= 10 > 3 >= max(wrong[10:])
 
@@ -363,8 +367,8 @@ def test_automatic_gamma_with_a_draft_that_is_the_target(double):
         model = llama(64, seed=3).to(dtype)
         spec = Speculator(CausalModel(model), LMDrafter(CausalModel(model), 64))
         for temperature in (0.0, 0.7, 1.0):
-            (done,) = spec.generate([1, 2, 3], temperature=temperature, max_new_tokens=10)
-            alpha = done.stats.alpha
+            (completion,) = spec.generate([1, 2, 3], temperature=temperature, max_new_tokens=10)
+            alpha = completion.stats.alpha
             assert alpha is None or 0.99 < alpha <= 1
 
 
@@ -376,16 +380,16 @@ def test_automatic_gamma_in_a_context_of_a_few_tokens():
     spec = table(context=7)
     assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
     spec._costs["greedy", 1] = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))  # guesses are free
-    (done,) = spec.generate([1, 2, 3], max_new_tokens=9)
-    assert len(done.tokens) == 4 and done.stats.drafted
+    (completion,) = spec.generate([1, 2, 3], max_new_tokens=9)
+    assert len(completion.tokens) == 4 and completion.stats.drafted
 
 
 @pytest.mark.parametrize("context", [2, 3, 4, 5, 8])
 def test_automatic_gamma_fails_no_call_that_is_valid(context):
     """The measurement's own prompt is cut to what fits."""
     for temperature in (0.0, 1.0):
-        (done,) = table(context=context).generate([1], temperature=temperature)
-        assert len(done.tokens) == context - 1
+        (completion,) = table(context=context).generate([1], temperature=temperature)
+        assert len(completion.tokens) == context - 1
 
 
 @pytest.mark.parametrize("source", [1, 3, 6])
@@ -411,12 +415,12 @@ def test_automatic_gamma_with_a_tokenizer_that_does_not_fit_the_model():
 def test_a_row_run_again_alone_by_its_seed_is_the_same(double):
     options = {"temperature": 1.0, "gamma": 3, "max_new_tokens": 24}
     prompts = [[i % 60 + 1, i % 7] for i in range(BATCH + 3)]  # more than a batch
-    done = double.generate(prompts, seed=11, **options)
-    assert [c.seed for c in done] == [(11, i) for i in range(BATCH + 3)]
+    completions = double.generate(prompts, seed=11, **options)
+    assert [c.seed for c in completions] == [(11, i) for i in range(BATCH + 3)]
     for i in (0, 1, 5, BATCH - 1, BATCH, BATCH + 2):
-        (again,) = double.generate(prompts[i], seed=[done[i].seed], **options)
-        assert again.tokens == done[i].tokens and again.seed == done[i].seed
-    assert len({tuple(c.tokens) for c in done}) > BATCH  # they do differ
+        (again,) = double.generate(prompts[i], seed=[completions[i].seed], **options)
+        assert again.tokens == completions[i].tokens and again.seed == completions[i].seed
+    assert len({tuple(c.tokens) for c in completions}) > BATCH  # they do differ
 
 
 def test_seeds_as_ints_lists_and_pairs():
@@ -460,23 +464,25 @@ def test_the_end_of_sequence_is_in_tokens_and_not_in_text():
 
 def test_the_end_of_sequence_as_the_last_token_allowed_is_a_stop():
     ends = Ends(eos=frozenset(range(V)))
-    (done,) = table(ends=ends).generate([1], max_new_tokens=1)
-    assert done.finish_reason == "stop" and len(done.tokens) == 1
+    (completion,) = table(ends=ends).generate([1], max_new_tokens=1)
+    assert completion.finish_reason == "stop" and len(completion.tokens) == 1
     assert table().generate([1], max_new_tokens=1)[0].finish_reason == "length"
 
 
 def test_the_context_ends_a_text_with_length():
     for gamma in (0, 1, 4):
-        for done in table(context=12).generate(IDS, gamma=gamma, temperature=1.0):
-            prompt = IDS[done.seed[1]]
-            assert done.finish_reason == "length" and len(done.tokens) == 12 - len(prompt)
+        for completion in table(context=12).generate(IDS, gamma=gamma, temperature=1.0):
+            prompt = IDS[completion.seed[1]]
+            assert completion.finish_reason == "length" and len(completion.tokens) == 12 - len(
+                prompt
+            )
 
 
 def test_the_context_of_a_real_model_is_used_to_its_last_place():
     spec = Speculator(CausalModel(llama(64, context=20)), LookupDrafter())
     for gamma in (0, 3):
-        (done,) = spec.generate([1, 2, 3], gamma=gamma)
-        assert len(done.tokens) == 17 and done.finish_reason == "length"
+        (completion,) = spec.generate([1, 2, 3], gamma=gamma)
+        assert len(completion.tokens) == 17 and completion.finish_reason == "length"
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
@@ -486,13 +492,13 @@ def test_forced_ends(gamma, temperature):
     drafter = LMDrafter(TableModel(Q, V), V)
     spec = Speculator(TableModel(P, V, encoder_decoder=True), drafter, ends=ends)
     options = {"gamma": gamma, "temperature": temperature, "max_new_tokens": 8}
-    for done in spec.generate(IDS, **options):
-        assert done.tokens[0] == 5 and done.tokens[-1] == 6
-        assert done.finish_reason == "stop" and len(done.tokens) <= 8
+    for completion in spec.generate(IDS, **options):
+        assert completion.tokens[0] == 5 and completion.tokens[-1] == 6
+        assert completion.finish_reason == "stop" and len(completion.tokens) <= 8
     never = replace(ends, eos=frozenset[int]())
     spec = Speculator(TableModel(P, V, encoder_decoder=True), drafter, ends=never)
-    for done in spec.generate(IDS, **options):
-        assert len(done.tokens) == 8 and done.tokens[-1] == 6
+    for completion in spec.generate(IDS, **options):
+        assert len(completion.tokens) == 8 and completion.tokens[-1] == 6
 
 
 def test_a_causal_prompt_of_several_tokens_has_its_second_token_already():
@@ -515,8 +521,8 @@ def test_an_encoder_decoder_begins_with_its_start_and_does_not_return_it():
 
 
 def test_stats_add_up(double):
-    for done in double.generate(IDS, temperature=1.0, gamma=3, max_new_tokens=25):
-        stats, steps = done.stats, done.steps
+    for completion in double.generate(IDS, temperature=1.0, gamma=3, max_new_tokens=25):
+        stats, steps = completion.stats, completion.steps
         assert stats.target_calls == len(steps) and sum(len(s.kept) for s in steps) == 25
         assert stats.drafted == sum(len(s.guesses) for s in steps) >= stats.accepted
         assert stats.draft_calls >= 1 and 0 <= stats.alpha <= 1
@@ -562,15 +568,15 @@ def test_a_stream_of_several_texts(texts):
     """Every piece says whose it is; the texts are those of generate."""
     spec, prompts = spoken(byte_level(), 320), ["It was", "The", "A"]
     options = {"temperature": 1.0, "max_new_tokens": 9, "num_return_sequences": texts, "gamma": 2}
-    done = spec.generate(prompts, **options)
+    completions = spec.generate(prompts, **options)
     stream, pieces = spec.stream(prompts, **options), []
     while True:
         try:
             pieces.append(next(stream))
         except StopIteration as end:
-            assert [each.tokens for each in end.value] == [each.tokens for each in done]
+            assert [each.tokens for each in end.value] == [each.tokens for each in completions]
             break
-    for row, completion in enumerate(done):
+    for row, completion in enumerate(completions):
         own = [piece for piece in pieces if piece.row == row]
         assert "".join(piece.text for piece in own) == completion.text
         assert sum((piece.tokens for piece in own), []) == completion.tokens
@@ -619,25 +625,25 @@ class Impatient(TableModel):
 def test_ctrl_c_returns_what_is_there_for_every_prompt():
     prompts = [[i % V] for i in range(BATCH + 2)]
     spec = Speculator(Impatient(5), NoDrafter())
-    done = spec.generate(prompts, gamma=0, max_new_tokens=9)
+    completions = spec.generate(prompts, gamma=0, max_new_tokens=9)
     whole = table().generate(prompts, gamma=0, max_new_tokens=9)
-    assert len(done) == len(prompts)
-    assert {c.finish_reason for c in done} == {"interrupted"}
-    for part, full in zip(done[:BATCH], whole, strict=False):
+    assert len(completions) == len(prompts)
+    assert {c.finish_reason for c in completions} == {"interrupted"}
+    for part, full in zip(completions[:BATCH], whole, strict=False):
         assert part.tokens == full.tokens[:4]
-    assert [c.tokens for c in done[BATCH:]] == [[], []]
-    assert done[-1].stats.tokens_per_call is None
+    assert [c.tokens for c in completions[BATCH:]] == [[], []]
+    assert completions[-1].stats.tokens_per_call is None
     again = spec.generate(prompts, gamma=0, max_new_tokens=9)
     assert [c.tokens for c in again] == [c.tokens for c in whole]
 
 
 def test_ctrl_c_spares_what_was_finished():
-    done = Speculator(Impatient(12), NoDrafter()).generate(
+    completions = Speculator(Impatient(12), NoDrafter()).generate(
         [[i % V] for i in range(BATCH + 2)], gamma=0, max_new_tokens=9
     )
-    assert {c.finish_reason for c in done[:BATCH]} == {"length"}
-    assert {c.finish_reason for c in done[BATCH:]} == {"interrupted"}
-    assert [len(c.tokens) for c in done[BATCH:]] == [2, 2]
+    assert {c.finish_reason for c in completions[:BATCH]} == {"length"}
+    assert {c.finish_reason for c in completions[BATCH:]} == {"interrupted"}
+    assert [len(c.tokens) for c in completions[BATCH:]] == [2, 2]
 
 
 @settings(max_examples=60)
@@ -649,27 +655,27 @@ def test_any_batch_is_its_rows_alone(prompts, data):
         "temperature": data.draw(st.sampled_from([0.0, 1.0])),
         "max_new_tokens": data.draw(st.integers(1, 9)),
     }
-    done = spec.generate(prompts, seed=3, **options) if prompts else []
-    for prompt, row in zip(prompts, done, strict=True):
+    completions = spec.generate(prompts, seed=3, **options) if prompts else []
+    for prompt, row in zip(prompts, completions, strict=True):
         assert spec.generate(prompt, seed=[row.seed], **options)[0].tokens == row.tokens
 
 
 def test_text_is_what_the_tokens_add_to_the_prompts():
     """In generate, stream and beams, also where a decoder drops the space that a text begins
     with."""
-    words = metaspace()
-    man = words.convert_tokens_to_ids("▁man")
-    law = [0.0] * len(words)
+    tokenizer = metaspace()
+    man = tokenizer.convert_tokens_to_ids("▁man")
+    law = [0.0] * len(tokenizer)
     law[man] = 1.0
-    spec = Speculator(TableModel(lambda text: law, len(words)), LookupDrafter(), words)
-    assert decode(words, [man] * 3) == "man man man"
-    for prompt in ("the", words("the").input_ids):
-        done = spec.generate(prompt, max_new_tokens=3)[0]
-        assert done.text == " man man man"
+    spec = Speculator(TableModel(lambda text: law, len(tokenizer)), LookupDrafter(), tokenizer)
+    assert decode(tokenizer, [man] * 3) == "man man man"
+    for prompt in ("the", tokenizer("the").input_ids):
+        completion = spec.generate(prompt, max_new_tokens=3)[0]
+        assert completion.text == " man man man"
         pieces = list(spec.stream(prompt, max_new_tokens=3))
-        assert "".join(piece.text for piece in pieces) == done.text
+        assert "".join(piece.text for piece in pieces) == completion.text
         (beam, *_) = spec.beam_search(prompt, num_beams=2, max_new_tokens=3)[0]
-        assert beam.text == done.text
+        assert beam.text == completion.text
 
 
 def test_a_row_of_its_own_for_each_return_sequence():
@@ -687,8 +693,8 @@ def test_one_for_all_or_one_for_each_or_keywords():
     sampled = SamplingParams(1.0, max_new_tokens=9)
     expected = table().generate(IDS, temperature=1.0, max_new_tokens=9, gamma=2)
     for params in (sampled, [sampled] * len(IDS)):
-        found = table().generate(IDS, params, gamma=2)
-        assert [one.tokens for one in found] == [one.tokens for one in expected]
+        completions = table().generate(IDS, params, gamma=2)
+        assert [one.tokens for one in completions] == [one.tokens for one in expected]
 
 
 @pytest.mark.parametrize("strings", [["th"], ["ing", " a", "e "], ["q" * 9]])
@@ -766,12 +772,12 @@ def test_a_score_that_a_temperature_would_take_beyond_a_float():
 
     for temperature in (0.0, 0.01, 0.5, 1.0):
         wishes = {"temperature": temperature, "max_new_tokens": 4}
-        (done,) = table().generate(IDS[0], gamma=2, processors=force, **wishes)
-        assert done.tokens == [3] * 4
-    (done,) = table().generate(
+        (completion,) = table().generate(IDS[0], gamma=2, processors=force, **wishes)
+        assert completion.tokens == [3] * 4
+    (completion,) = table().generate(
         IDS[0], gamma=2, exponential_decay_length_penalty=(0, 1e200), max_new_tokens=4
     )
-    assert done.finish_reason in ("stop", "length")
+    assert completion.finish_reason in ("stop", "length")
 
 
 def test_a_bad_grammar_is_told_before_a_stream_measures_costs(monkeypatch):

@@ -148,7 +148,7 @@ def test_a_forced_token_is_met_in_a_later_step():
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_logits_that_are_none_raise_and_leave_the_rows(bad, what, params):
+def test_invalid_logits_raise_and_leave_the_rows(bad, what, params):
     def law(text):
         return [bad] * V if len(text) == 5 else counting(text)
 

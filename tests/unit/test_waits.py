@@ -119,8 +119,8 @@ def test_a_step_reads_once(case: str, rule: str | Judge) -> None:
     big, small = networks()
     drafter = LMDrafter(GraphModel(small), pairs.V)
     gammas = [[4, 4, 4], [3, 0, 1], [0, 0, 0], [4, 4, 4]]
-    found = reads(CASES[case], rule, gammas, drafter, GraphModel(big))
-    assert found == [["tolist"]] * len(gammas)
+    reads_of = reads(CASES[case], rule, gammas, drafter, GraphModel(big))
+    assert reads_of == [["tolist"]] * len(gammas)
 
 
 @pytest.mark.cpu_only
@@ -131,16 +131,16 @@ def test_without_graphs_too() -> None:
     for model in models:
         model.takes_tensors = True
     drafter = LMDrafter(models[1], pairs.V)
-    found = reads(CASES["sampled"], "block", [[4, 4, 4], [2, 0, 1]], drafter, models[0])
-    assert found == [["tolist"]] * 2
+    reads_of = reads(CASES["sampled"], "block", [[4, 4, 4], [2, 0, 1]], drafter, models[0])
+    assert reads_of == [["tolist"]] * 2
 
 
 @pytest.mark.cpu_only
 def test_guesses_that_are_made_on_the_host() -> None:
-    found = reads(
+    reads_of = reads(
         CASES["sampled"], "block", [[4] * 3] * 2, LookupDrafter(), GraphModel(networks()[0])
     )
-    assert found == [["tolist"]] * 2
+    assert reads_of == [["tolist"]] * 2
 
 
 @pytest.mark.cpu_only
@@ -149,8 +149,8 @@ def test_guesses_that_are_made_on_the_host() -> None:
 def test_a_lenient_step_reads_once(case: str, kind: str) -> None:
     big, small = networks()
     drafter = LMDrafter(GraphModel(small), pairs.V) if kind == "lm" else LookupDrafter()
-    found = reads(CASES[case], "block", [[4] * 3, [3, 0, 1]], drafter, GraphModel(big), 0.3)
-    assert found == [["tolist"]] * 2
+    reads_of = reads(CASES[case], "block", [[4] * 3, [3, 0, 1]], drafter, GraphModel(big), 0.3)
+    assert reads_of == [["tolist"]] * 2
 
 
 class Reader(LMDrafter):
@@ -164,8 +164,8 @@ class Reader(LMDrafter):
 def test_a_read_per_guess_is_seen() -> None:
     big, small = networks()
     drafter = Reader(GraphModel(small), pairs.V)
-    (found,) = reads(CASES["greedy"], "block", [[4] * 3], drafter, GraphModel(big))
-    assert len(found) == 5
+    (reads_of,) = reads(CASES["greedy"], "block", [[4] * 3], drafter, GraphModel(big))
+    assert len(reads_of) == 5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -120,20 +120,21 @@ class Shared:
     def _tree(self, nodes: list[list[Node]], starts: list[int], width: int) -> Tree:
         total = max(starts) + width
         depths = torch.zeros(len(nodes), total, dtype=torch.long)
-        seen = torch.zeros(len(nodes), width, total, dtype=torch.bool)
-        seen[:, :, 0] = True  # the first slot is everybody's ancestor; padding must see something
+        visible = torch.zeros(len(nodes), width, total, dtype=torch.bool)
+        # the first slot is everybody's ancestor; padding must see something
+        visible[:, :, 0] = True
         for b, (head, slots) in enumerate(zip(self.heads, self.slots, strict=True)):
             places = [*range(head), *(head + node.depth for node in slots)]
             depths[b, : len(places)] = torch.tensor(places)
-            seen[b, :, :head] = True
+            visible[b, :, :head] = True
             for i, node in enumerate(nodes[b]):
                 at = -1 if node.parent is None else slots[node.parent] - starts[b]
                 if at >= 0:
-                    seen[b, i] |= seen[b, at]
-                    seen[b, i, slots[node]] = True
+                    visible[b, i] |= visible[b, at]
+                    visible[b, i, slots[node]] = True
                 else:
-                    seen[b, i, [slots[above] for above in node.upwards()]] = True
-        return Tree(depths, seen)
+                    visible[b, i, [slots[above] for above in node.upwards()]] = True
+        return Tree(depths, visible)
 
     def keep(self, nodes: list[list[Node]]) -> None:
         stay = [set(closure(kept)) for kept in nodes]

@@ -87,8 +87,8 @@ def continuations(
     Fewer than k where fewer are possible. Controls shape the log-probabilities, as in transformers.
     """
     past = torch.tensor([beam.score for beam in beams], dtype=torch.float64, device=logits.device)
-    own = logits.double().log_softmax(-1)
-    scores = (_shaped(own, beams, controls) + past[:, None]).flatten()
+    log_p = logits.double().log_softmax(-1)
+    scores = (_shaped(log_p, beams, controls) + past[:, None]).flatten()
     edge = scores.topk(min(k, len(scores))).values[-1]
     at = ((scores >= edge) & (scores > -torch.inf)).nonzero()[:, 0]
     at = at[scores[at].argsort(descending=True, stable=True)[:k]]
@@ -142,14 +142,14 @@ class Search:
         longer = continuations(self.running, logits, w * (1 + len(eos)), self.controls)
         last = length == self.request.limit
         open_ = [beam for beam in longer if not last and beam.node.token not in eos]
-        ended = [beam for beam in longer[:w] if last or beam.node.token in eos]
-        self._finish(ended, length)
+        complete = [beam for beam in longer[:w] if last or beam.node.token in eos]
+        self._finish(complete, length)
         self.running = open_[:w] or self.running
         self.done = not open_ or (len(self.finished) == w and self._settled(length))
 
-    def _finish(self, ended: list[Hypothesis], length: int) -> None:
+    def _finish(self, complete: list[Hypothesis], length: int) -> None:
         shrink = length**self.params.length_penalty
-        for beam in ended:
+        for beam in complete:
             reason: FinishReason = "stop" if beam.node.token in self.request.eos else "length"
             self.finished.append(Finished(beam.node, beam.score / shrink, reason))
         self.finished.sort(key=lambda text: -text.score)

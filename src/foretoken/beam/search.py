@@ -121,10 +121,10 @@ class BeamDraft:
         """These are the searches' beams now."""
         self.forest.keep(nodes)
 
-    def leave(self, gone: list[int]) -> None:
+    def leave(self, rows: list[int]) -> None:
         """These searches are done; those behind move up."""
-        self.forest.leave(gone)
-        self._reader.leave(gone)
+        self.forest.leave(rows)
+        self._reader.leave(rows)
 
     def _grown(self, b: int, beams: list[Hypothesis], search: Search) -> list[Hypothesis]:
         """The best continuations that do not end."""
@@ -160,7 +160,7 @@ def beam_search(
     prompt. Without a draft, or with gamma 0, it is plain beam search. Raises NumericsError for
     invalid logits of the target. It leaves no rows in the models.
     """
-    began, trees = perf_counter(), _forest(target)
+    start, trees = perf_counter(), _forest(target)
     shaping = [chain(r, target.vocab_size) for r in requests] if controls is None else controls
     tasks = [Task(Search(r, params, c)) for r, c in zip(requests, shaping, strict=True)]
     active = list(tasks)
@@ -174,11 +174,11 @@ def beam_search(
             trees.score([_nodes(task) + ahead for task, ahead in zip(active, drafted, strict=True)])
             for b, task in enumerate(active):
                 _advance(task, trees, b)
-                task.scored, task.seconds = trees.scored[b], perf_counter() - began
-            gone = [b for b, task in enumerate(active) if task.search.done]
+                task.scored, task.seconds = trees.scored[b], perf_counter() - start
+            finished = [b for b, task in enumerate(active) if task.search.done]
             active = [task for task in active if not task.search.done]
             for each in (trees, draft) if draft else (trees,):
-                each.leave(gone)
+                each.leave(finished)
                 each.keep([_nodes(task) for task in active])
     finally:
         trees.clear()

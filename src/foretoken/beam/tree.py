@@ -43,13 +43,13 @@ class Node:
 def closure(nodes: Iterable[Node], known: Iterable[Node] = ()) -> list[Node]:
     """Nodes and all their ancestors, without those that are `known` and what is above them; a
     parent stands before its children."""
-    seen, closed = set(known), list[Node]()
+    visited, closed = set(known), list[Node]()
     for node in nodes:
         fresh: list[Node] = []
         for above in node.upwards():
-            if above in seen:
+            if above in visited:
                 break
             fresh.append(above)
-        seen.update(fresh)
+        visited.update(fresh)
         closed += fresh[::-1]
     return closed

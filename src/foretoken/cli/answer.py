@@ -54,10 +54,10 @@ class Answer:
     def heading(self) -> str:
         """Its name, the line's id if it has one, and the prompt's beginning."""
         line = self.task.line
-        named = "" if line.id is None else f" ({line.id})"
+        suffix = "" if line.id is None else f" ({line.id})"
         text = " ".join(self.asked.split())
         begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
-        return f"==> {self.name}{named}: {begins} <=="
+        return f"==> {self.name}{suffix}: {begins} <=="
 
     @property
     def cut(self) -> bool:
@@ -67,17 +67,17 @@ class Answer:
 
 
 def answers(
-    tasks: list[Task], requests: list[Request], done: Iterable[Completion]
+    tasks: list[Task], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[Answer]:
     """The completions with what was asked for; where they were interrupted, the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
-    for completion, which, request in zip(done, copies, requests, strict=False):
+    for completion, which, request in zip(completions, copies, requests, strict=False):
         yield Answer(*which, request, completion)
 
 
-def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = False) -> None:
+def show(spec: Speculator, answers: list[Answer], *, steps: bool, printed: bool = False) -> None:
     """Every text, as ids where there is no tokenizer; with `steps`, its steps as well. Several have
-    headings, as files have in `head`. `told`: the text stands there already."""
+    headings, as files have in `head`. `printed`: the text stands there already."""
     several = len(answers) > 1
     for i, answer in enumerate(answers):
         completion = answer.completion
@@ -85,7 +85,7 @@ def show(spec: Speculator, answers: list[Answer], *, steps: bool, told: bool = F
             print("\n" * (i > 0) + answer.heading)
         if steps:
             _steps(spec, answer)
-        elif not told:
+        elif not printed:
             print(_ids(completion.tokens) if completion.text is None else completion.text)
         likelihoods.show(spec.tokenizer, answer.request.prompt, completion)
 
@@ -162,13 +162,13 @@ def caption(completion: Completion) -> str:
 def speedup(comparison: Any) -> None:
     """The measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
-    plain, fast = comparison.plain_seconds_per_token, comparison.seconds_per_token
+    plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
     guesses = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         guesses = f"{comparison.mean_gamma:.1f} guesses a step"
     prose(
         console,
-        f"plain {plain * 1e3:.2f} ms a token, with {guesses} {fast * 1e3:.2f} ms a "
+        f"plain {plain_seconds * 1e3:.2f} ms a token, with {guesses} {seconds * 1e3:.2f} ms a "
         f"token: {comparison.speedup:.2f}x",
         bold=f"{comparison.speedup:.2f}x",
     )
@@ -181,19 +181,19 @@ def speedup(comparison: Any) -> None:
             f"{comparison.paper:.2f}x; with the measured cost v({gamma + 1}) = "
             f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
         )
-    if said := remark(comparison.others):
-        prose(console, said, bold=said)
+    if warning := remark(comparison.others):
+        prose(console, warning, bold=warning)
 
 
 def departure(answers: list[Answer], lenience: float) -> str:
     """How far lenience moved the text from the target's law, if it did."""
-    done = [answer.completion for answer in answers]
+    completions = [answer.completion for answer in answers]
     greedy = all(answer.task.params.greedy for answer in answers)
-    tokens = sum(len(completion.tokens) for completion in done)
+    tokens = sum(len(completion.tokens) for completion in completions)
     if all(_is_targets(answer, lenience) for answer in answers):
         why = f"greedy text: all {tokens} tokens are its first choice." if greedy else ""
         return f"lenience {lenience:g}: still the target's {why or 'law: nothing was guessed.'}"
-    bias = sum(completion.stats.bias * len(completion.tokens) for completion in done)
+    bias = sum(completion.stats.bias * len(completion.tokens) for completion in completions)
     if greedy:
         return (
             f"lenience {lenience:g}: not the target's greedy text. {round(bias)} of {tokens} "
@@ -237,14 +237,14 @@ def end(comparison: Any) -> None:
 def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:
     """`params`: the wishes that were given, as a line of a prompt file has them."""
     completion = answer.completion
-    known = _is_targets(answer, dials["lenience"])
+    exact = _is_targets(answer, dials["lenience"])
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
         **result(completion),
         "params": answer.task.given,
         **dials,
-        "law": "the target's" if known else "not the target's",
+        "law": "the target's" if exact else "not the target's",
         "gammas": [step.gamma for step in completion.steps],
     }
 

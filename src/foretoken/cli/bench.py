@@ -82,20 +82,20 @@ def bench(
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
         contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
-        began = others.read()
+        reading = others.read()
         if batches:
-            found = _race_batches(contestants, tasks, repeats, unable, batches, helped)
+            rounds = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
-            found = {1: _race(contestants, tasks, repeats, unable)}
-        if not any(found.values()):
+            rounds = {1: _race(contestants, tasks, repeats, unable)}
+        if not any(rounds.values()):
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
-        share = others.share([others.taken(began)])
+        share = others.share([others.taken(reading)])
         setting = document.Setting(spec, peers, options, len(lines), unable, share)
         result = (
-            document.batches(setting, batches, found)
+            document.batches(setting, batches, rounds)
             if batches
-            else document.one_by_one(setting, found[1])
+            else document.one_by_one(setting, rounds[1])
         )
     if out:
         result.save(out)
@@ -167,9 +167,9 @@ def _load(
 
     spec = options.loading.load(target, draft)
     if spec.controls:
-        named = ", ".join(spec.controls)
+        names = ", ".join(spec.controls)
         raise RefusedError(
-            f"the model's generation config sets {named}, which not all of the compared follow; "
+            f"the model's generation config sets {names}, which not all of the compared follow; "
             "--ignore-generation-config compares without"
         )
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
@@ -230,11 +230,11 @@ def _contestants(
     from foretoken.lab.bench.peer import Guest
     from foretoken.lab.bench.race import OneByOne, Own
 
-    own = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    ours = [Own(spec, gamma, rule) for gamma in own]
+    gammas_run = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
+    runners = [Own(spec, gamma, rule) for gamma in gammas_run]
     guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
-    made: list[Contestant] = [*ours, *guests]
-    return made if batched else [OneByOne(one) for one in made]
+    contestants: list[Contestant] = [*runners, *guests]
+    return contestants if batched else [OneByOne(one) for one in contestants]
 
 
 def _race_batches(
@@ -249,7 +249,7 @@ def _race_batches(
     in those of `helped` only."""
     from foretoken.lab.bench.throughput import of_batch
 
-    found: dict[int, list[Round]] = {}
+    by_batch: dict[int, list[Round]] = {}
     for texts in batches:
         some = [
             one
@@ -258,10 +258,10 @@ def _race_batches(
             and (texts in helped or one.key[0] != "transformers" or not one.key[1])
         ]
         rounds = _race(some, of_batch(tasks, texts), repeats, unable, f"batch {texts}, ")
-        found |= {texts: rounds} if rounds else {}
+        by_batch |= {texts: rounds} if rounds else {}
         if len(rounds) < repeats:
             break
-    return found
+    return by_batch
 
 
 def _race(
@@ -288,8 +288,8 @@ def _race(
         def report(key: Key) -> None:
             done = int(progress.tasks[bar].completed) // len(contestants)
             phase = f"round {done} of {repeats}" if done else "warming up"
-            told = f"{where}{phase}: {key[0]}, {label(key[1])}"
-            progress.update(bar, advance=1, description=told)
+            description = f"{where}{phase}: {key[0]}, {label(key[1])}"
+            progress.update(bar, advance=1, description=description)
 
         def fail(key: Key, reason: str) -> None:
             unable[key[0]] = f"{where}{label(key[1])}: {reason}"

@@ -101,8 +101,8 @@ class Data:
     def require(self) -> None:
         """InputError for options that do not go together."""
         if self.dataset_name not in DATASETS:
-            said = shown(self.dataset_name)
-            raise InputError(f"dataset_name is {said}; give one of {', '.join(DATASETS)}")
+            quoted = shown(self.dataset_name)
+            raise InputError(f"dataset_name is {quoted}; give one of {', '.join(DATASETS)}")
         lengths = ("random_input_len", "random_output_len", "vocab_size")
         unused = ("dataset_path", "custom_output_len") if self.random else lengths
         for name in unused:
@@ -127,17 +127,17 @@ class Data:
         return [*islice(prompts(self.input_len, self._vocabulary(server), seed), number)]
 
     def _vocabulary(self, server: Server) -> int:
-        own: int | None = server.facts.get("vocab_size")
+        V: int | None = server.facts.get("vocab_size")
         if self.vocab_size is None:
-            if own is None:
+            if V is None:
                 raise InputError(
                     f"{server.url} does not tell its vocabulary, of which random prompts are made; "
                     "give --vocab-size"
                 )
-            return own
-        if own is not None and self.vocab_size > own:
+            return V
+        if V is not None and self.vocab_size > V:
             raise InputError(
-                f"vocab_size is {self.vocab_size}, the server's is {own}; give that at most"
+                f"vocab_size is {self.vocab_size}, the server's is {V}; give that at most"
             )
         return self.vocab_size
 
@@ -180,20 +180,20 @@ class Report:
         names = [name.strip() for name in self.percentile_metrics.split(",")]
         for name in names:
             if name not in METRICS:
-                known = ", ".join(METRICS)
-                raise InputError(f"percentile_metrics holds {shown(name)}; give some of {known}")
+                choices = ", ".join(METRICS)
+                raise InputError(f"percentile_metrics holds {shown(name)}; give some of {choices}")
         return list(dict.fromkeys(names))
 
     @property
     def percentiles(self) -> list[float]:
         try:
-            found = [float(part) for part in self.metric_percentiles.split(",")]
+            percentiles = [float(part) for part in self.metric_percentiles.split(",")]
         except ValueError:
-            found = [math.nan]
-        if not all(0 <= number <= 100 for number in found):
-            said = shown(self.metric_percentiles)
-            raise InputError(f"metric_percentiles is {said}; give numbers from 0 to 100 by commas")
-        return list(dict.fromkeys(found))
+            percentiles = [math.nan]
+        if not all(0 <= number <= 100 for number in percentiles):
+            value = shown(self.metric_percentiles)
+            raise InputError(f"metric_percentiles is {value}; give numbers from 0 to 100 by commas")
+        return list(dict.fromkeys(percentiles))
 
     @property
     def limits(self) -> dict[str, float]:
@@ -250,13 +250,13 @@ def bench_serve(
         prompt_files.read(None, data.dataset_path)
     from foretoken.cli.load import Load, server
 
-    asked = server(base_url, os.environ.get(KEY) if api_key is None else api_key, model)
-    prompts = data.prompts(asked, traffic.num_prompts + 1, traffic.seed)
+    service = server(base_url, os.environ.get(KEY) if api_key is None else api_key, model)
+    prompts = data.prompts(service, traffic.num_prompts + 1, traffic.seed)
     wishes: dict[str, Any] = {"max_tokens": data.output_len, "temperature": temperature}
     wishes |= {"ignore_eos": True} if ignore_eos else {}
-    load = Load(asked, prompts, wishes, traffic.seed)
+    load = Load(service, prompts, wishes, traffic.seed)
     figures, document = _measured(load, traffic, report)
-    document = _asked(load, traffic, data, report) | document
+    document = _head(load, traffic, data, report) | document
     report.save(document)
     if report.as_json:
         print(json.dumps(document, allow_nan=False))
@@ -273,7 +273,7 @@ def _measured(load: Load, traffic: Traffic, report: Report) -> tuple[Figures, di
     from foretoken.lab.load.arrivals import arrivals
     from foretoken.lab.load.figures import figures
 
-    due = arrivals(traffic.num_prompts, traffic.request_rate, traffic.seed)
+    times = arrivals(traffic.num_prompts, traffic.request_rate, traffic.seed)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -283,33 +283,33 @@ def _measured(load: Load, traffic: Traffic, report: Report) -> tuple[Figures, di
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar, failed = progress.add_task("requests", total=len(due)), 0
+        bar, failed = progress.add_task("requests", total=len(times)), 0
 
         def ended(trace: Trace) -> None:
             nonlocal failed
             failed += trace.failure is not None
-            told = f"requests, {failed} failed" if failed else "requests"
-            progress.update(bar, advance=1, description=told)
+            description = f"requests, {failed} failed" if failed else "requests"
+            progress.update(bar, advance=1, description=description)
 
-        seconds = load.run(due, traffic.max_concurrency, ended)
-    found = figures(load.traces, seconds, report.metrics, report.percentiles, report.limits)
-    interrupted = len(load.traces) < len(due)
-    return found, found.document | {
+        seconds = load.run(times, traffic.max_concurrency, ended)
+    measured = figures(load.traces, seconds, report.metrics, report.percentiles, report.limits)
+    interrupted = len(load.traces) < len(times)
+    return measured, measured.document | {
         "interrupted": interrupted,
-        "speculation": _speculation(load, found),
+        "speculation": _speculation(load, measured),
     }
 
 
-def _speculation(load: Load, found: Figures) -> dict[str, Any] | None:
+def _speculation(load: Load, measured: Figures) -> dict[str, Any] | None:
     """What the server counted of its guesses meanwhile, whoever asked; None where it tells none."""
-    told = load.guesses(found.output_tokens)
-    if told is None:
+    guesses = load.guesses(measured.output_tokens)
+    if guesses is None:
         return None
-    rates = {"tokens_per_call": told.tokens_per_call}
-    return asdict(told) | rates | {"accepted_per_drafted": told.accepted_per_drafted}
+    rates = {"tokens_per_call": guesses.tokens_per_call}
+    return asdict(guesses) | rates | {"accepted_per_drafted": guesses.accepted_per_drafted}
 
 
-def _asked(load: Load, traffic: Traffic, data: Data, report: Report) -> dict[str, Any]:
+def _head(load: Load, traffic: Traffic, data: Data, report: Report) -> dict[str, Any]:
     """The document's beginning, by vLLM's names."""
     server, rate = load.server, traffic.request_rate
     names = ("target", "draft", "runtime", "draft_runtime", "dtype", "max_rows")

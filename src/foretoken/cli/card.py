@@ -48,20 +48,20 @@ def make(
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
     from foretoken.lab.rounding import pieces, rounding  # late: as above
 
-    held = pieces(content, exact.tokenizer)
+    texts = pieces(content, exact.tokenizer)
     rounded = _load(model, placing.dtype, origin, placing)
-    found = rounding(exact.target, rounded.target, held)
+    loss = rounding(exact.target, rounded.target, texts)
     digest = hashlib.sha256(content.encode()).hexdigest()
-    told = f"{held_out.name} (sha256 {digest[:12]})"
+    description = f"{held_out.name} (sha256 {digest[:12]})"
     command = _command(model, placing.dtype, held_out)
-    card = markdown(rounded.target_name, placing.dtype, found, told, command)
-    kept = _keep(rounded, card)
+    card = markdown(rounded.target_name, placing.dtype, loss, description, command)
+    path = _keep(rounded, card)
     if as_json:
         names = {"model": rounded.target_name, "dtype": placing.dtype, "held_out_sha256": digest}
-        print(json.dumps({**names, **asdict(found), "kept": kept}, allow_nan=False))
+        print(json.dumps({**names, **asdict(loss), "kept": path}, allow_nan=False))
         return
     console.print(card, markup=False, soft_wrap=True, end="")
-    if not kept:
+    if not path:
         console.print("not kept: the conversion is not in the cache")
 
 
@@ -72,22 +72,22 @@ def show(console: Console, card: str | None) -> None:
             console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
-def markdown(name: str, dtype: str, found: Rounding, text: str, command: str) -> str:
+def markdown(name: str, dtype: str, loss: Rounding, text: str, command: str) -> str:
     """The card."""
     return "\n".join(
         [
             f"# {name} in {dtype}",
             "",
-            f"Measured on {found.tokens} tokens of {text}, {date.today().isoformat()}; "
+            f"Measured on {loss.tokens} tokens of {text}, {date.today().isoformat()}; "
             "± is 95 %, over pieces of the text.",
             "",
             f"| | {EXACT} | {dtype} |",
             "|---|---|---|",
-            f"| bits per byte | {found.bits_per_byte.value:.3f} | "
-            f"{found.rounded_bits_per_byte.value:.3f} ({_signed(found.more_bits_per_byte)}) |",
-            f"| likeliest token is {EXACT}'s | | {_share(found.same)} |",
-            f"| sum min(p, q) at temperature 1 | | {found.overlap.value:.4f} ± "
-            f"{found.overlap.error:.4f} |",
+            f"| bits per byte | {loss.bits_per_byte.value:.3f} | "
+            f"{loss.rounded_bits_per_byte.value:.3f} ({_signed(loss.more_bits_per_byte)}) |",
+            f"| likeliest token is {EXACT}'s | | {_share(loss.same)} |",
+            f"| sum min(p, q) at temperature 1 | | {loss.overlap.value:.4f} ± "
+            f"{loss.overlap.error:.4f} |",
             "",
             f"Made by `{command}`.",
             "",
@@ -120,9 +120,9 @@ def _keep(rounded: Speculator, card: str) -> bool:
 
 
 def _command(model: str | None, dtype: str, held_out: Path) -> str:
-    named = [] if model is None else [model]
-    words = ["foretoken", "doctor", *named, "--dtype", dtype, "--held-out", str(held_out)]
-    return shlex.join(words)
+    models = [] if model is None else [model]
+    arguments = ["foretoken", "doctor", *models, "--dtype", dtype, "--held-out", str(held_out)]
+    return shlex.join(arguments)
 
 
 def _signed(estimate: Estimate) -> str:

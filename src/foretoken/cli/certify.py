@@ -84,7 +84,7 @@ def certify(
     from foretoken.sampling.params import SamplingParams
 
     lines = cli.read(prompts, limit) if prompts else []
-    own = SamplingParams(temperature, top_k, top_p, min_p)
+    params = SamplingParams(temperature, top_k, top_p, min_p)
     require(gamma, rule, lenience=1.0)
     keys_of(seed, [1])
     loading.require(target)
@@ -92,7 +92,7 @@ def certify(
     from foretoken.lab.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(own))
+    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
     quiet()
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the laws are the certificate's own
@@ -184,13 +184,16 @@ def _passes(certificate: Certificate) -> tuple[str, str]:
 
 
 def _greedy(certificate: Certificate) -> list[tuple[str, str]]:
-    own = certificate.identity
-    gammas = " and ".join(map(str, own.gammas))
-    result = "identical" if not own.differences else f"{len(own.differences)} texts differ"
+    identity = certificate.identity
+    gammas = " and ".join(map(str, identity.gammas))
+    result = (
+        "identical" if not identity.differences else f"{len(identity.differences)} texts differ"
+    )
     return [
         (
             "greedy",
-            f"{own.texts} texts of {own.tokens} tokens, gamma {gammas}, against plain: {result}",
+            f"{identity.texts} texts of {identity.tokens} tokens, gamma {gammas}, "
+            f"against plain: {result}",
         ),
         *(
             (
@@ -198,7 +201,7 @@ def _greedy(certificate: Certificate) -> list[tuple[str, str]]:
                 f"prompt {d.prompt}, gamma {d.gamma}, token {d.place}: {d.plain} became "
                 f"{d.speculative}; {_gap(d.gap)}, noise {d.noise:.1e}: {d.verdict}",
             )
-            for d in own.differences
+            for d in identity.differences
         ),
     ]
 
@@ -208,12 +211,12 @@ def _gap(gap: float | None) -> str:
 
 
 def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
-    drawn = certificate.guesses - certificate.certain
+    count = certificate.guesses - certificate.certain
     lies, result = certificate.lies, "all as said"
     if lies:
         result = f"{len(lies)} did not follow what was reported"
     return [
-        ("guesses", f"{drawn} drawn from a q, {certificate.certain} said to be certain: {result}"),
+        ("guesses", f"{count} drawn from a q, {certificate.certain} said to be certain: {result}"),
         *(("", lie) for lie in lies[:3]),
     ]
 
@@ -230,14 +233,14 @@ def _tests(certificate: Certificate) -> list[str]:
 
 def _oddest(tests: list[Test]) -> list[Test]:
     """With one of each run of tests of single prompts, that of the smallest p-value."""
-    shown: list[Test] = []
+    oddest: list[Test] = []
     for single, run in groupby(tests, lambda test: ", prompt " in test.name):
         if single:
             odd = min(run, key=lambda test: test.p_value)
-            shown.append(replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt ")))
+            oddest.append(replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt ")))
         else:
-            shown += run
-    return shown
+            oddest += run
+    return oddest
 
 
 def _line(name: str, test: Test) -> str:

@@ -19,13 +19,13 @@ NUMBERS: dict[Any, tuple[Any, str]] = {int: (int, "a whole number"), float: (flo
 
 
 def changed(wishes: W, first: W, name: str, value: str) -> W:
-    """The wishes with another one; where the value is "", as it was at first. InputError for a name
-    that there is not and for a value that is none of its kind; other checks are `given`'s."""
-    known = _names(type(wishes))
-    key = known.get(name.lstrip("-").replace("-", "_"))
+    """The wishes with another one; where the value is "", as it was at first. InputError for an
+    unknown name and for a value of the wrong kind; other checks are `given`'s."""
+    options = _names(type(wishes))
+    key = options.get(name.lstrip("-").replace("-", "_"))
     if key is None:
-        near = get_close_matches(name, known, 1, 0.5)
-        remedy = f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
+        near = get_close_matches(name, options, 1, 0.5)
+        remedy = f"did you mean {near[0]}?" if near else f"give one of {', '.join(options)}"
         raise InputError(f"{shown(name)} cannot be set; {remedy}")
     read = _read(key, get_type_hints(type(wishes))[key], value) if value else getattr(first, key)
     return replace(wishes, **{key: read})

@@ -92,11 +92,11 @@ def answered(client: Client, method: str, path: str, body: Any = None) -> Genera
                 yield response
                 return
             response.read()
-            said, status = message(response), response.status_code
+            detail, status = message(response), response.status_code
             after = _after(response.headers.get("retry-after", ""))
         if status not in (429, 503) or after is None or after > patience:
-            raise _error(status, said)
-        print(f"{said}; again in {after:g} s", file=sys.stderr)
+            raise _error(status, detail)
+        print(f"{detail}; again in {after:g} s", file=sys.stderr)
         sleep(after)
         patience -= after
 
@@ -118,22 +118,22 @@ def named(client: Client | AsyncClient) -> Generator[None]:
         raise TextError(f"{place(client)} broke off: {one_line(error)}") from None
 
 
-def _error(status: int, said: str) -> Exception:
+def _error(status: int, reason: str) -> Exception:
     """What a status means."""
     if status == 401:
-        return InputError(f"{said}; give --api-key, or FORETOKEN_API_KEY in the environment")
-    return RejectedError(said) if status < 500 and status != 429 else TextError(said)
+        return InputError(f"{reason}; give --api-key, or FORETOKEN_API_KEY in the environment")
+    return RejectedError(reason) if status < 500 and status != 429 else TextError(reason)
 
 
 def message(response: Response) -> str:
     """What the body of an error, which has been read, says; or else its status."""
-    plain = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
+    status = f"the server answers {response.status_code} {response.reason_phrase}".rstrip()
     try:
         error = parse_json(response.content)["error"]
-        said = error["message"] if isinstance(error, dict) else error
+        detail = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
-        return plain
-    return _told(said) or plain
+        return status
+    return _detail(detail) or status
 
 
 def chunks(response: Response) -> Iterator[dict[str, Any]]:
@@ -164,14 +164,14 @@ def _chunk(data: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise TextError(f"the server sent {shown(chunk)}, which is no chunk")
     if error := chunk.get("error"):
-        said = error.get("message") if isinstance(error, dict) else error
-        raise TextError(_told(said) or "the server failed")
+        detail = error.get("message") if isinstance(error, dict) else error
+        raise TextError(_detail(detail) or "the server failed")
     return chunk
 
 
-def _told(said: object) -> str:
+def _detail(detail: object) -> str:
     """A server's words in one line."""
-    text = "".join(c if c.isprintable() else " " for c in str(said or ""))
+    text = "".join(c if c.isprintable() else " " for c in str(detail or ""))
     return " ".join(text.split())[:WIDEST].rstrip(".")
 
 

@@ -32,8 +32,8 @@ class Conversation:
 
     def system(self, text: str) -> str:
         """Another system's message; "" for none."""
-        told = [{"role": "system", "content": text}] if text else []
-        self.messages = [*told, *self.messages[len(self._head) :]]
+        messages = [{"role": "system", "content": text}] if text else []
+        self.messages = [*messages, *self.messages[len(self._head) :]]
         return "the system's message is set" if text else "there is no system's message"
 
     def reset(self) -> str:

@@ -132,8 +132,8 @@ def _list(console: Console, *, as_json: bool) -> None:
         print(json.dumps({"folder": _folder(), "models": rows}))
         return
     for entry in entries:
-        made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
-        line = f"{made}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
+        date = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
+        line = f"{date}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
         console.print(line, soft_wrap=True)
         card.show(console, store.card(entry.folder.name))
     total = sum(entry.bytes for entry in entries) / 1e6

@@ -70,7 +70,7 @@ class Setting:
         from foretoken.lab.machine import describe
         from foretoken.speculator import runtime
 
-        spec, names = self.spec, {name for done in rounds for name, _ in done}
+        spec, names = self.spec, {name for turns in rounds for name, _ in turns}
         peers = [peer for peer in self.peers if peer.name in names]
         return {
             "date": date.today().isoformat(),
@@ -99,9 +99,9 @@ class Report:
 
     def save(self, out: Path) -> None:
         """Document and pictures."""
-        found = self.document
-        (out / "bench.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
-        self.draw(out, f"{found['target']}, {found['asked']['dtype']}, {found['date']}")
+        document = self.document
+        (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        self.draw(out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")
 
 
 def one_by_one(setting: Setting, rounds: list[Round]) -> Report:
@@ -126,31 +126,31 @@ def one_by_one(setting: Setting, rounds: list[Round]) -> Report:
     return Report(document, partial(scoreboard.show, document, table), partial(_draw, table))
 
 
-def batches(setting: Setting, asked: list[int], found: dict[int, list[Round]]) -> Report:
-    """Of rounds by how many texts came at once: those of `asked` that were begun."""
+def batches(setting: Setting, sizes: list[int], by_batch: dict[int, list[Round]]) -> Report:
+    """Of rounds by how many texts came at once: those of `sizes` that were begun."""
     from foretoken.lab.bench.figures import label
     from foretoken.lab.bench.throughput import throughput
 
     repeats = setting.options.repeats
     table = {
         texts: [throughput(rounds, key, greedy=setting.greedy) for key in rounds[0]]
-        for texts, rounds in found.items()
+        for texts, rounds in by_batch.items()
     }
-    document = setting.head([*chain.from_iterable(found.values())])
-    document["asked"]["batch"] = asked
+    document = setting.head([*chain.from_iterable(by_batch.values())])
+    document["asked"]["batch"] = sizes
     document |= {
-        "interrupted": any(len(found.get(texts, ())) < repeats for texts in asked),
+        "interrupted": any(len(by_batch.get(texts, ())) < repeats for texts in sizes),
         "batches": [
             {
                 "batch": texts,
-                "rounds": len(found[texts]),
+                "rounds": len(by_batch[texts]),
                 "figures": [asdict(row) | {"variant": label(row.gamma)} for row in rows],
             }
             for texts, rows in table.items()
         ],
     }
-    shown = partial(scoreboard.show_batches, document, table)
-    return Report(document, shown, partial(_draw_batches, table))
+    show = partial(scoreboard.show_batches, document, table)
+    return Report(document, show, partial(_draw_batches, table))
 
 
 def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
@@ -159,9 +159,9 @@ def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
 
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
-    made = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
+    dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
     drafted = getattr(getattr(spec.drafter, "model", None), "computed", None)
-    return made if drafted is None else made | {"draft": drafted}
+    return dtypes if drafted is None else dtypes | {"draft": drafted}
 
 
 def _draw(table: list[Figures], out: Path, title: str) -> None:

@@ -55,25 +55,27 @@ def export(
         raise InputError(
             "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
         )
-    setting = _planned(files) if files else _given(target, draft, gamma, temperature)
-    made = make(SYSTEMS[system], setting)
+    setting = _planned(files) if files else _setting(target, draft, gamma, temperature)
+    exported = make(SYSTEMS[system], setting)
     if as_json:
-        print(json.dumps(_document(made, setting), allow_nan=False))
+        print(json.dumps(_document(exported, setting), allow_nan=False))
     else:
-        for line in made.steps:
+        for line in exported.steps:
             print(line)
-        _show(made, setting, page(sys.stderr))  # not into a script that the rest is written to
+        _show(exported, setting, page(sys.stderr))  # not into a script that the rest is written to
 
 
 def _planned(files: list[Path]) -> Setting:
     from foretoken.cli.plan import saved  # late: torch takes seconds to import
     from foretoken.lab.measurement.plan import plan, setting
 
-    made = plan(saved(files))
-    return setting(made.first.measurement, made.gamma)
+    planned = plan(saved(files))
+    return setting(planned.first.measurement, planned.gamma)
 
 
-def _given(target: str | None, draft: str | None, gamma: int | None, temperature: float) -> Setting:
+def _setting(
+    target: str | None, draft: str | None, gamma: int | None, temperature: float
+) -> Setting:
     if target is None:
         import foretoken
 
@@ -94,33 +96,33 @@ def _given(target: str | None, draft: str | None, gamma: int | None, temperature
 def _encodes(folder: Path) -> bool:
     """Whether a model's folder says that it is an encoder-decoder; hub ids are not looked up."""
     try:
-        known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return bool(known.get("is_encoder_decoder"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return bool(config.get("is_encoder_decoder"))
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def _document(made: Export, setting: Setting) -> dict[str, Any]:
+def _document(exported: Export, setting: Setting) -> dict[str, Any]:
     return {
-        "system": made.system.name,
-        "version": made.system.version,
-        "flags": made.system.flags,
+        "system": exported.system.name,
+        "version": exported.system.version,
+        "flags": exported.system.flags,
         "setting": asdict(setting),
-        "steps": made.steps,
-        "law": [{"text": fact.text, "source": fact.source} for fact in made.law],
-        "lacks": [{"text": fact.text, "source": fact.source} for fact in made.lacks],
+        "steps": exported.steps,
+        "law": [{"text": fact.text, "source": fact.source} for fact in exported.law],
+        "lacks": [{"text": fact.text, "source": fact.source} for fact in exported.lacks],
     }
 
 
-def _show(made: Export, setting: Setting, console: Console) -> None:
-    system = made.system
+def _show(exported: Export, setting: Setting, console: Console) -> None:
+    system = exported.system
     console.print()
-    what = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
+    mode = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
     head = f"{system.name} {system.version}"
-    prose(console, f"{head}, for {setting.target} with {what}; its options: {system.flags}", head)
+    prose(console, f"{head}, for {setting.target} with {mode}; its options: {system.flags}", head)
     for title, facts in (
-        ("What its verification does to the law:", made.law),
-        ("What it does otherwise, or not at all:", made.lacks),
+        ("What its verification does to the law:", exported.law),
+        ("What it does otherwise, or not at all:", exported.lacks),
     ):
         console.print()
         prose(console, title, title)

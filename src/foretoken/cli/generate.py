@@ -65,7 +65,7 @@ def generate(
     from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
-    given, template = wishes.given, messages.template
+    options, template = wishes.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
@@ -77,7 +77,7 @@ def generate(
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
     lines = prompts.read(prompt, prompt_file, wishes=True)
-    tasks = task.tasks(messages.wrap(lines), given)
+    tasks = task.tasks(messages.wrap(lines), options)
     if compare:
         task.require_one(tasks)
     loading.require(target)
@@ -88,15 +88,15 @@ def generate(
     keys = task.keys(tasks, seed)
     requests = spec.requests(texts, [each.params for each in tasks], keys)  # a bad one fails now
     if streamed := len(requests) == 1 and not (as_json or show_tokens):
-        done = iter([_stream(spec, texts[0], tasks[0], keys, dials)])
+        completions = iter([_stream(spec, texts[0], tasks[0], keys, dials)])
     else:
-        done = _all(spec, requests, dials)
-    answers = answer.answers(tasks, requests, done)
+        completions = _all(spec, requests, dials)
+    answers = answer.answers(tasks, requests, completions)
     if as_json:
         answers = answer.begin(spec, answers, dials)
     answers = list(answers)
     if not as_json:
-        answer.show(spec, answers, steps=show_tokens, told=streamed)
+        answer.show(spec, answers, steps=show_tokens, printed=streamed)
     reasons = {each.completion.finish_reason for each in answers}
     comparison = None
     if compare and not reasons & {"interrupted", "error"}:
@@ -143,8 +143,8 @@ def _all(spec: Speculator, requests: list[Request], dials: dict[str, Any]) -> It
     from foretoken.speculator import BATCH
 
     rows = spec.rows(requests)  # all of them first: a grammar that does not compile fails now
-    done = spec.completions(rows, check(**dials), dials["gamma"])
-    several = bar(done, "generating", len(rows)) if len(rows) > BATCH else done
+    completions = spec.completions(rows, check(**dials), dials["gamma"])
+    several = bar(completions, "generating", len(rows)) if len(rows) > BATCH else completions
     for row, completion in zip(rows, several, strict=True):
         if row.began or row.finish_reason is not None:
             yield completion
@@ -154,8 +154,8 @@ def _alone(prompt: str | None, file: Path | None, *others: bool) -> Path:
     """The file of prompts; InputError for what --output leaves no use for."""
     if file is None or prompt is not None:
         raise InputError("--output is for a file of prompts; give --prompt-file")
-    for given, flag in zip(others, ("--compare", "--show-tokens", "--json"), strict=True):
-        if given:
+    for present, flag in zip(others, ("--compare", "--show-tokens", "--json"), strict=True):
+        if present:
             raise InputError(f"{flag} and --output are both given; give the one or the other")
     return file
 
@@ -172,21 +172,21 @@ def _write(
     cluster: Cluster,
 ) -> None:
     """The prompts of a file to a file of results; bad lines are told and passed over."""
-    given, template = wishes.given, messages.template
-    tasks, bad = task.numbered(file, messages, given)
+    options, template = wishes.given, messages.template
+    tasks, bad = task.numbered(file, messages, options)
     loading.require(names[0])
     quiet()
     convert = _converting(output) if output.suffix == ".parquet" else None
     output = output / "results.jsonl" if output.is_dir() else output
     output = output.with_suffix(".jsonl") if convert else output
-    with results.Results(output) as out:
-        asked = Lines(tasks, names, loading, template, seed, dials)
+    with results.Results(output) as written:
+        lines = Lines(tasks, names, loading, template, seed, dials)
         ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
         common = names, loading.arguments, template, dials
-        origins = {name: _origin(common, tasks[name[0]], asked.key(name)) for name in ids}
+        origins = {name: _origin(common, tasks[name[0]], lines.key(name)) for name in ids}
         try:
-            with completing(asked, cluster) as complete:
-                tally = results.fill(out, ids, origins, complete)
+            with completing(lines, cluster) as complete:
+                tally = results.fill(written, ids, origins, complete)
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
             raise
@@ -206,5 +206,5 @@ def _converting(table: Path) -> Callable[[Path], None]:
 def _origin(common: object, each: Task, key: tuple[int, int]) -> str:
     """What a text follows from, as a digest."""
     line = each.line
-    told = repr((common, line.prompt, line.messages, each.params, key))
-    return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:16]
+    settings = repr((common, line.prompt, line.messages, each.params, key))
+    return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]

@@ -54,8 +54,8 @@ def heads(
     option.require_folder(out)
     options = reading.arguments
     generation_config = options.pop("generation_config")
-    own = read_target(target, **options)
-    teacher = Teacher.of(*own, data, length, target_generated, generation_config)
+    target_model = read_target(target, **options)
+    teacher = Teacher.of(*target_model, data, length, target_generated, generation_config)
     try:
         with trained.bar("training", steps) as bar:
             summary = train_heads(teacher, out, heads, recipe, partial(_report, bar))

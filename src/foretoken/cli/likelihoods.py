@@ -31,15 +31,18 @@ def show(
 
 
 def _table(
-    name: str, tokenizer: PreTrainedTokenizerBase | None, before: list[int], known: list[Logprobs]
+    name: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    before: list[int],
+    likelihoods: list[Logprobs],
 ) -> Table:
     """A row for every token behind `before`."""
     table = Table(name, box=box.SIMPLE_HEAD)
     table.add_column("logprob", justify="right")
-    if any(each.top for each in known):
+    if any(each.top for each in likelihoods):
         table.add_column("likeliest")
     so_far = list(before)
-    for each in known:
+    for each in likelihoods:
         top = "  ".join(f"{_spell(tokenizer, so_far, i)} {value:.3f}" for i, value in each.top)
         cells = [_spell(tokenizer, so_far, each.token), f"{each.logprob:.3f}", top]
         table.add_row(*map(Text, cells[: len(table.columns)]))
@@ -63,12 +66,16 @@ def document(completion: Completion) -> dict[str, Any]:
     """The same in JSON, where it was asked for."""
     names = ("logprobs", "prompt_logprobs")
     lists = {name: getattr(completion, name) for name in names}
-    return {n: [_entry(each) for each in known] for n, known in lists.items() if known is not None}
+    return {
+        n: [_entry(each) for each in likelihoods]
+        for n, likelihoods in lists.items()
+        if likelihoods is not None
+    }
 
 
-def _entry(known: Logprobs) -> dict[str, Any]:
-    top = [[token, _finite(logprob)] for token, logprob in known.top]
-    return {"token": known.token, "logprob": _finite(known.logprob), "top": top}
+def _entry(likelihood: Logprobs) -> dict[str, Any]:
+    top = [[token, _finite(logprob)] for token, logprob in likelihood.top]
+    return {"token": likelihood.token, "logprob": _finite(likelihood.logprob), "top": top}
 
 
 def _finite(logprob: float) -> float | None:

@@ -88,7 +88,7 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
         workers = cluster.Workers(count, each, *lines.names, lines.loading.arguments, lines.engine)
 
         def complete(names: list[Name], tally: Tally) -> Iterator[tuple[Name, Completion]]:
-            asked = [
+            asks = [
                 cluster.Ask(
                     partial(lines.template.prompt, lines.tasks[name[0]].line),
                     lines.params(name),
@@ -97,7 +97,7 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
                 )
                 for name in names
             ]
-            for place, text in cluster.texts(asked, workers):
+            for place, text in cluster.texts(asks, workers):
                 if isinstance(text, ForetokenError):
                     line = lines.tasks[names[place][0]].line
                     _tell(f"{line.place}: {text}" if line.place else text, tally)
@@ -113,9 +113,9 @@ def _stepped(
     engine: Engine, add: Callable[[Name], int], names: list[Name], tally: Tally
 ) -> Iterator[tuple[Name, Completion]]:
     """Each as soon as it is done; so many prompts are read that none has to be waited for."""
-    left, running = iter(names), dict[int, Name]()
+    unsent, running = iter(names), dict[int, Name]()
     while True:
-        while len(running) < READ and (name := next(left, None)) is not None:
+        while len(running) < READ and (name := next(unsent, None)) is not None:
             try:
                 running[add(name)] = name
             except ForetokenError as error:

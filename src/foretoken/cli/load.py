@@ -48,11 +48,11 @@ class Server:
         with connected(self.url, self.key) as client:
             while True:
                 try:
-                    found = counters(get_bytes(client, "/metrics").decode(errors="replace"))
+                    counts = counters(get_bytes(client, "/metrics").decode(errors="replace"))
                 except ForetokenError:  # it has none
                     return None
-                if found is None or found.tokens >= least or perf_counter() > end:
-                    return found
+                if counts is None or counts.tokens >= least or perf_counter() > end:
+                    return counts
                 sleep(0.05)
 
 
@@ -71,12 +71,12 @@ class Load:
     _before: Counters | None = None  # what the server had counted by then
 
     def run(
-        self, due: Sequence[float], at_once: int | None, report: Callable[[Trace], None]
+        self, times: Sequence[float], at_once: int | None, report: Callable[[Trace], None]
     ) -> float:
         """Seconds that it took, or that it had when Ctrl-C came. InputError where the warm-up
         fails."""
         try:
-            asyncio.run(self._run(due, at_once, report))
+            asyncio.run(self._run(times, at_once, report))
         except KeyboardInterrupt:
             if not self.began:
                 raise
@@ -92,7 +92,7 @@ class Load:
         return None if after is None else after.since(self._before)
 
     async def _run(
-        self, due: Sequence[float], at_once: int | None, report: Callable[[Trace], None]
+        self, times: Sequence[float], at_once: int | None, report: Callable[[Trace], None]
     ) -> None:
         def ended(trace: Trace) -> None:
             self.traces.append(trace)
@@ -107,10 +107,10 @@ class Load:
             if before is not None:
                 self._before = self.server.counted(before.tokens + (first.tokens or 0))
             self.began = perf_counter()
-            await run(lambda number: self._ask(client, number + 1), due, at_once, ended)
+            await run(lambda number: self._ask(client, number + 1), times, at_once, ended)
 
     async def _ask(self, client: AsyncClient, number: int) -> Trace:
-        trace, began, body = Trace(), perf_counter(), self._body(number)
+        trace, start, body = Trace(), perf_counter(), self._body(number)
         try:
             with named(client):
                 async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -119,7 +119,7 @@ class Load:
                         trace.failure = str(response.status_code), message(response)
                         return trace
                     async for chunk in chunks_of_many(response):
-                        trace.read(chunk, perf_counter() - began)
+                        trace.read(chunk, perf_counter() - start)
             trace.close()
         except InputError as error:
             trace.failure = "connection", str(error)
@@ -144,5 +144,5 @@ def server(url: str, key: str | None, model: str | None) -> Server:
 
 def _tells_ids(listed: dict[str, Any]) -> bool:
     models = listed.get("data")
-    known = models if isinstance(models, list) else []
-    return any(isinstance(model, dict) and model.get("owned_by") in TELLING for model in known)
+    entries = models if isinstance(models, list) else []
+    return any(isinstance(model, dict) and model.get("owned_by") in TELLING for model in entries)

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 LABEL = 26  # letters of the column of labels
 
 
-def show(document: dict[str, Any], found: Figures, console: Console) -> None:
+def show(document: dict[str, Any], figures: Figures, console: Console) -> None:
     """All of it."""
     prose(console, _head(document))
     console.print()
-    labelled(console, _counts(document, found), LABEL)
-    if any(found.latencies.values()):
+    labelled(console, _counts(document, figures), LABEL)
+    if any(figures.latencies.values()):
         console.print()
-        console.print(_latencies(found))
-        labelled(console, _terms(found), 6)
+        console.print(_latencies(figures))
+        labelled(console, _terms(figures), 6)
 
 
 def _head(document: dict[str, Any]) -> str:
@@ -39,47 +39,56 @@ def _head(document: dict[str, Any]) -> str:
     )
 
 
-def _counts(document: dict[str, Any], found: Figures) -> list[tuple[str, str]]:
-    rows = [("Successful requests", str(found.completed)), ("Failed requests", str(found.failed))]
-    for status, (count, said) in found.failures.items():
-        rows.append((f"  {status}", f"{count}, the first: {said}"))
+def _counts(document: dict[str, Any], figures: Figures) -> list[tuple[str, str]]:
+    rows = [
+        ("Successful requests", str(figures.completed)),
+        ("Failed requests", str(figures.failed)),
+    ]
+    for status, (count, reason) in figures.failures.items():
+        rows.append((f"  {status}", f"{count}, the first: {reason}"))
     if document["interrupted"]:
-        left = document["num_prompts"] - found.completed - found.failed
-        rows.append(("Interrupted", f"{left} requests were not sent or not over"))
+        interrupted = document["num_prompts"] - figures.completed - figures.failed
+        rows.append(("Interrupted", f"{interrupted} requests were not sent or not over"))
     rows += [
-        ("Benchmark duration", f"{found.duration:.2f} s"),
-        ("Sent after they were due", "mean {:.3f} s, at most {:.3f} s".format(*found.late)),
-        ("Total input tokens", str(found.input_tokens)),
-        ("Total generated tokens", str(found.output_tokens)),
-        ("Request throughput", f"{found.a_second(found.completed):.2f} requests/s"),
+        ("Benchmark duration", f"{figures.duration:.2f} s"),
+        ("Sent after they were due", "mean {:.3f} s, at most {:.3f} s".format(*figures.late)),
+        ("Total input tokens", str(figures.input_tokens)),
+        ("Total generated tokens", str(figures.output_tokens)),
+        ("Request throughput", f"{figures.a_second(figures.completed):.2f} requests/s"),
     ]
-    if found.good is not None:
+    if figures.good is not None:
         limits = ", ".join(f"{name} {ms:g} ms" for name, ms in document["goodput"].items())
-        share = f"{found.good} of {found.completed + found.failed} within {limits}"
-        rows.append(("Request goodput", f"{found.a_second(found.good):.2f} requests/s; {share}"))
-    total = found.input_tokens + found.output_tokens
+        share = f"{figures.good} of {figures.completed + figures.failed} within {limits}"
+        rows.append(
+            ("Request goodput", f"{figures.a_second(figures.good):.2f} requests/s; {share}")
+        )
+    total = figures.input_tokens + figures.output_tokens
     rows += [
-        ("Output token throughput", f"{found.a_second(found.output_tokens):.2f} tokens/s"),
-        ("Total token throughput", f"{found.a_second(total):.2f} tokens/s"),
+        ("Output token throughput", f"{figures.a_second(figures.output_tokens):.2f} tokens/s"),
+        ("Total token throughput", f"{figures.a_second(total):.2f} tokens/s"),
     ]
-    return rows + _speculation(document["speculation"], found)
+    return rows + _speculation(document["speculation"], figures)
 
 
-def _speculation(told: dict[str, Any] | None, found: Figures) -> list[tuple[str, str]]:
-    if told is None or told["tokens_per_call"] is None:
+def _speculation(speculation: dict[str, Any] | None, figures: Figures) -> list[tuple[str, str]]:
+    if speculation is None or speculation["tokens_per_call"] is None:
         return []
-    rows = [("Tokens a target call", f"{told['tokens_per_call']:.2f}")]
-    if told["accepted_per_drafted"] is not None:
-        kept = f"{told['accepted_per_drafted']:.3f}"
-        rows.append(("Guesses accepted", f"{kept}, {told['accepted']} of {told['drafted']}"))
-    if told["tokens"] > found.output_tokens:
-        rows.append(("", f"of the {told['tokens']} tokens that the server wrote in this time"))
+    rows = [("Tokens a target call", f"{speculation['tokens_per_call']:.2f}")]
+    if speculation["accepted_per_drafted"] is not None:
+        share = f"{speculation['accepted_per_drafted']:.3f}"
+        rows.append(
+            ("Guesses accepted", f"{share}, {speculation['accepted']} of {speculation['drafted']}")
+        )
+    if speculation["tokens"] > figures.output_tokens:
+        rows.append(
+            ("", f"of the {speculation['tokens']} tokens that the server wrote in this time")
+        )
     return rows
 
 
-def _latencies(found: Figures) -> Table:
+def _latencies(figures: Figures) -> Table:
     view = Table()
-    rows = {name: one for name, one in found.latencies.items() if one is not None}
+    rows = {name: one for name, one in figures.latencies.items() if one is not None}
     numbers = [n for n in next(iter(rows.values())).percentiles if n != 50]  # that is the median
     for heading in ("ms", "mean", "median", *(f"P{number:g}" for number in numbers)):
         view.add_column(heading, justify="right")
@@ -89,14 +98,14 @@ def _latencies(found: Figures) -> Table:
     return view
 
 
-def _terms(found: Figures) -> list[tuple[str, str]]:
+def _terms(figures: Figures) -> list[tuple[str, str]]:
     from foretoken.lab.load.figures import METRICS
 
     between = "chunks, as the server does not tell how many tokens each holds"
-    if found.by_tokens:
+    if figures.by_tokens:
         between = "tokens; those of one chunk share the time since the last one"
     return [
         (name.upper(), METRICS[name] + (f": between {between}" if name == "itl" else ""))
-        for name, one in found.latencies.items()
+        for name, one in figures.latencies.items()
         if one is not None
     ]

@@ -59,7 +59,7 @@ class Local:
     def parts(
         self, prompt: Prompt, wishes: Mapping[str, Any], number: int, reply: Reply
     ) -> Generator[Part]:
-        began = perf_counter()
+        start = perf_counter()
         ids, spec = self._ids(prompt), self.spec
         room = (
             {} if isinstance(prompt, str) else {"max_new_tokens": spec.target.context or UNBOUNDED}
@@ -75,7 +75,7 @@ class Local:
                     text = answer.piece(event.text, event.tokens, reply.tokens)
                     tokens = [token for step in event.steps for token in _tokens(step, stream)]
                     _count(event, reply)
-                    reply.seconds = perf_counter() - began
+                    reply.seconds = perf_counter() - start
                     yield Part(text, tokens)
                     if event.completion is not None and event.completion.error is not None:
                         raise TextError(event.completion.error)

@@ -104,9 +104,9 @@ def run(
     from foretoken.lab.measurement.result import Options
 
     quiet()
-    given = {f.name: parameters[f.name] for f in fields(Options) if f.name in parameters}
-    given["prompts"] = str(parameters["prompts"])
-    options = Options(**given, prompts_sha256=digest([line.prompt for line in lines]))
+    values = {f.name: parameters[f.name] for f in fields(Options) if f.name in parameters}
+    values["prompts"] = str(parameters["prompts"])
+    options = Options(**values, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
     texts = [prompt_files.for_model(line, spec) for line in lines]
     track = partial(bar, text="measuring")

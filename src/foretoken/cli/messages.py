@@ -50,13 +50,13 @@ class Rendering:
     @property
     def template(self) -> Template:
         """What makes prompts of messages, the file read."""
-        file, given = self.chat_template, self.chat_template_kwargs
+        file, arguments = self.chat_template, self.chat_template_kwargs
         text = None if file is None else files.text(file, "a Jinja template")
-        if given is None:
+        if arguments is None:
             return Template(text)
-        variables = as_json("chat_template_kwargs", given)
+        variables = as_json("chat_template_kwargs", arguments)
         if not isinstance(variables, dict):
-            raise InputError(f"chat_template_kwargs is {shown(given)}; give a JSON object")
+            raise InputError(f"chat_template_kwargs is {shown(arguments)}; give a JSON object")
         return Template(text, variables)
 
 

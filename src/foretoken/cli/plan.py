@@ -74,17 +74,17 @@ def plan(
     if not files and prompts is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     if files:
-        named = saved(files)
+        measurements = saved(files)
     else:
-        drafts = [*(draft or []), *(_own(target, loading) if own else [])]
-        named = _measured(prompts, limit, drafts or [None], context.params, loading)
+        drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])]
+        measurements = _measured(prompts, limit, drafts or [None], context.params, loading)
     from foretoken.lab.measurement.plan import plan as make  # late: torch takes seconds to import
 
-    made = make(named)
+    planned = make(measurements)
     if as_json:
-        print(json.dumps(_document(made), allow_nan=False))
+        print(json.dumps(_document(planned), allow_nan=False))
     else:
-        _show(made, page())
+        _show(planned, page())
 
 
 def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
@@ -97,7 +97,7 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     return [(str(file), load(file)) for file in files]
 
 
-def _own(target: str | None, loading: option.PairLoading) -> list[str]:
+def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
     """Drafts that a target has without a second model."""
     from foretoken.loading.load import asset  # late: torch takes seconds to import
     from foretoken.loading.own import kinds
@@ -105,8 +105,8 @@ def _own(target: str | None, loading: option.PairLoading) -> list[str]:
     from foretoken.loading.sources import source
 
     read = source(target or asset("target"), loading.revision, loading.trust_remote_code)
-    known = Known(read, Wish(loading.dtype, runtime=loading.runtime))
-    return [*kinds(loading.dtype, known.layers), "lookup"]
+    facts = Known(read, Wish(loading.dtype, runtime=loading.runtime))
+    return [*kinds(loading.dtype, facts.layers), "lookup"]
 
 
 def _measured(
@@ -160,8 +160,8 @@ def _show(plan: Plan, console: Console) -> None:
     console.print()
     _verdict(plan, console)
     for candidate in plan.candidates:
-        if said := remark(candidate.measurement.others):
-            prose(console, f"{candidate.draft}: {said}", bold=said)
+        if warning := remark(candidate.measurement.others):
+            prose(console, f"{candidate.draft}: {warning}", bold=warning)
     console.print()
     for line in _broken(shlex.split(plan.command), console.width):
         console.print(line, soft_wrap=True, markup=False)

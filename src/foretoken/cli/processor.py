@@ -26,30 +26,30 @@ def measured() -> dict[str, Any]:
     from foretoken.lab.machine import bandwidth
     from foretoken.lab.processor import processor
 
-    here, began = processor(), others.read()
+    here, reading = processor(), others.read()
     seconds, size = bandwidth(torch.device("cpu"))
-    taken = others.share([others.taken(began)])
-    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": taken}
+    share = others.share([others.taken(reading)])
+    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": share}
     return {**asdict(here), "lacks": here.lacks, **rate}
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
-    cores = "" if found["cores"] is None else f" of {found['cores']} cores"
-    line = f"processor: {found['name']}, {found['threads']} threads{cores}"
-    if found["abilities"] is not None:
-        line += f"; {', '.join(found['abilities']) or 'none of the known abilities'}"
-    if found["lacks"]:
-        line += f"; no {', no '.join(found['lacks'])}"
+def show(console: Console, document: dict[str, Any]) -> None:
+    cores = "" if document["cores"] is None else f" of {document['cores']} cores"
+    line = f"processor: {document['name']}, {document['threads']} threads{cores}"
+    if document["abilities"] is not None:
+        line += f"; {', '.join(document['abilities']) or 'none of the known abilities'}"
+    if document["lacks"]:
+        line += f"; no {', no '.join(document['lacks'])}"
     console.print(line, soft_wrap=True)
-    cache = found["cache_bytes"]
+    cache = document["cache_bytes"]
     beyond = "" if cache is None else f", a cache of {cache / 2**20:.0f} MiB"
-    size = found["read_bytes"] / 2**20
+    size = document["read_bytes"] / 2**20
     console.print(
-        f"memory: {found['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
+        f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
         soft_wrap=True,
     )
-    if said := others.remark(found["others"]):
-        console.print(said, soft_wrap=True)
+    if warning := others.remark(document["others"]):
+        console.print(warning, soft_wrap=True)
 
 
 def speed(console: Console, *, as_json: bool) -> None:
@@ -59,36 +59,36 @@ def speed(console: Console, *, as_json: bool) -> None:
     require_openvino()
     from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
 
-    here, began = measured(), others.read()
-    found = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
-    taken = others.share([others.taken(began)])
+    here, reading = measured(), others.read()
+    timed = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
+    share = others.share([others.taken(reading)])
     if as_json:
-        rows = [asdict(each) for each in found]
-        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": taken}
+        rows = [asdict(each) for each in timed]
+        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": share}
         print(json.dumps(document, allow_nan=False))
         return
     show(console, here)
     table = Table("weights", "tokens", *(f"{name} ms" for name in LAYERS), "fastest")
-    for parameters in dict.fromkeys(each.parameters for each in found):
+    for parameters in dict.fromkeys(each.parameters for each in timed):
         for i, tokens in enumerate(TOKENS):
             line = {
                 each.dtype: None if each.seconds is None else each.seconds[i]
-                for each in found
+                for each in timed
                 if each.parameters == parameters
             }
             table.add_row(f"{parameters / 1e6:.0f}M", str(tokens), *_marked(line))
     console.print(table)
     console.print(SAYS)
-    if any(each.seconds is None for each in found):
+    if any(each.seconds is None for each in timed):
         console.print("-: time or memory did not suffice")
-    if said := others.remark(taken):
-        console.print(said)
+    if warning := others.remark(share):
+        console.print(warning)
 
 
 def _marked(line: dict[str, float | None]) -> list[str]:
     """Times by precision, and which is the fastest of those that are known."""
-    known = {name: seconds for name, seconds in line.items() if seconds is not None}
-    best = min(known, key=lambda name: known[name], default="")
-    shown = ["-" if seconds is None else milliseconds(seconds) for seconds in line.values()]
-    marks = zip(line, shown, strict=True)
+    timings = {name: seconds for name, seconds in line.items() if seconds is not None}
+    best = min(timings, key=lambda name: timings[name], default="")
+    cells = ["-" if seconds is None else milliseconds(seconds) for seconds in line.values()]
+    marks = zip(line, cells, strict=True)
     return [f"[bold]{text}[/bold]" if name == best else text for name, text in marks] + [best]

@@ -135,15 +135,15 @@ def _form() -> Any:
     )
 
 
-def _require_keys(given: list[str], keys: tuple[str, ...]) -> None:
+def _require_keys(names: list[str], keys: tuple[str, ...]) -> None:
     """InputError for keys that there are not, or not together."""
-    for key in given:
+    for key in names:
         if key not in keys:
             near = get_close_matches(key, keys, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else f"give some of {', '.join(keys)}"
             raise InputError(f"{key[:40]} is no key of a line here; {remedy}")
-    if ("prompt" in given) == ("messages" in given):
-        if "prompt" in given:
+    if ("prompt" in names) == ("messages" in names):
+        if "prompt" in names:
             raise InputError("there are a prompt and messages; give one of them")
         other = ", or messages" if "messages" in keys else ""
         raise InputError(f"there is no prompt; give one{other}")

@@ -24,5 +24,5 @@ def quiet() -> None:
     log = logging.getLogger("foretoken")
     if not log.handlers:
         log.addHandler(Lines())
-    for told in ("models.openvino.conversion", "loading.chosen", "loading.vocabularies"):
-        logging.getLogger(f"foretoken.{told}").setLevel(logging.INFO)
+    for module in ("models.openvino.conversion", "loading.chosen", "loading.vocabularies"):
+        logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)

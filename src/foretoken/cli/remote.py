@@ -56,8 +56,8 @@ class Remote:
 
     @property
     def runtime(self) -> str:
-        own, draft = self.facts.get("runtime"), self.facts.get("draft_runtime")
-        return f"{own}, draft {draft}" if draft else str(own or "")
+        runtime, draft = self.facts.get("runtime"), self.facts.get("draft_runtime")
+        return f"{runtime}, draft {draft}" if draft else str(runtime or "")
 
     @property
     def colours(self) -> bool:
@@ -75,7 +75,7 @@ class Remote:
     def parts(
         self, prompt: Prompt, wishes: Mapping[str, Any], number: int, reply: Reply
     ) -> Generator[Part]:
-        began = perf_counter()
+        start = perf_counter()
         self.require(wishes)
         where = "completions" if isinstance(prompt, str) else "chat/completions"
         body = self._body(prompt, wishes, number)
@@ -85,8 +85,8 @@ class Remote:
             raise InputError("the request is not valid text; give text in UTF-8") from None
         with answered(self.client, "POST", f"/v1/{where}", body) as response:
             for chunk in chunks(response):
-                part = _read(chunk, reply)
-                reply.seconds = perf_counter() - began
+                part = _part(chunk, reply)
+                reply.seconds = perf_counter() - start
                 if part.text or part.tokens:
                     yield part
         if reply.finish_reason is None:
@@ -146,13 +146,13 @@ def remote(
 
 def first_model(client: Client) -> str:
     try:
-        known = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
-        return known[0]
+        names = [str(model["id"]) for model in get(client, "/v1/models")["data"]]
+        return names[0]
     except RejectedError as error:
-        said = f": {error}"
+        detail = f": {error}"
     except (IndexError, KeyError, TypeError):
-        said = ""
-    raise InputError(f"{place(client)} lists no model; give --model{said}")
+        detail = ""
+    raise InputError(f"{place(client)} lists no model; give --model{detail}")
 
 
 def facts_of(client: Client) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def facts_of(client: Client) -> dict[str, Any]:
     return facts if "target" in facts else {}
 
 
-def _read(chunk: dict[str, Any], reply: Reply) -> Part:
+def _part(chunk: dict[str, Any], reply: Reply) -> Part:
     """What a chunk adds. TextError for one that is not as it should be."""
     try:
         text = "".join(_text(choice, reply) for choice in chunk.get("choices") or [])
@@ -195,11 +195,11 @@ def _step(step: dict[str, Any], reply: Reply) -> list[Token]:
     return tokens
 
 
-def _structured(asked: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
+def _structured(structure: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
     """What a text must match: a schema as OpenAI has it, where it has it."""
-    if not asked:
+    if not structure:
         return {}
-    ((kind, value),) = asked.items()
+    ((kind, value),) = structure.items()
     if chat and kind == "json_schema":
         schema = {"name": "answer", "schema": value, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}

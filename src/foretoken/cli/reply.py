@@ -114,8 +114,8 @@ class Printer:
             return
         for spelled, style in self._coloured(text):
             marked = self._marks and style and not spelled.isspace()
-            shown = view.marked(spelled, style) if marked else spelled
-            self.console.print(Text(shown, style), end="", soft_wrap=True)
+            displayed = view.marked(spelled, style) if marked else spelled
+            self.console.print(Text(displayed, style), end="", soft_wrap=True)
 
     def end(self) -> None:
         """The text is over."""

@@ -59,9 +59,9 @@ def report(
     """
     if quick and as_measured:
         raise InputError("--quick measures and --as-measured does not; give one of them")
-    asked = _read(recipes)
-    _require(asked, out, measuring=not as_measured)
-    made = [recipe.quick() for recipe in asked] if quick else asked
+    recipes_read = _recipes(recipes)
+    _require(recipes_read, out, measuring=not as_measured)
+    chosen_recipes = [recipe.quick() for recipe in recipes_read] if quick else recipes_read
     from foretoken.lab.report.chapter import report as made_of  # late: torch takes seconds
     from foretoken.lab.report.document import document
     from foretoken.lab.report.files import RESULTS, write
@@ -71,15 +71,15 @@ def report(
     quietly()
     results = Results(out / RESULTS)
     _tell_unreadable(results)
-    given = {"--quick": quick, "--as-measured": as_measured}
-    typed = _command(recipes, out, [flag for flag, on in given.items() if on])
+    flags = {"--quick": quick, "--as-measured": as_measured}
+    typed = _command(recipes, out, [flag for flag, present in flags.items() if present])
     if as_measured:
-        cases, interrupted = latest(made, results), False
-        _tell_changed(made, cases)
+        cases, interrupted = latest(chosen_recipes, results), False
+        _tell_changed(chosen_recipes, cases)
     else:
-        cases, interrupted = _measured(made, results, typed)
-    told = {"date": date.today().isoformat(), "command": typed}
-    whole = made_of(cases, results, quick=quick, **told)
+        cases, interrupted = _measured(chosen_recipes, results, typed)
+    header = {"date": date.today().isoformat(), "command": typed}
+    whole = made_of(cases, results, quick=quick, **header)
     paths = write(whole, out)
     if as_json:
         print(json.dumps(document(whole), allow_nan=False))
@@ -109,7 +109,7 @@ def _measured(recipes: list[Recipe], results: Results, command: str) -> tuple[li
     return cases, _follow(run(cases, results, machine, command))
 
 
-def _read(paths: list[Path]) -> list[Recipe]:
+def _recipes(paths: list[Path]) -> list[Recipe]:
     """The recipes, in order. InputError for what is wrong in one, and for two of one name."""
     from foretoken.lab.recipes.recipe import read  # late: pydantic, which `--help` does without
 
@@ -143,15 +143,15 @@ def _tell_unreadable(results: Results) -> None:
     if results.unreadable:
         lines = ", ".join(map(str, results.unreadable[:5]))
         more = len(results.unreadable) - 5
-        said = f"{lines} and {more} more" if more > 0 else lines
-        print(f"{results.path}: cannot read line {said}; left as it is", file=sys.stderr)
+        numbers = f"{lines} and {more} more" if more > 0 else lines
+        print(f"{results.path}: cannot read line {numbers}; left as it is", file=sys.stderr)
 
 
-def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:
+def _tell_changed(recipes: list[Recipe], cases: list[Job]) -> None:
     """On standard error: which recipes say something else now than what is shown."""
     from foretoken.lab.recipes.recipe import shown_from  # late: pydantic
 
-    then = {job.recipe.name: job.recipe for job in asked}
+    then = {job.recipe.name: job.recipe for job in cases}
     for recipe in recipes:
         now = shown_from(recipe, Path.cwd()).model_dump(exclude={"experiments"})
         was = then[recipe.name].model_dump()
@@ -164,11 +164,11 @@ def _tell_changed(recipes: list[Recipe], asked: list[Job]) -> None:
             )
 
 
-def _tell_anew(asked: list[Job], results: Results) -> None:
+def _tell_anew(cases: list[Job], results: Results) -> None:
     """On standard error: which recipes' measurements are there but are not used, and why."""
-    for of, recipe in {job.of: job.recipe for job in asked}.items():
+    for origin, recipe in {job.of: job.recipe for job in cases}.items():
         last = results.last(recipe.name)
-        if last is not None and not results.seconds(of):
+        if last is not None and not results.seconds(origin):
             print(
                 f"{recipe.name}: measured anew; {results.path} has it of another recipe, other "
                 "weights or another machine: --as-measured shows that",

@@ -44,14 +44,14 @@ class Results:
         self._lock(self._out)
         with naming(self.path):
             content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
+        lines = content[: content.rfind(b"\n") + 1]
         try:
-            self.done = dict(self._read(n, line) for n, line in enumerate(whole.splitlines(), 1))
+            self.done = dict(self._read(n, line) for n, line in enumerate(lines.splitlines(), 1))
         except InputError:
             self._out.close()
             raise
         with naming(self.path):
-            self._out.truncate(len(whole))
+            self._out.truncate(len(lines))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,13 +70,13 @@ class Results:
     def write(self, name: Name, origin: str, result: dict[str, Any]) -> None:
         """Append a result; one that the disk has no room for leaves what is there whole."""
         assert self._out is not None
-        known = {"line": name[0], "copy": name[1], "origin": origin}
-        line = json.dumps(known | result, allow_nan=False)
-        left, size = line.encode() + b"\n", self._out.seek(0, 2)
+        head = {"line": name[0], "copy": name[1], "origin": origin}
+        line = json.dumps(head | result, allow_nan=False)
+        rest, size = line.encode() + b"\n", self._out.seek(0, 2)
         try:
             with naming(self.path):
-                while left:  # a disk that is nearly full takes a part
-                    left = left[self._out.write(left) :]
+                while rest:  # a disk that is nearly full takes a part
+                    rest = rest[self._out.write(rest) :]
         except OSError:
             self._out.truncate(size)
             raise
@@ -122,8 +122,8 @@ class Tally:
         self.failed += completion.error is not None
 
     def rates(self, seconds: float) -> str:
-        kept = f", {self.accepted / self.drafted:.0%} of guesses kept" if self.drafted else ""
-        return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{kept}"
+        share = f", {self.accepted / self.drafted:.0%} of guesses kept" if self.drafted else ""
+        return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{share}"
 
 
 def fill(
@@ -136,18 +136,18 @@ def fill(
     origins: what it follows from; `complete` has them written, and tells and counts those that it
     passes over."""
     results.require(origins)
-    tally, began = Tally(), perf_counter()
-    left = [name for name in ids if name not in results.done]
-    if ids and not left:
+    tally, start = Tally(), perf_counter()
+    missing = [name for name in ids if name not in results.done]
+    if ids and not missing:
         print(f"{results.path}: all {len(ids)} texts were there", file=sys.stderr)
         return tally
     with _bar() as bar:
-        task = bar.add_task("", total=len(ids), completed=len(ids) - len(left), rate="")
-        for name, completion in complete(left, tally):
+        task = bar.add_task("", total=len(ids), completed=len(ids) - len(missing), rate="")
+        for name, completion in complete(missing, tally):
             results.write(name, origins[name], {"id": ids[name], **answer.result(completion)})
             tally.add(completion)
-            bar.update(task, advance=1, rate=tally.rates(perf_counter() - began))
-    print(f"{results.path}: {tally.rates(perf_counter() - began)}", file=sys.stderr)
+            bar.update(task, advance=1, rate=tally.rates(perf_counter() - start))
+    print(f"{results.path}: {tally.rates(perf_counter() - start)}", file=sys.stderr)
     return tally
 
 

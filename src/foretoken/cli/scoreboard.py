@@ -79,13 +79,13 @@ def show_batches(
 
 def _head(document: dict[str, Any], console: Console) -> None:
     """Who ran, and on what."""
-    asked = document["asked"]
-    rounds = document.get("rounds", asked["repeats"])
+    options = document["asked"]
+    rounds = document.get("rounds", options["repeats"])
     prose(
         console,
         f"{document['target']} on {document['runtime']}, {document['draft']} on "
-        f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
-        f"tokens each, temperature {asked['temperature']:g}, rounds: {rounds}",
+        f"{document['draft_runtime']}: {options['prompts']} prompts, {options['max_new_tokens']} "
+        f"tokens each, temperature {options['temperature']:g}, rounds: {rounds}",
     )
     for name, dtypes in document["precision"].items():
         precision = ", ".join(f"{part} {dtype}" for part, dtype in dtypes.items())
@@ -101,14 +101,14 @@ def _unable(document: dict[str, Any], console: Console) -> None:
 
 
 def _others(document: dict[str, Any], console: Console) -> None:
-    if said := remark(document["others"]):
-        prose(console, said, bold=said)
+    if warning := remark(document["others"]):
+        prose(console, warning, bold=warning)
 
 
 def _ahead(console: Console, row: Throughput) -> None:
     from foretoken.lab.bench.figures import label
 
-    ratios = ", ".join(f"{own} {ratio:.2f}x" for own, ratio in row.ahead.items())
+    ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in row.ahead.items())
     prose(console, f"against {row.name}, {label(row.gamma)}: {ratios}")
 
 

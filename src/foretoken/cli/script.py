@@ -102,8 +102,9 @@ def main() -> None:
         _require_ranks()
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
-        if said := " ".join(error.format_message().split()):  # "" where the help is shown instead
-            print(f"error: {said.removesuffix('.')}{_help(error)}", file=sys.stderr)
+        message = " ".join(error.format_message().split())
+        if message:  # "" where the help is shown instead
+            print(f"error: {message.removesuffix('.')}{_help(error)}", file=sys.stderr)
         sys.exit(2)
     except (ForetokenError, OSError) as error:  # OSError: a file that cannot be written
         print("error:", " ".join(str(error).split()), file=sys.stderr)

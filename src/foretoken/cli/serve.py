@@ -138,9 +138,9 @@ def _require(
         raise InputError(f"--port is {port}; give one from 0 to 65535")
     if compat not in (None, "vllm"):
         raise InputError(f"--metrics-compat is {shown(compat)}; give vllm, or leave it out")
-    for name, value, known in (("format", log_format, FORMATS), ("level", log_level, LEVELS)):
-        if value not in known:
-            raise InputError(f"--log-{name} is {shown(value)}; give one of {', '.join(known)}")
+    for name, value, choices in (("format", log_format, FORMATS), ("level", log_level, LEVELS)):
+        if value not in choices:
+            raise InputError(f"--log-{name} is {shown(value)}; give one of {', '.join(choices)}")
     for name, number in counts.items():
         if number is not None and number < 1:
             raise InputError(f"--{name} is {number}; give a whole number from 1")

@@ -133,31 +133,31 @@ class Session:
             near = get_close_matches(name, commands, 1, 0.5)
             remedy = f"did you mean /{near[0]}?" if near else "/help lists all"
             raise InputError(f"/{name} is no command; {remedy}")
-        wanted, _, run = commands[name]
-        if argument and not wanted:
+        argument_hint, _, run = commands[name]
+        if argument and not argument_hint:
             raise InputError(f"/{name} takes nothing; leave {argument!r:.40} out")
-        if not argument and wanted and not wanted.startswith("["):
-            raise InputError(f"give /{name} {wanted}")
-        if said := run(argument):
-            _tell(said)
+        if not argument and argument_hint and not argument_hint.startswith("["):
+            raise InputError(f"give /{name} {argument_hint}")
+        if answer := run(argument):
+            _tell(answer)
 
     def _commands(self) -> dict[str, Command]:
         talk = self.conversation
-        own = {
+        commands = {
             "set": Command("[NAME VALUE]", "A wish; without VALUE as at first.", self._set),
             "stats": Command("", "Of the last text.", self._stats),
             "help": Command("", "These commands.", self._help),
             "exit": Command("", "Leave; so does Ctrl-D.", self._exit),
         }
         if talk is None:
-            return own
+            return commands
         return {
             "system": Command("[TEXT]", "The system's message; without TEXT none.", talk.system),
             "undo": Command("", "Take the last turn back.", lambda _: talk.undo()),
             "reset": Command("", "Take all turns back.", lambda _: talk.reset()),
             "save": Command("FILE", "The messages, as JSON.", _file(talk.save)),
             "load": Command("FILE", "Messages instead of these.", talk.load),
-        } | own
+        } | commands
 
     def _set(self, argument: str) -> str:
         """Another wish for the texts that follow; or all that there are."""
@@ -166,8 +166,8 @@ class Session:
             wishes = changed(self.wishes, self._left_out, name, value.strip())
             self.source.require(wishes.given)
             self.wishes = wishes
-        given = self.wishes.given
-        return ", ".join(f"{name} {value}" for name, value in given.items()) or "nothing is set"
+        options = self.wishes.given
+        return ", ".join(f"{name} {value}" for name, value in options.items()) or "nothing is set"
 
     def _stats(self, _: str) -> str:
         if self.reply is None:
@@ -209,9 +209,9 @@ def _rows(reply: Reply, source: Source) -> Iterator[tuple[str, str]]:
     if reply.calls:
         overlaps = reply.overlaps
         alpha = f", alpha {sum(overlaps) / len(overlaps):.2f}" if overlaps else ""
-        kept = f"{reply.accepted} of {reply.drafted} kept"
+        counts = f"{reply.accepted} of {reply.drafted} kept"
         share = f" ({reply.accepted / reply.drafted:.2f}){alpha}" if reply.drafted else ""
-        yield "guesses", f"{kept}{share}" if reply.drafted else "none"
+        yield "guesses", f"{counts}{share}" if reply.drafted else "none"
     if reply.bias:
         away = reply.bias / max(1, reply.tokens)
         yield "law", f"{away:.4f} from the target's (total variation, a token's mean)"

@@ -23,20 +23,20 @@ def _options(context: typer.Context, path: Path) -> dict[str, Any]:
     import yaml  # late: transformers brings it, and only this needs it
 
     try:
-        given = yaml.safe_load(files.text(path, "a YAML mapping of options"))
+        content = yaml.safe_load(files.text(path, "a YAML mapping of options"))
     except yaml.YAMLError as error:
         raise InputError(f"{path} is no YAML: {one_line(error)}") from None
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping; give lines such as 'port: 8000'")
-    known = {parameter.name for parameter in context.command.params} - {"config", None}
+    names = {parameter.name for parameter in context.command.params} - {"config", None}
     options: dict[str, Any] = {}
-    for name, value in given.items():
-        own = str(name).replace("-", "_")
-        if own not in known:
-            near = get_close_matches(own, sorted(str(each) for each in known), 1, 0.6)
+    for name, value in content.items():
+        option = str(name).replace("-", "_")
+        if option not in names:
+            near = get_close_matches(option, sorted(str(each) for each in names), 1, 0.6)
             remedy = f"did you mean {near[0]}?" if near else "see --help"
             raise InputError(f"{path} holds the unknown option {name!r}; {remedy}")
-        options[own] = value
+        options[option] = value
     return options
 
 

@@ -30,8 +30,8 @@ def show(measurement: Measurement, console: Console) -> None:
     law = f"temperature {options.temperature:g}" if options.temperature else "greedy"
     law += "".join(
         f", {name.replace('_', '-')} {getattr(options, name):g}"
-        for name, off in (("top_k", 0), ("top_p", 1), ("min_p", 0))
-        if getattr(options, name) != off
+        for name, neutral in (("top_k", 0), ("top_p", 1), ("min_p", 0))
+        if getattr(options, name) != neutral
     )
     models = [_model("target", measurement.target), _model("draft", measurement.draft)]
     labelled(console, models, 8)
@@ -55,8 +55,8 @@ def show(measurement: Measurement, console: Console) -> None:
     console.print(_gammas(measurement, table))
     console.print()
     _verdict(measurement, console)
-    if said := remark(measurement.others):
-        prose(console, said, bold=said)
+    if warning := remark(measurement.others):
+        prose(console, warning, bold=warning)
 
 
 def _agreement(m: Measurement, table: list[Prediction]) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def _agreement(m: Measurement, table: list[Prediction]) -> list[tuple[str, str]]
     if m.alpha_in_loop is not None:
         loop = f"{_estimate(m.alpha_in_loop)}, mean over {judged} guesses judged"
     silent = f"; no guess, so 0, at {m.silent:.0%}" if m.silent else ""
-    kept, equation = table[gamma].tokens_per_call, expected_tokens(m.alpha.value, gamma)
+    tokens, equation = table[gamma].tokens_per_call, expected_tokens(m.alpha.value, gamma)
     return [
         (
             "alpha on the target's text",
@@ -79,7 +79,7 @@ def _agreement(m: Measurement, table: list[Prediction]) -> list[tuple[str, str]]
         ("alpha in the loop", loop),
         (
             "tokens a target call",
-            f"{_estimate(m.tokens_per_call)}; {kept:.2f} expected from the guesses kept, "
+            f"{_estimate(m.tokens_per_call)}; {tokens:.2f} expected from the guesses kept, "
             f"{equation:.2f} from alpha (equation 1)",
         ),
     ]
@@ -129,9 +129,9 @@ def _positions(m: Measurement, table: list[Prediction]) -> Table:
     for i, position in enumerate(m.positions, 1):
         so_far = table[i].tokens_per_call - table[i - 1].tokens_per_call if i < len(table) else 0.0
         rate = position.rate
-        shown = ("", "") if rate is None else (f"{rate.value:.3f}", _interval(rate))
+        cells = ("", "") if rate is None else (f"{rate.value:.3f}", _interval(rate))
         counts = (i, position.asked, position.judged, position.kept)
-        view.add_row(*map(str, counts), *shown, f"{so_far:.3f}")
+        view.add_row(*map(str, counts), *cells, f"{so_far:.3f}")
     return view
 
 

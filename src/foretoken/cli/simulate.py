@@ -58,11 +58,11 @@ def simulate(
 
     fleet = Fleet(replicas, requests, prompt_tokens, output_tokens, gamma, seed)
     fleet.require()
-    measured, found = _simulated(measurement, fleet, rate)
+    measured, simulated = _simulated(measurement, fleet, rate)
     if as_json:
-        print(json.dumps(_document(measurement, measured, fleet, found), allow_nan=False))
+        print(json.dumps(_document(measurement, measured, fleet, simulated), allow_nan=False))
     else:
-        _show(measured, fleet, found, page())
+        _show(measured, fleet, simulated, page())
 
 
 def _simulated(file: Path, fleet: Fleet, rates: list[float]) -> tuple[Measurement, list[Simulated]]:
@@ -86,7 +86,7 @@ def _simulated(file: Path, fleet: Fleet, rates: list[float]) -> tuple[Measuremen
 
 
 def _document(
-    file: Path, measured: Measurement, fleet: Fleet, found: list[Simulated]
+    file: Path, measured: Measurement, fleet: Fleet, simulated: list[Simulated]
 ) -> dict[str, Any]:
     assert measured.serving is not None
     return {
@@ -95,12 +95,14 @@ def _document(
         "draft": measured.draft.name,
         "rows": measured.serving.rows,
         "fleet": asdict(fleet),
-        "capacity": found[0].capacity,
-        "rates": [asdict(one) | {"overloaded": one.overloaded} for one in found],
+        "capacity": simulated[0].capacity,
+        "rates": [asdict(one) | {"overloaded": one.overloaded} for one in simulated],
     }
 
 
-def _show(measured: Measurement, fleet: Fleet, found: list[Simulated], console: Console) -> None:
+def _show(
+    measured: Measurement, fleet: Fleet, simulated: list[Simulated], console: Console
+) -> None:
     assert measured.serving is not None
     prose(
         console,
@@ -109,21 +111,21 @@ def _show(measured: Measurement, fleet: Fleet, found: list[Simulated], console: 
         f"{fleet.requests} requests",
     )
     console.print()
-    console.print(_table(found))
+    console.print(_table(simulated))
     console.print()
     prose(
         console,
-        f"times in ms; at most {found[0].capacity:.3g} requests a second can be answered; batch: "
-        "rows of a step, by time; busy: share of the time",
+        f"times in ms; at most {simulated[0].capacity:.3g} requests a second can be answered; "
+        "batch: rows of a step, by time; busy: share of the time",
     )
-    for one in found:
+    for one in simulated:
         if one.overloaded:
-            said = f"{one.rate:g} requests a second are too many"
+            warning = f"{one.rate:g} requests a second are too many"
             prose(
                 console,
-                f"{said}: the queue grows as long as they come, and so do the latencies; give "
+                f"{warning}: the queue grows as long as they come, and so do the latencies; give "
                 f"{_enough(one, fleet)} replicas or more, or fewer requests",
-                bold=said,
+                bold=warning,
             )
 
 
@@ -132,11 +134,11 @@ def _enough(one: Simulated, fleet: Fleet) -> int:
     return int(one.rate / (one.capacity / fleet.replicas)) + 1
 
 
-def _table(found: list[Simulated]) -> Table:
+def _table(simulated: list[Simulated]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("rate", *HEADINGS):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in found:
+    for one in simulated:
         table.add_row(f"{one.rate:g}", *_row(one), style="bold" if one.overloaded else None)
     return table
 
@@ -144,8 +146,8 @@ def _table(found: list[Simulated]) -> Table:
 def _row(one: Simulated) -> tuple[str, ...]:
     times = ["grows"] * 4
     if one.first_token is not None and one.whole is not None:
-        known = (one.first_token.p50, one.first_token.p99, one.whole.p50, one.whole.p99)
-        times = [f"{1e3 * seconds:.0f}" for seconds in known]
+        percentiles = (one.first_token.p50, one.first_token.p99, one.whole.p50, one.whole.p99)
+        times = [f"{1e3 * seconds:.0f}" for seconds in percentiles]
     return (
         *times,
         f"{one.requests_per_second:.3g}",

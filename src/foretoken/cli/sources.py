@@ -58,8 +58,8 @@ class Asked:
     @property
     def speculation(self) -> dict[str, Any]:
         """What is not left out of how to guess."""
-        said = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
-        return {name: value for name, value in said.items() if value != getattr(Asked, name)}
+        dials = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
+        return {name: value for name, value in dials.items() if value != getattr(Asked, name)}
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,19 @@ class Server:
     def require_used(self, asked: Asked, loading: SpreadLoading) -> None:
         """InputError for options that have no use beside --url, or without it."""
         if self.url is None:
-            if unused := _given(self, ("api_key", "model")):
+            if unused := _first_flag(self, ("api_key", "model")):
                 raise InputError(f"{unused} is for a server; add --url")
             return
         names = [field.name for field in fields(loading)]
-        if unused := _given(asked, ("target", "draft")) or _given(loading, names):
+        if unused := _first_flag(asked, ("target", "draft")) or _first_flag(loading, names):
             raise InputError(f"{unused} is for models in this process; leave it or --url out")
 
 
-def _given(group: Any, names: Any) -> str:
+def _first_flag(group: Any, names: Any) -> str:
     """The flag of the first of these options that is not as if it were left out; "" for none."""
     defaults = {f.name: f.default for f in fields(group)}
-    given = (name for name in names if getattr(group, name) != defaults[name])
-    return "".join(f"--{name.replace('_', '-')}" for name in list(given)[:1])
+    changed = (name for name in names if getattr(group, name) != defaults[name])
+    return "".join(f"--{name.replace('_', '-')}" for name in list(changed)[:1])
 
 
 @contextmanager

@@ -30,16 +30,16 @@ class Chosen(NamedTuple):
     rule: str = "block"
 
 
-def speculative(given: str | None, draft: str | None) -> Chosen:
+def speculative(text: str | None, draft: str | None) -> Chosen:
     """The two options' meaning. InputError where they contradict each other, or for what vLLM knows
     and we do not."""
-    if given is None:
+    if text is None:
         return Chosen(draft)
     if draft is not None:
         raise InputError("--draft and --speculative-config are both given; give one")
-    config = as_json("speculative_config", given)
+    config = as_json("speculative_config", text)
     if not isinstance(config, dict):
-        raise InputError(f"--speculative-config is {shown(given)}; give a JSON object")
+        raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")
     for name in config:
         if name not in KEYS:
             near = get_close_matches(name, KEYS, 1, 0.6)
@@ -55,10 +55,10 @@ def _draft(config: dict[str, Any]) -> str:
         raise InputError(
             f"--speculative-config's method is {shown(method)}; give one of {', '.join(METHODS)}"
         )
-    named = METHODS[method] or model
-    if not isinstance(named, str) or (METHODS[method] and model not in (None, "ngram")):
+    name = METHODS[method] or model
+    if not isinstance(name, str) or (METHODS[method] and model not in (None, "ngram")):
         raise InputError(f"--speculative-config's model is {shown(model)}; name the draft model")
-    return named
+    return name
 
 
 def _gamma(config: dict[str, Any]) -> int | None:

@@ -35,25 +35,27 @@ class Task:
         return self.params.num_return_sequences
 
 
-def tasks(lines: list[Line], given: dict[str, Any]) -> list[Task]:
+def tasks(lines: list[Line], options: dict[str, Any]) -> list[Task]:
     """One for each line; an error in a line's own wishes says where it stands."""
-    return [_task(number, line, given | line.wishes) for number, line in enumerate(lines)]
+    return [_task(number, line, options | line.wishes) for number, line in enumerate(lines)]
 
 
-def _task(number: int, line: Line, given: dict[str, Any]) -> Task:
+def _task(number: int, line: Line, options: dict[str, Any]) -> Task:
     if not line.wishes:
-        return Task(number, line, given, SamplingParams(**given))
+        return Task(number, line, options, SamplingParams(**options))
     with line.named():
-        return Task(number, line, given, SamplingParams(**given))
+        return Task(number, line, options, SamplingParams(**options))
 
 
-def numbered(file: Path, messages: Messages, given: dict[str, Any]) -> tuple[dict[int, Task], int]:
+def numbered(
+    file: Path, messages: Messages, options: dict[str, Any]
+) -> tuple[dict[int, Task], int]:
     """Those of a file by their lines' numbers, and how many lines are bad, which are told."""
     good, bad = dict[int, Task](), 0
     for number, parsed in prompts.numbered(file, wishes=True):
         try:
             line = messages.wrapped(parsed())
-            good[number] = _task(number, line, given | line.wishes)
+            good[number] = _task(number, line, options | line.wishes)
         except ForetokenError as error:
             bad += 1
             print(f"error: {error}", file=sys.stderr)
@@ -67,16 +69,16 @@ def keys(tasks: list[Task], seed: int) -> list[tuple[int, int]]:
     keys: list[tuple[int, int]] = []
     rows = 0
     for task in tasks:
-        own = task.line.seed
-        keys.append((seed, rows) if own is None else (own, 0))
+        line_seed = task.line.seed
+        keys.append((seed, rows) if line_seed is None else (line_seed, 0))
         rows += task.texts
     return keys
 
 
 def key(task: Task, row: int, copy: int, seed: int) -> tuple[int, int]:
     """That of a text that is keyed by its line, whatever the lines before it."""
-    own = task.line.seed
-    return (seed, row + copy * COPY) if own is None else (own, copy)
+    line_seed = task.line.seed
+    return (seed, row + copy * COPY) if line_seed is None else (line_seed, copy)
 
 
 def require(tasks: list[Task], spec: Speculator) -> None:

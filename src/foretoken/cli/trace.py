@@ -47,12 +47,12 @@ class Files:
 
     def require(self) -> None:
         """InputError for files that cannot be written, or not drawn: before models load."""
-        given = {name: path for name, path in vars(self).items() if path is not None}
-        for name, path in given.items():
+        paths = {name: path for name, path in vars(self).items() if path is not None}
+        for name, path in paths.items():
             option.require_file(path, f"--{name}")
-        if len({path.resolve() for path in given.values()}) < len(given):
-            named = " and ".join(f"--{name}" for name in given)
-            raise InputError(f"two of {named} name one file; give each its own")
+        if len({path.resolve() for path in paths.values()}) < len(paths):
+            flags = " and ".join(f"--{name}" for name in paths)
+            raise InputError(f"two of {flags} name one file; give each its own")
         if (self.html or self.svg) and not find_spec("matplotlib"):
             flag = "--html" if self.html else "--svg"
             raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
@@ -92,16 +92,16 @@ def trace(
     quiet()
     spec = loading.load(target, draft)
     dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
-    told = _traced(spec, one, seed, dials)
+    traced = _traced(spec, one, seed, dials)
     if as_json:
-        print(json.dumps(_document(spec, told, dials), allow_nan=False))
+        print(json.dumps(_document(spec, traced, dials), allow_nan=False))
     else:
-        answer.show(spec, [told], steps=True)
+        answer.show(spec, [traced], steps=True)
         if table:
-            Console(highlight=False).print(tracesheet.table(told.completion.steps))
-    for path in _write(written, spec, told, dials):
+            Console(highlight=False).print(tracesheet.table(traced.completion.steps))
+    for path in _write(written, spec, traced, dials):
         print(path, file=sys.stderr)
-    for remark in answer.remarks([told], lenience, as_json=as_json):
+    for remark in answer.remarks([traced], lenience, as_json=as_json):
         print(remark, file=sys.stderr)
 
 
@@ -114,40 +114,42 @@ def _traced(spec: Speculator, one: Task, seed: int, dials: dict[str, Any]) -> An
     (request,) = spec.requests([text], [one.params], seed)
     few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
     for params in (few, one.params):
-        (done,) = uninterrupted(spec.generate([text], params, seed=seed, **dials))
-    return Answer(one, 0, request, done)
+        (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **dials))
+    return Answer(one, 0, request, completion)
 
 
-def _write(written: Files, spec: Speculator, told: Answer, dials: dict[str, Any]) -> Iterator[Path]:
+def _write(
+    written: Files, spec: Speculator, traced: Answer, dials: dict[str, Any]
+) -> Iterator[Path]:
     """The files that were asked for, each whole or not at all."""
     from foretoken.lab import timeline
 
-    done = told.completion
+    completion = traced.completion
     if written.html:
         command = shlex.join(["foretoken", *sys.argv[1:]])
-        page = tracesheet.page(spec, told, dials, command)
+        page = tracesheet.page(spec, traced, dials, command)
         files.write(written.html, page.encode())
         yield written.html
     if written.svg:
-        timeline.draw({tracesheet.guesses(dials["gamma"]): done}, written.svg)
+        timeline.draw({tracesheet.guesses(dials["gamma"]): completion}, written.svg)
         yield written.svg
     if written.chrome:
-        files.write(written.chrome, json.dumps(timeline.chrome(done)).encode())
+        files.write(written.chrome, json.dumps(timeline.chrome(completion)).encode())
         yield written.chrome
 
 
-def _document(spec: Speculator, told: Answer, dials: dict[str, Any]) -> dict[str, Any]:
+def _document(spec: Speculator, traced: Answer, dials: dict[str, Any]) -> dict[str, Any]:
     """What `--json` prints; seconds."""
     from foretoken.lab.timeline import timeline
 
-    done = told.completion
+    completion = traced.completion
     return {
         "target": spec.target_name,
         "draft": spec.draft_name,
-        "prompt": told.asked,
-        **answer.result(done),
-        "params": told.task.given,
+        "prompt": traced.asked,
+        **answer.result(completion),
+        "params": traced.task.given,
         **dials,
-        "steps": [asdict(step) for step in done.steps],
-        "calls": [call._asdict() for call in timeline(done)],
+        "steps": [asdict(step) for step in completion.steps],
+        "calls": [call._asdict() for call in timeline(completion)],
     }

@@ -23,18 +23,18 @@ TEMPLATE = Path(__file__).with_name("trace.html")
 
 def table(steps: list[StepRecord]) -> Table:
     """A row for every step, and their sums."""
-    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
-        made.add_column(heading, justify="right", no_wrap=True)
+        grid.add_column(heading, justify="right", no_wrap=True)
     *all_but_last, last = _rows(steps)
     for row in all_but_last:
-        made.add_row(*row)
-    made.add_section()
-    made.add_row(*last)
-    return made
+        grid.add_row(*row)
+    grid.add_section()
+    grid.add_row(*last)
+    return grid
 
 
-def page(spec: Speculator, told: Answer, dials: dict[str, Any], command: str) -> str:
+def page(spec: Speculator, traced: Answer, dials: dict[str, Any], command: str) -> str:
     """The page: text, timeline and table of one completion, and how it was made. It loads nothing,
     from the network or elsewhere."""
     from jinja2 import Environment  # late: `--help` does without; and torch
@@ -43,25 +43,28 @@ def page(spec: Speculator, told: Answer, dials: dict[str, Any], command: str) ->
     from foretoken.lab import timeline, view
     from foretoken.lab.machine import describe
 
-    done, continues = told.completion, not told.request.source and told.completion.text is not None
-    picture = timeline.svg({guesses(dials["gamma"]): done})
+    completion, continues = (
+        traced.completion,
+        not traced.request.source and traced.completion.text is not None,
+    )
+    picture = timeline.svg({guesses(dials["gamma"]): completion})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(
         TEMPLATE.read_text("utf-8")
     ).render(
-        prompt=told.asked,
+        prompt=traced.asked,
         between="" if continues else "\n",  # a source, or ids
-        text=" ".join(map(str, done.tokens)) if done.text is None else done.text,
-        lines=Markup(view.html(told.before, done.steps, spec.tokenizer)),
+        text=" ".join(map(str, completion.tokens)) if completion.text is None else completion.text,
+        lines=Markup(view.html(traced.before, completion.steps, spec.tokenizer)),
         legend=Markup(view.html_legend()),
         style=Markup(view.STYLE),
         picture=Markup(picture[picture.index("<svg") :]),
         headings=HEADINGS,
-        rows=list(_rows(done.steps)),
-        caption=caption(done),
-        stats=done.stats,
+        rows=list(_rows(completion.steps)),
+        caption=caption(completion),
+        stats=completion.stats,
         spec=spec,
-        asked=[*told.task.given.items(), *dials.items(), ("seed", done.seed[0])],
+        asked=[*traced.task.given.items(), *dials.items(), ("seed", completion.seed[0])],
         command=command,
         date=date.today().isoformat(),
         machine=describe(spec.target.device),

@@ -168,7 +168,7 @@ def _fit_text(path: Path, loading: option.Loading, order: int) -> tuple[NGram, f
 
     assert loading.tokenizer is not None
     origin = loading.revision, loading.trust_remote_code
-    tokenizer = sources.tokenizer(loading.tokenizer, *origin, wanted=True)
+    tokenizer = sources.tokenizer(loading.tokenizer, *origin, required=True)
     assert tokenizer is not None  # wanted
     return fit_from_text(path, tokenizer, order), held_out_bits_of_text(path, tokenizer, order)
 

@@ -47,9 +47,9 @@ def bar(text: str, steps: int) -> Iterator[Report]:
         yield report
 
 
-def require_folders(*given: tuple[Path | None, str]) -> None:
+def require_folders(*folders: tuple[Path | None, str]) -> None:
     """InputError for what is given and no folder; with each, what it should hold."""
-    for folder, content in given:
+    for folder, content in folders:
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is no folder; give a folder of {content}")
 

@@ -159,18 +159,18 @@ class Structure:
 
     def structured(self) -> dict[str, Any] | None:
         """The value of `structured`, files read; None where nothing is asked for."""
-        known = {field.name: getattr(self, field.name) for field in fields(Structure)}
-        asked = [name for name, value in known.items() if value not in (None, [])]
-        if len(asked) > 1:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+        values = {field.name: getattr(self, field.name) for field in fields(Structure)}
+        names = [name for name, value in values.items() if value not in (None, [])]
+        if len(names) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
             raise RefusedError(f"a text cannot follow {flags} at once; give one of them")
-        if not asked:
+        if not names:
             return None
         if self.json_schema is not None:
             return {"json_schema": _schema(self.json_schema)}
         if self.grammar is not None:
             return {"lark": files.text(self.grammar, "a Lark grammar")}
-        return {asked[0]: known[asked[0]]}
+        return {names[0]: values[names[0]]}
 
 
 @dataclass(frozen=True)
@@ -181,16 +181,16 @@ class OneText(Structure, Penalties, Ends, Sampling):
     def given(self) -> dict[str, Any]:
         """Those that are not as they are when left out, by the names of `SamplingParams` and as a
         line of JSON has them. InputError for one that is invalid by itself."""
-        said: dict[str, Any] = {**vars(self), "structured": self.structured()}
+        values: dict[str, Any] = {**vars(self), "structured": self.structured()}
         left_out = {field.name: field.default for field in fields(self)}
-        given: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for name in FIELDS:  # in this order errors are told
-            value = said.get(name)
+            value = values.get(name)
             if value is None or value is False or value == [] or value == left_out.get(name):
                 continue
-            given[name] = READERS[name](name, value) if name in READERS else value
-            CHECKS[name](name, given[name])
-        return given
+            options[name] = READERS[name](name, value) if name in READERS else value
+            CHECKS[name](name, options[name])
+        return options
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.A
     def app() -> FastAPI:
         setup.logs.begin()
         fleet = Fleet(setup, partial(placed, threads=replicas.threads), replicas.count)
-        made = make(fleet, settings)
-        made.state.fleet = fleet
-        return made
+        server = make(fleet, settings)
+        server.state.fleet = fleet
+        return server
 
     @serve.deployment(
         name="front",
@@ -71,8 +71,8 @@ def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.A
 
         @property
         def _fleet(self) -> Fleet:
-            made: Any = self
-            return made.app.state.fleet
+            deployment: Any = self
+            return deployment.app.state.fleet
 
     return Front.bind()
 
@@ -91,8 +91,8 @@ def run(
     (None: the processors shared out) of the Ray at `address`. InputError as there, and for what
     Ray cannot give."""
     setup.logs.begin()
-    with listening(host, port) as held:
-        port = held.getsockname()[1]
+    with listening(host, port) as listener:
+        port = listener.getsockname()[1]
     session.join(address)
     try:
         each = session.threads(replicas, threads)

@@ -51,20 +51,20 @@ class Workers:
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def texts(asked: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion | ForetokenError]]:
+def texts(asks: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion | ForetokenError]]:
     """The completion of each, without its steps, or why there is none; by its place among those
     asked for, in the order in which they are done."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # it warns that there are no bars
-    items = [{"place": i, "ask": pickle.dumps(ask)} for i, ask in enumerate(asked)]
+    items = [{"place": i, "ask": pickle.dumps(ask)} for i, ask in enumerate(asks)]
     pool = ray.data.ActorPoolStrategy(
         size=workers.count,
         max_tasks_in_flight_per_actor=AHEAD,
         max_concurrent_calls_per_actor=AHEAD,
     )
-    done = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
+    completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
         Worker,  # pyright: ignore[reportArgumentType]
         batch_size=BATCH,
         compute=pool,
@@ -72,7 +72,7 @@ def texts(asked: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion 
         fn_constructor_args=(workers,),
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(workers.threads)}},
     )
-    for row in done.iter_rows():
+    for row in completed.iter_rows():
         yield int(row["place"]), pickle.loads(row["text"])
 
 

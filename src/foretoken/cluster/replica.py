@@ -43,8 +43,8 @@ class Replica:
     def work(self, setup: Setup, threads: int, owners: dict[str, str]) -> None:
         """The engine's whole life, on so many threads."""
         with self._listener.accept() as pipe:
-            if (own := versions()) != owners:
-                pipe.send(Failed(unlike(own, owners)))
+            if (installed := versions()) != owners:
+                pipe.send(Failed(unlike(installed, owners)))
                 return
             import torch
 
@@ -55,9 +55,9 @@ class Replica:
 def unlike(own: dict[str, str], owners: dict[str, str]) -> str:
     """What to tell of versions that differ between two machines."""
     names = sorted(n for n in {*own, *owners} if own.get(n) != owners.get(n))
-    told = [f"{n} {own.get(n, 'missing')} (here {owners.get(n, 'missing')})" for n in names]
+    differences = [f"{n} {own.get(n, 'missing')} (here {owners.get(n, 'missing')})" for n in names]
     node = socket.gethostname()
-    return f"{node} has {', '.join(told)}; install the same versions on all machines"
+    return f"{node} has {', '.join(differences)}; install the same versions on all machines"
 
 
 class Remote:
@@ -66,8 +66,8 @@ class Remote:
 
     def __init__(self, setup: Setup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
-        made: Any = ray.remote(Replica)
-        self._actor = made.options(
+        actor_class: Any = ray.remote(Replica)
+        self._actor = actor_class.options(
             num_cpus=threads,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": environment},
@@ -107,8 +107,8 @@ class Remote:
         if not self._pipe.done():
             self._pipe.set_exception(EOFError())
             return
-        with suppress(OSError), socket.socket(fileno=os.dup(self._pipe.result().fileno())) as held:
-            held.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._pipe.result().fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def placed(setup: Setup, threads: int) -> Child:

@@ -21,7 +21,7 @@ CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def prepare(address: str) -> None:
     """Before ray is imported, which takes seconds: a Ray that `join` is to start here (LOCAL)
     listens on the loopback alone, unless the environment says otherwise. InputError for an address
-    that is none, or does not answer."""
+    that is invalid or does not answer."""
     if address == LOCAL:
         os.environ.setdefault(CLUSTERS, "0")
     elif address != "auto":
@@ -34,14 +34,14 @@ def join(address: str, cpus: int | None = None) -> None:
     `prepare` comes before. InputError where that is impossible."""
     import ray
 
-    own = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
+    limits = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
     try:
         ray.init(
             None if address == LOCAL else address,
-            include_dashboard=None if own == {} else False,
+            include_dashboard=None if limits == {} else False,
             logging_level=WARNING,
             namespace="foretoken",
-            **own,
+            **limits,
         )
     except Exception as error:  # of every kind, a plain one where a busy machine is too slow
         remedy = f"; give the address of a running one, or --ray {LOCAL}"
@@ -55,13 +55,13 @@ def leave() -> None:
     ray.shutdown()
 
 
-def threads(replicas: int, asked: int | None) -> int:
+def threads(replicas: int, count: int | None) -> int:
     """Threads of a replica: as asked, or the cluster's processors shared out; InputError where it
     has too few."""
     import ray
 
     there = int(ray.cluster_resources().get("CPU", 0))
-    each = asked or max(1, there // replicas)
+    each = count or max(1, there // replicas)
     if each * replicas > there:
         raise InputError(
             f"{replicas} replicas with --threads {each} need {each * replicas} processors; there "
@@ -101,8 +101,8 @@ def _require_answer(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
     except OSError as error:
-        said = error.strerror or one_line(error)
+        reason = error.strerror or one_line(error)
         raise InputError(
-            f"no Ray answers at {address} ({said}); start one with ray start --head, or give "
+            f"no Ray answers at {address} ({reason}); start one with ray start --head, or give "
             f"--ray {LOCAL}"
         ) from None

@@ -29,8 +29,10 @@ def lines(file: Path) -> list[str]:
     read."""
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
-        kept = [{name: value for name, value in row.items() if value is not None} for row in rows]
-        return [json.dumps(row) for row in kept]
+        present = [
+            {name: value for name, value in row.items() if value is not None} for row in rows
+        ]
+        return [json.dumps(row) for row in present]
     except (OSError, TypeError, pyarrow.ArrowException) as error:
         raise InputError(f"{file} cannot be read as Parquet: {one_line(error)}") from None
 

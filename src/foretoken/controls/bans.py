@@ -45,9 +45,9 @@ class Biased:
     -inf: the sequence cannot be completed."""
 
     def __init__(self, biases: dict[tuple[int, ...], float]) -> None:
-        alone = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
-        self.ids = torch.tensor(list(alone), dtype=torch.long)
-        self.alone = torch.tensor(list(alone.values()), dtype=torch.float64)
+        singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
+        self.ids = torch.tensor(list(singles), dtype=torch.long)
+        self.alone = torch.tensor(list(singles.values()), dtype=torch.float64)
         self.behind: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
         for ids, bias in biases.items():
             if len(ids) > 1:

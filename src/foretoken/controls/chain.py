@@ -132,8 +132,8 @@ def chain(
     prefix constraints ask for; matcher: of the grammar that its text must match.
     """
     row = _Setting(request, V, number, matcher)
-    ordered = (_biases, _penalties, _repeats, _bans, _ends, _own)
-    controls = [named for part in ordered for named in part(request.params, row)]
+    ordered = (_biases, _penalties, _repeats, _bans, _ends, _own_controls)
+    controls = [control for part in ordered for control in part(request.params, row)]
     return Chain(controls, row) if controls else None
 
 
@@ -195,7 +195,7 @@ def _ends(params: SamplingParams, row: _Setting) -> Named:
         yield "begin_suppress_tokens", suppressed
 
 
-def _own(params: SamplingParams, row: _Setting) -> Named:
+def _own_controls(params: SamplingParams, row: _Setting) -> Named:
     for each in own.processors(params.processors, row.number):
         yield f"processor {type(each.processor).__name__}", each
     if (matcher := row.matcher) is not None:

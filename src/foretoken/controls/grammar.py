@@ -45,7 +45,7 @@ class Vocabulary:
                 "structured output ends with an EOS token and the model names none; set "
                 "eos_token_id in its generation config"
             )
-        self.words = _words(tokenizer, self.ends[0])
+        self.words = _lexicon(tokenizer, self.ends[0])
         self.grammar = lru_cache(KEPT)(self._grammar)
 
     def _grammar(self, structured: Structured) -> Grammar:
@@ -62,11 +62,11 @@ def vocabulary(
             "structured output needs a fast tokenizer of transformers, not "
             f"{type(tokenizer).__name__}; give one as tokenizer="
         )
-    made = _VOCABULARIES.setdefault(tokenizer, {})
+    vocabularies = _VOCABULARIES.setdefault(tokenizer, {})
     key = (V, eos, len(tokenizer))  # tokens may be added to a tokenizer
-    if key not in made:
-        made[key] = Vocabulary(tokenizer, V, eos)
-    return made[key]
+    if key not in vocabularies:
+        vocabularies[key] = Vocabulary(tokenizer, V, eos)
+    return vocabularies[key]
 
 
 _Made = dict[tuple[int, frozenset[int], int], Vocabulary]
@@ -189,16 +189,16 @@ class Matcher:
 
     def _stuck(self) -> str:
         """Why no token is allowed."""
-        whose = f"structured output's {self._grammar.kind}"
+        name = f"structured output's {self._grammar.kind}"
         if self._beyond:
-            return f"{whose} is left by the text; draw tokens that it allows"
-        said = _reason(self._state.get_error())
-        if not said or said.startswith("NoExtension"):
-            said = "no token continues the text"
-        return f"{whose} cannot be followed after {len(self._tokens)} tokens: {said}; correct it"
+            return f"{name} is left by the text; draw tokens that it allows"
+        reason = _reason(self._state.get_error())
+        if not reason or reason.startswith("NoExtension"):
+            reason = "no token continues the text"
+        return f"{name} cannot be followed after {len(self._tokens)} tokens: {reason}; correct it"
 
 
-def _words(tokenizer: Any, end: int) -> LLTokenizer:
+def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     """llguidance's form of a fast tokenizer."""
     try:
         from llguidance import LLTokenizer  # late: an extra
@@ -212,20 +212,20 @@ def _words(tokenizer: Any, end: int) -> LLTokenizer:
             "set eos_token_id in the model's generation config"
         )
     try:
-        words = LLTokenizer(spelled(tokenizer), eos_token=end)
+        lexicon = LLTokenizer(spelled(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
             f"structured output cannot read this tokenizer: {one_line(error)}; leave structured out"
         ) from None
-    _require_spelling(words, tokenizer)
-    return words
+    _require_spelling(lexicon, tokenizer)
+    return lexicon
 
 
 def spelled(tokenizer: Any) -> str:
     """A fast tokenizer as llguidance reads it."""
-    whole = json.loads(tokenizer.backend_tokenizer.to_str())
-    whole |= {"padding": None, "truncation": None, "decoder": _decoder(whole["decoder"])}
-    return json.dumps(whole)
+    spelling = json.loads(tokenizer.backend_tokenizer.to_str())
+    spelling |= {"padding": None, "truncation": None, "decoder": _decoder(spelling["decoder"])}
+    return json.dumps(spelling)
 
 
 def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -245,15 +245,15 @@ def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "Sequence", "decoders": [*plain, {"type": "ByteFallback"}]}
 
 
-def _require_spelling(words: LLTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
+def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
     """InputError where llguidance spells a token otherwise than the tokenizer, of a sample of them;
     each stands behind a letter, as decoders may treat a text's beginning apart."""
-    text = [id for id in range(words.vocab_size) if not words.is_special_token(id)]
-    letter = next((id for id in text if words.decode_bytes([id]).isalnum()), None)
+    text = [id for id in range(lexicon.vocab_size) if not lexicon.is_special_token(id)]
+    letter = next((id for id in text if lexicon.decode_bytes([id]).isalnum()), None)
     if letter is None:
         return
     for token in text[:: -(-len(text) // SAMPLED)]:
-        spelled = words.decode_bytes([letter, token]).decode(errors="replace")
+        spelled = lexicon.decode_bytes([letter, token]).decode(errors="replace")
         decoded = decode(tokenizer, [letter, token])
         if REPLACEMENT not in spelled and spelled != decoded:
             raise InputError(
@@ -262,11 +262,11 @@ def _require_spelling(words: LLTokenizer, tokenizer: PreTrainedTokenizerBase) ->
             )
 
 
-def _compiled(structured: Structured, words: LLTokenizer) -> LLMatcher:
+def _compiled(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
     """InputError where it does not compile."""
     from llguidance import LLMatcher
 
-    compiled = LLMatcher(words, source(structured), log_level=0)
+    compiled = LLMatcher(lexicon, source(structured), log_level=0)
     if compiled.is_error():
         raise _refused(structured.kind, _reason(compiled.get_error()))
     return compiled
@@ -309,9 +309,9 @@ def _lark(text: str) -> dict[str, Any]:
     return {"lark_grammar": f"{text}\n{SETTING}"}
 
 
-def _reason(said: str) -> str:
+def _reason(message: str) -> str:
     """What llguidance says, in one line without the state of its parser and what is ours."""
-    lines = [line for line in said.split("\n<state>")[0].split("\n") if SETTING not in line]
+    lines = [line for line in message.split("\n<state>")[0].split("\n") if SETTING not in line]
     return " ".join(" ".join(lines).split())[:200]
 
 

@@ -10,9 +10,9 @@ from foretoken.models.base import Model
 from foretoken.sampling.params import FIELDS, BeamControls, SamplingParams
 
 
-def require_beams(params: SamplingParams, named: Iterable[str]) -> None:
-    """RefusedError for wishes that a beam search does not follow; `named`: a caller's own."""
-    for name in named:
+def require_beams(params: SamplingParams, names: Iterable[str]) -> None:
+    """RefusedError for wishes that a beam search does not follow; `names`: a caller's own."""
+    for name in names:
         if name in FIELDS and name not in BeamControls.__annotations__:
             raise RefusedError(f"beam_search does not take {name}; leave it out, or call generate")
     if params.stop_strings:

@@ -83,11 +83,11 @@ class ReadsTarget(Drafter, Protocol):
         ...
 
 
-def rewinding(drafter: Drafter, whole: str) -> Rewinding:
-    """`drafter`, a part of `whole`; RefusedError where it cannot go back."""
+def rewinding(drafter: Drafter, name: str) -> Rewinding:
+    """`drafter`, a part of the drafter `name`; RefusedError where it cannot go back."""
     if not hasattr(drafter, "rewind"):
         raise RefusedError(
-            f"{type(drafter).__name__} cannot go back, as the parts of {whole} must; "
+            f"{type(drafter).__name__} cannot go back, as the parts of {name} must; "
             "give it a method rewind(counts)"
         )
     return cast(Rewinding, drafter)
@@ -111,12 +111,12 @@ def vocabulary(drafter: Drafter) -> int | None:
     return getattr(drafter, "vocab_size", None)
 
 
-def require_vocabulary(drafter: Drafter, V: int, whose: str) -> None:
+def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
     """Raise InputError where a drafter's laws are not over V tokens."""
-    own = vocabulary(drafter)
-    if own not in (None, V):
+    size = vocabulary(drafter)
+    if size not in (None, V):
         raise InputError(
-            f"{type(drafter).__name__} guesses among {own} tokens, {whose} has {V}; "
+            f"{type(drafter).__name__} guesses among {size} tokens, {owner} has {V}; "
             "give a drafter of the same vocabulary"
         )
 

@@ -54,9 +54,9 @@ class Heads(nn.Module):
 
         `hidden [N, H]`: what it read last; `embedded [N, E]`: the tokens that were chosen then.
         """
-        seen = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, embedded)], -1)
+        features = torch.cat([functional.rms_norm(x, x.shape[-1:]) for x in (hidden, embedded)], -1)
         inner = self.inner[first:last]
-        wide = functional.silu(functional.linear(seen, inner.flatten(0, 1)))
+        wide = functional.silu(functional.linear(features, inner.flatten(0, 1)))
         wide = wide.view(len(hidden), *inner.shape[:2])  # not -1: N may be 0
         return hidden[:, None] + torch.einsum("nki,koi->nko", wide, self.outer[first:last])
 
@@ -88,11 +88,11 @@ class Heads(nn.Module):
     def require_shape(self, name: str, target: PreTrainedModel) -> None:
         """Raise RefusedError unless the target, which may be on meta, has their widths."""
         H, E = widths(target)
-        own = self.outer.shape[1], self.inner.shape[2] - self.outer.shape[1]
-        if own != (H, E):
+        sizes = self.outer.shape[1], self.inner.shape[2] - self.outer.shape[1]
+        if sizes != (H, E):
             raise RefusedError(
-                f"{name} holds heads for states of {own[0]} and embeddings of {own[1]}, the target "
-                f"has {H} and {E}; train heads for this target"
+                f"{name} holds heads for states of {sizes[0]} and embeddings of {sizes[1]}, "
+                f"the target has {H} and {E}; train heads for this target"
             )
 
     def require_target(self, name: str, target: PreTrainedModel) -> None:

@@ -65,12 +65,12 @@ class CascadeDrafter:
         laws: list[list[Tensor]] = [[] for _ in rows]
         calls = 0
         while any(map(_open, rows)):
-            asked = [min(self.gamma, row.room - 1) if _open(row) else 0 for row in rows]
+            gammas = [min(self.gamma, row.room - 1) if _open(row) else 0 for row in rows]
             try:
-                p = step(rows, target, self.drafter, judge, asked).p
+                p = step(rows, target, self.drafter, judge, gammas).p
             except NumericsError as error:
-                said = f"in a cascade's middle model as the target: {error}"
-                raise NumericsError(said, error.row) from None
+                message = f"in a cascade's middle model as the target: {error}"
+                raise NumericsError(message, error.row) from None
             if p is not None:
                 for b, row in enumerate(rows):
                     laws[b].append(p[b, : len(row.records[-1].kept)])
@@ -80,14 +80,14 @@ class CascadeDrafter:
         return pack(self._guesses, q, calls)
 
     def commit(self, tokens: list[list[int]]) -> None:
-        right = [_agreed(x, kept) for x, kept in zip(self._guesses, tokens, strict=True)]
-        wrong = [len(x) - n for x, n in zip(self._guesses, right, strict=True)]
-        if any(wrong):
-            self.drafter.rewind(wrong)
-        for b, n in enumerate(right):
-            known = len(self._reader.texts[b]) + n  # behind it the middle model's cache is wrong
-            self._reader.cached[b] = min(self._reader.cached[b], known)
-        rest = [kept[n:] for kept, n in zip(tokens, right, strict=True)]
+        agreed = [_agreed(x, text) for x, text in zip(self._guesses, tokens, strict=True)]
+        surplus = [len(x) - n for x, n in zip(self._guesses, agreed, strict=True)]
+        if any(surplus):
+            self.drafter.rewind(surplus)
+        for b, n in enumerate(agreed):
+            certain = len(self._reader.texts[b]) + n  # behind it the middle model's cache is wrong
+            self._reader.cached[b] = min(self._reader.cached[b], certain)
+        rest = [text[n:] for text, n in zip(tokens, agreed, strict=True)]
         if any(rest):
             self.drafter.commit(rest)
         self._settle([0] * len(tokens), tokens)
@@ -170,9 +170,9 @@ def _open(row: Row) -> bool:
     return row.finish_reason is None and row.room > 0
 
 
-def _agreed(guesses: list[int], kept: list[int]) -> int:
+def _agreed(guesses: list[int], tokens: list[int]) -> int:
     """How many of the first guesses were kept."""
     return next(
-        (i for i, (x, y) in enumerate(zip(guesses, kept, strict=False)) if x != y),
-        min(len(guesses), len(kept)),
+        (i for i, (x, y) in enumerate(zip(guesses, tokens, strict=False)) if x != y),
+        min(len(guesses), len(tokens)),
     )

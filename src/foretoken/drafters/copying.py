@@ -31,8 +31,8 @@ class CopyDrafter:
         return pack([copy.guess(g) for copy, g in zip(self.copies, gamma, strict=True)])
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for copy, kept in zip(self.copies, tokens, strict=True):
-            copy.read(kept)
+        for copy, text in zip(self.copies, tokens, strict=True):
+            copy.read(text)
 
     def rewind(self, counts: list[int]) -> None:
         for copy, count in zip(self.copies, counts, strict=True):

@@ -27,15 +27,15 @@ class GivenDrafter:
         self.drafter.start(rows, prompts, sources)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        given = replace(pack(self.given), predicted=self.predicted)
-        free = [0 if x else g for x, g in zip(self.given, gamma, strict=True)]
-        if not any(free):
-            return given
-        drafts = [given, self.drafter.propose(free, draw)]
+        draft = replace(pack(self.given), predicted=self.predicted)
+        budget = [0 if x else g for x, g in zip(self.given, gamma, strict=True)]
+        if not any(budget):
+            return draft
+        drafts = [draft, self.drafter.propose(budget, draw)]
         drafted = zip(drafts[1].tokens.tolist(), drafts[1].lengths.tolist(), strict=True)
         guesses = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
-        made = pack(guesses, joined(drafts), drafts[1].calls)
-        return replace(made, tops=joined_tops(drafts), predicted=self.predicted)
+        packed = pack(guesses, joined(drafts), drafts[1].calls)
+        return replace(packed, tops=joined_tops(drafts), predicted=self.predicted)
 
     def commit(self, tokens: list[list[int]]) -> None:
         self.drafter.commit(tokens)

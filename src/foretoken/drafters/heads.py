@@ -62,8 +62,8 @@ class HeadsDrafter:
     def _logits(self, guesses: int) -> Tensor:
         """`[B, guesses, V]`; a row without a state has meaningless ones."""
         dtype, device = self.heads.inner.dtype, self.heads.inner.device
-        known = next(state for state in self.states if state is not None)
-        empty = torch.zeros_like(known)
+        present = next(state for state in self.states if state is not None)
+        empty = torch.zeros_like(present)
         hidden = torch.stack([empty if state is None else state for state in self.states])
         embedded = self.embedding(sent(torch.tensor(self.last), device))
         return self.output(self.heads(hidden.to(dtype), embedded.to(dtype), 0, guesses))

@@ -47,8 +47,8 @@ class LMDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         texts, cached = self._reader.texts, self._reader.cached
         budget = self._reader.budget(gamma)
-        known = zip(texts, cached, budget, strict=True)
-        unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(known)]
+        rows = zip(texts, cached, budget, strict=True)
+        unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
         if self._writes is not None and self._writes.writes(greedy=draw.greedy):
             return self._written(self._writes, unread, budget)
         feed: Blocks = unread
@@ -83,8 +83,8 @@ class LMDrafter:
         """One more token for every row that goes on; where it can, it stays on its device."""
         if self.model.takes_tensors:
             return ids[:, None]
-        drawn: list[int] = ids.tolist()
-        return [[token] if on else [] for token, on in zip(drawn, active, strict=True)]
+        tokens: list[int] = ids.tolist()
+        return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
 
     def _drafted(
         self, ids: list[Tensor], laws: list[Tensor], tops: list[Tensor], budget: list[int]

@@ -54,8 +54,8 @@ class LookupDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         others = [self._others(b, draw) if g else [] for b, g in enumerate(gamma)]
-        asked = zip(self.texts, gamma, others, strict=True)
-        return pack([text.guess(g, earlier) for text, g, earlier in asked])
+        rows = zip(self.texts, gamma, others, strict=True)
+        return pack([text.guess(g, earlier) for text, g, earlier in rows])
 
     def _others(self, b: int, draw: Draw) -> list[Automaton]:
         """The earlier outputs that row b may copy from."""
@@ -129,12 +129,12 @@ class _Text:
         places = [(self.seen, self.seen.match, self.seen.length[self.seen.match])]
         last = self.seen.ids[-NEAR:].tolist()
         places += [(other, *other.find(last)) for other in others]
-        found = [follow(*place, most) for place in places if place[2] >= least]
-        return max(found, key=lambda each: each[1], default=([], 0.0))[0]
+        continuations = [follow(*place, most) for place in places if place[2] >= least]
+        return max(continuations, key=lambda each: each[1], default=([], 0.0))[0]
 
 
-def follow(seen: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:
-    """What follows the last `matched` tokens in `seen`, whose state this is; at most `most` tokens,
+def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:
+    """What follows the last `matched` tokens in `automaton`, in this state; at most `most` tokens,
     and how many of them are likely to be kept.
 
     The chance of a token is estimated by how often it was seen next: `count / (all + 1/n)` after n
@@ -144,14 +144,14 @@ def follow(seen: Automaton, state: int, matched: int, most: int) -> tuple[list[i
     guesses: list[int] = []
     chance, likely = 1.0, 0.0
     while state != ROOT and len(guesses) < most:
-        if seen.length[state] == len(seen):
-            state = seen.match
-        ways = islice(seen.following(state), WAYS)
-        rated = [(seen.count[to], seen.recent[to], x, to) for x, to in ways]
+        if automaton.length[state] == len(automaton):
+            state = automaton.match
+        ways = islice(automaton.following(state), WAYS)
+        rated = [(automaton.count[to], automaton.recent[to], x, to) for x, to in ways]
         if not rated:
             break
         count, _, token, to = max(rated)
-        chance *= count / (seen.continued(state) + 1 / (matched + len(guesses)))
+        chance *= count / (automaton.continued(state) + 1 / (matched + len(guesses)))
         if chance < SURE:
             break
         guesses.append(token)

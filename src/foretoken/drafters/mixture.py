@@ -40,17 +40,19 @@ class MixtureDrafter:
                 f"parts is {parts!r:.60}; give a list of pairs, a drafter and its guesses each"
             )
         counts = [most for _, most in parts]
-        given = counts[:-1] if counts and counts[-1] is None else counts
-        if not parts or any(not whole(n) or (n or 0) < 1 for n in given):
+        numbers = counts[:-1] if counts and counts[-1] is None else counts
+        if not parts or any(not whole(n) or (n or 0) < 1 for n in numbers):
             raise InputError(
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
         self.holds = tuple(drafter for drafter, _ in parts)
         self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
-        known = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
-        self.vocab_size = known[0] if known else None
+        vocabularies = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
+        self.vocab_size = vocabularies[0] if vocabularies else None
         for drafter, _ in parts:
-            require_vocabulary(drafter, known[0] if known else 0, "another part of the mixture")
+            require_vocabulary(
+                drafter, vocabularies[0] if vocabularies else 0, "another part of the mixture"
+            )
         runtimes = {getattr(drafter, "runtime", "python"): None for drafter, _ in parts}
         self.runtime = "+".join(runtimes)
 
@@ -58,20 +60,20 @@ class MixtureDrafter:
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         for drafter, _ in self.parts:
-            own = sources and [list(source) for source in sources]
-            drafter.start(rows, [list(prompt) for prompt in prompts], own)
+            copies = sources and [list(source) for source in sources]
+            drafter.start(rows, [list(prompt) for prompt in prompts], copies)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         guesses: list[list[int]] = [[] for _ in gamma]
         drafts: list[Draft] = []
         for drafter, most in self.parts:
-            left = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
-            asked = left if most is None else [min(n, most) for n in left]
-            if any(asked):
-                drafts.append(_continue(drafter, guesses, asked, draw))
+            room = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
+            gammas = room if most is None else [min(n, most) for n in room]
+            if any(gammas):
+                drafts.append(_continue(drafter, guesses, gammas, draw))
                 _extend(guesses, drafts[-1])
-        made = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
-        return replace(made, tops=joined_tops(drafts))
+        packed = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
+        return replace(packed, tops=joined_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
         for drafter, _ in self.parts:
@@ -90,13 +92,13 @@ def _is_pair(part: object) -> bool:
     return isinstance(part, list | tuple) and len(part) == 2
 
 
-def _continue(drafter: Rewinding, guesses: list[list[int]], asked: list[int], draw: Draw) -> Draft:
+def _continue(drafter: Rewinding, guesses: list[list[int]], gammas: list[int], draw: Draw) -> Draft:
     """What `drafter` guesses behind the guesses of others; it has forgotten these afterwards."""
     if not any(guesses):
-        return drafter.propose(asked, draw)
+        return drafter.propose(gammas, draw)
     counts = [len(x) for x in guesses]
     drafter.commit([list(x) for x in guesses])
-    draft = drafter.propose(asked, draw.behind(guesses))
+    draft = drafter.propose(gammas, draw.behind(guesses))
     drafter.rewind(counts)
     return draft
 
@@ -131,6 +133,6 @@ def joined_tops(drafts: list[Draft]) -> Tensor | None:
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]
     for draft in drafts:
         tops = torch.zeros(draft.tokens.shape) if draft.tops is None else draft.tops.cpu()
-        for row, own, n in zip(rows, tops, draft.lengths.tolist(), strict=True):
-            row.append(own[:n])
+        for row, top, n in zip(rows, tops, draft.lengths.tolist(), strict=True):
+            row.append(top[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)

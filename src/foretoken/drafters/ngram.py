@@ -108,7 +108,7 @@ class NGram:
         agree: V then differs by padding only. Raises InputError for any other file or target.
         """
         path = Path(path)
-        table = _read(path)
+        table = _checked_table(path)
         if fingerprint and table.fingerprint and fingerprint != table.fingerprint:
             raise InputError(f"{path} was fitted with another tokenizer; fit one with the target's")
         V = table.vocab_size if vocab_size is None else vocab_size
@@ -171,10 +171,10 @@ class NGramDrafter:
         guesses: list[list[int]] = [[] for _ in gamma]
         for i in range(G):
             contexts = zip(tails, draw.params, strict=True)
-            known = [self.law(tuple(tail), params) for tail, params in contexts]
-            for b, (row, _) in enumerate(known):
+            rows = [self.law(tuple(tail), params) for tail, params in contexts]
+            for b, (row, _) in enumerate(rows):
                 q[b, i] = row
-            cdf = known[0][1] if B == 1 else torch.cat([sums for _, sums in known])
+            cdf = rows[0][1] if B == 1 else torch.cat([sums for _, sums in rows])
             for b, token in enumerate(draw(q[:, i], i, cdf).tolist()):
                 guesses[b].append(token)
                 tails[b].append(token)
@@ -206,11 +206,11 @@ class NGramDrafter:
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
     """Equal for two tokenizers whose `get_vocab()` is equal, else different."""
-    named = json.dumps(sorted((token, i) for token, i in vocabulary.items()))
-    return hashlib.sha256(named.encode()).hexdigest()
+    document = json.dumps(sorted((token, i) for token, i in vocabulary.items()))
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
-def _read(path: Path) -> NGram:
+def _checked_table(path: Path) -> NGram:
     if not path.is_file():
         raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
     try:
@@ -224,9 +224,14 @@ def _read(path: Path) -> NGram:
             ]
             table = NGram(file.get_tensor("unigram"), levels, facts["fingerprint"])
             sizes = facts["order"], facts["vocab_size"]
-            named = facts["fingerprint"] is None or isinstance(facts["fingerprint"], str)
-            whole = sum(1 for _ in file.keys()) == 1 + len(levels) * len(tuple(Level.__slots__))
-            sound = named and whole and sizes == (table.order, table.vocab_size) and _sound(table)
+            fingerprinted = facts["fingerprint"] is None or isinstance(facts["fingerprint"], str)
+            complete = sum(1 for _ in file.keys()) == 1 + len(levels) * len(tuple(Level.__slots__))
+            sound = (
+                fingerprinted
+                and complete
+                and sizes == (table.order, table.vocab_size)
+                and _sound(table)
+            )
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

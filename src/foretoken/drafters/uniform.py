@@ -31,8 +31,8 @@ class UniformDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)
         laws, cdf = self.law.expand(B, -1), self.cdf.expand(B, -1).contiguous()
-        drawn = [draw(laws, i, cdf).tolist() for i in range(G)]
-        guesses = [[ids[b] for ids in drawn[: gamma[b]]] for b in range(B)]
+        columns = [draw(laws, i, cdf).tolist() for i in range(G)]
+        guesses = [[ids[b] for ids in columns[: gamma[b]]] for b in range(B)]
         return pack(guesses, laws[:, None].expand(-1, G, -1))
 
     def commit(self, tokens: list[list[int]]) -> None:

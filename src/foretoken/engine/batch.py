@@ -74,7 +74,7 @@ class Batch:
             self._claim = Claim(self.target, self.drafter if drafts else NoDrafter())
             self._claim.take()
             keep_freed()
-        began = perf_counter()
+        start = perf_counter()
         self._claim.expect(len(rows))
         with threads(self.target):
             for salt, group in groupby(rows, lambda row: row.request.salt):
@@ -83,8 +83,8 @@ class Batch:
                 self._start(some, self._claim.drafter or self.drafter, read)
                 self.rows = [*self.rows, *some]
         for row in rows:
-            row.began = row.began or began
-            row.prefill_seconds += perf_counter() - began
+            row.began = row.began or start
+            row.prefill_seconds += perf_counter() - start
 
     def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> None:
         """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
@@ -95,13 +95,13 @@ class Batch:
         telling = [row.telling for row in self.rows]
         reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
         open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
-        asked = zip(gamma, open_, self.rows, strict=True)
-        trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in asked]
+        limits = zip(gamma, open_, self.rows, strict=True)
+        trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in limits]
         with threads(self.target):
             if any(telling):
                 self._tell(telling)
             if any(open_):
-                step(self.rows, self.target, self._given(trimmed), judge, trimmed, reads)
+                step(self.rows, self.target, self._given_drafter(trimmed), judge, trimmed, reads)
             else:
                 self._read(reads)
         for row in self.rows:
@@ -117,11 +117,11 @@ class Batch:
 
     def leave(self, rows: list[Row]) -> None:
         """Rows leave, finished or not."""
-        gone = {id(row) for row in rows}
-        places = [b for b, row in enumerate(self.rows) if id(row) in gone]
+        leaving = {id(row) for row in rows}
+        places = [b for b, row in enumerate(self.rows) if id(row) in leaving]
         if self._claim is not None and places:
             self._claim.leave(places)
-            self.rows = [row for row in self.rows if id(row) not in gone]
+            self.rows = [row for row in self.rows if id(row) not in leaving]
         if not self.rows:
             self.clear()
 
@@ -131,17 +131,17 @@ class Batch:
         if claim is not None:  # broken off here, it ends with its last reference
             claim.release()
 
-    def _given(self, gamma: list[int]) -> Drafter:
+    def _given_drafter(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
         assert self._claim is not None and self._claim.drafter is not None
-        asked = zip(self.rows, gamma, strict=True)
-        predicted = [row.predicted(g) if g and row.trusts else [] for row, g in asked]
+        pairs = zip(self.rows, gamma, strict=True)
+        predicted = [row.predicted(g) if g and row.trusts else [] for row, g in pairs]
         every = zip(predicted, self.rows, gamma, strict=True)
-        given = [x or row.forced(g) for x, row, g in every]
-        if not any(given):
+        guesses = [x or row.forced(g) for x, row, g in every]
+        if not any(guesses):
             return self._claim.drafter
         places = frozenset(b for b, x in enumerate(predicted) if x)
-        return GivenDrafter(self._claim.drafter, given, places)
+        return GivenDrafter(self._claim.drafter, guesses, places)
 
     def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
         texts = [list(row.tokens) for row in rows]
@@ -162,9 +162,9 @@ class Batch:
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
         first = len(self.rows)
-        began, before = perf_counter(), _encoded(drafter)
+        start, before = perf_counter(), _encoded(drafter)
         drafter.start(list(range(first, first + len(rows))), texts, sources)
-        drafted, draft_encoded = perf_counter() - began, _encoded(drafter) - before
+        drafted, draft_encoded = perf_counter() - start, _encoded(drafter) - before
         for row in rows:
             row.encoder_seconds += encoded
             row.draft_encoder_seconds += draft_encoded
@@ -179,9 +179,9 @@ class Batch:
             return []
         if read and not last:
             return row.tokens[:-1]
-        known = self._known(row.tokens[:-1])
-        whole = (len(row.tokens) - 1 - known) // PASS if read else 0
-        return row.tokens[: known + whole * PASS]
+        cached = self._known(row.tokens[:-1])
+        passes = (len(row.tokens) - 1 - cached) // PASS if read else 0
+        return row.tokens[: cached + passes * PASS]
 
     def _known(self, text: list[int]) -> int:
         """How many of its first tokens the target has kept from other texts."""
@@ -205,14 +205,14 @@ class Batch:
         unread = zip(telling, self.rows, strict=True)
         blocks = [row.unread[:-1][: min(CHUNK, row.untold)] if t else [] for t, row in unread]
         logits = self.target.score(blocks, [len(block) for block in blocks])
-        for row, block, own in zip(self.rows, blocks, logits, strict=True):
+        for row, block, row_logits in zip(self.rows, blocks, logits, strict=True):
             if block:
-                known = own[: len(block)].to(working(own.dtype)).log_softmax(-1)
+                scores = row_logits[: len(block)].to(working(row_logits.dtype)).log_softmax(-1)
                 at = len(row.tokens) - row.behind + 1
                 count = row.request.params.prompt_logprobs or 0
-                told = logprobs(known, row.tokens[at : at + len(block)], count)
+                likelihoods = logprobs(scores, row.tokens[at : at + len(block)], count)
                 row.prompt_logprobs, row.behind = (
-                    row.prompt_logprobs + told,
+                    row.prompt_logprobs + likelihoods,
                     row.behind - len(block),
                 )
 

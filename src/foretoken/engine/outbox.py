@@ -37,10 +37,10 @@ class Outbox:
         tokens = self.row.new_tokens[self.sent :]
         if not tokens:
             return None
-        asked = self.row.request.params.logprobs is not None
-        known = self.row.logprobs[self.sent - self.before :] if asked else None
+        wanted = self.row.request.params.logprobs is not None
+        likelihoods = self.row.logprobs[self.sent - self.before :] if wanted else None
         self.sent += len(tokens)
-        return Piece(self.text(), tokens, known, self.number)
+        return Piece(self.text(), tokens, likelihoods, self.number)
 
     def text(self) -> str | None:
         """What may be shown of the text and has not been; None without a tokenizer."""

@@ -40,14 +40,14 @@ class Pace:
         """How many tokens each row reads: rows that run their last one, and of what is left to read
         the first come most, where so many were read `already`. Nothing of those that tell logprobs
         of it, in passes of their own."""
-        left = 0
+        room = 0
         if any(row.behind > 1 for row in rows):
             running = sum(row.behind == 1 for row in rows)
-            left = max(LEAST, self.most(running, len(rows) - running) - already)
+            room = max(LEAST, self.most(running, len(rows) - running) - already)
         reads: list[int] = []
         for row in rows:
-            count = 1 if row.behind == 1 else min(row.behind, left) * (not row.telling)
-            left -= count if row.behind > 1 else 0
+            count = 1 if row.behind == 1 else min(row.behind, room) * (not row.telling)
+            room -= count if row.behind > 1 else 0
             reads.append(count)
         return reads
 
@@ -62,6 +62,6 @@ class Pace:
         long as others like them."""
         steps = np.array([*self._plain, *self._reading])
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
-        known = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
-        base, row, token = np.linalg.lstsq(known, np.ones(len(steps)))[0]
+        weighted = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
+        base, row, token = np.linalg.lstsq(weighted, np.ones(len(steps)))[0]
         return max(0.0, base + row * running), max(1e-9, token)

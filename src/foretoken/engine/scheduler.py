@@ -123,9 +123,9 @@ class Scheduler:
         of its priority."""
         with self._locked():
             last = min(reversed(self.running), key=lambda task: task.priority)
-            left = [task for task in self.running if task is not last]
+            others = [task for task in self.running if task is not last]
             # at once, for a Ctrl-C in between
-            self.waiting, self.running = _sorted([last, *self.waiting]), left
+            self.waiting, self.running = _sorted([last, *self.waiting]), others
             self.batch.leave([last.row])
             self.preempted += 1
 
@@ -237,7 +237,7 @@ class Scheduler:
         moved = self.suspects = list(self.batch.rows)
         reads = self.pace.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
-        began = self._now()
+        start = self._now()
         try:
             self.batch.step(self.running[0].judge, self._gamma(moved, reads), reads)
         except NumericsError as error:
@@ -246,7 +246,7 @@ class Scheduler:
             moved[error.row].fail(error)  # alone: its mates take the step again
             self._requeue()
         if not telling:
-            self.pace.see(reads, self._now() - began)
+            self.pace.see(reads, self._now() - start)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
@@ -255,13 +255,13 @@ class Scheduler:
         advanced = {id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n}
         tasks = [task for task in self.running if id(task.row) in advanced]
         policies = {id(task.gamma): task.gamma for task in tasks}
-        asked: dict[int, int] = {}
+        guesses_of: dict[int, int] = {}
         for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
-            own = [task.row for task in tasks if task.gamma is policy]
-            guesses = sum(asked.values()), max(asked.values(), default=0)
-            others = len(tasks) - len(own), sum(reads) - len(own) + guesses[0], guesses[1]
-            asked |= zip(map(id, own), policy.ask(own, Beside(*others)), strict=True)
-        return [asked.get(id(row), 0) for row in rows]
+            group = [task.row for task in tasks if task.gamma is policy]
+            guesses = sum(guesses_of.values()), max(guesses_of.values(), default=0)
+            others = len(tasks) - len(group), sum(reads) - len(group) + guesses[0], guesses[1]
+            guesses_of |= zip(map(id, group), policy.ask(group, Beside(*others)), strict=True)
+        return [guesses_of.get(id(row), 0) for row in rows]
 
     def _admit(self) -> int:
         """Let rows in while there is room, one judge for all that run; how many tokens were read of
@@ -285,15 +285,15 @@ class Scheduler:
             self._join(before, drafts)
         running = sum(task.row.behind == 1 for task in self.running)
         most = self.pace.most(running, len(self.running) - running + len(fresh))
-        left, now, later = most, list[Task](), list[Task]()
+        budget, now, later = most, list[Task](), list[Task]()
         for task in fresh:
             count = self.batch.unread(task.row)
-            fits = count <= left or not self.running
+            fits = count <= budget or not self.running
             (now if fits else later).append(task)
-            left -= count if fits else 0
+            budget -= count if fits else 0
         self._join(now, drafts)
         self._join(later, drafts, read=False)
-        return most - left if running else 0
+        return most - budget if running else 0
 
     def _fitting(self, fresh: list[Task]) -> list[Task]:
         """The first of them, as many as memory is enough for."""

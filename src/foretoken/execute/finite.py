@@ -37,19 +37,19 @@ class SampleLaw(NamedTuple):
     beta: float  # the probability that one is kept, the mean over the last guess
 
 
-def finite_law(whose: str, value: Any) -> Law:
+def finite_law(owner: str, value: Any) -> Law:
     """The law in a dict {outcome: probability}, or in an array, tensor or list `[V]` of the
     outcomes 0..V-1, scaled to sum to 1 in float64. Raises InputError as `checked.law` does."""
     if isinstance(value, Mapping):
-        outcomes, masses = list(value), _masses(whose, list(value.values()))
+        outcomes, masses = list(value), _masses(owner, list(value.values()))
     else:
-        masses = _masses(whose, value)
+        masses = _masses(owner, value)
         outcomes = range(masses.size)
-    masses = checked.law(f"{whose}'s law", masses, outcomes)
+    masses = checked.law(f"{owner}'s law", masses, outcomes)
     return Law(outcomes, masses / masses.sum())
 
 
-def _masses(whose: str, values: Any) -> Masses:
+def _masses(owner: str, values: Any) -> Masses:
     """The numbers `[V]` of a law, not yet checked to be one."""
     try:
         if hasattr(values, "detach"):  # a tensor, on any device: torch itself is not imported
@@ -62,7 +62,7 @@ def _masses(whose: str, values: Any) -> Masses:
         masses = np.zeros(())
     if masses.ndim != 1:
         raise InputError(
-            f"{whose} gives {' '.join(repr(values).split()):.60}; "
+            f"{owner} gives {' '.join(repr(values).split()):.60}; "
             "give a law: a dict of probabilities, or an array (V,)"
         )
     return masses
@@ -73,8 +73,8 @@ def together(q: Law, p: Law) -> tuple[Sequence[Hashable], Masses, Masses]:
     if q.outcomes == p.outcomes:
         return q.outcomes, q.masses, p.masses
     outcomes = list(dict.fromkeys([*q.outcomes, *p.outcomes]))
-    both = [dict(zip(law.outcomes, law.masses.tolist(), strict=True)) for law in (q, p)]
-    wide = [np.array([law.get(outcome, 0.0) for outcome in outcomes]) for law in both]
+    tables = [dict(zip(law.outcomes, law.masses.tolist(), strict=True)) for law in (q, p)]
+    wide = [np.array([law.get(outcome, 0.0) for outcome in outcomes]) for law in tables]
     return outcomes, wide[0], wide[1]
 
 
@@ -86,15 +86,15 @@ def sample_law(p: Masses, q: Masses, guesses: Sequence[int]) -> SampleLaw:
     norm((p - q)+), q loses x, and the next guess is judged likewise. Over all guesses the sample
     has the law p, whatever q is. The residual gives rejected guesses no probability.
     """
-    kept, rest, beta = [], 1.0, 0.0
+    masses, rest, beta = [], 1.0, 0.0
     for x in guesses:
         beta = 1 - rest * (1 - float(np.minimum(p, q).sum()))
         accept = min(1.0, float(p[x] / q[x]))
-        kept.append(rest * accept)
+        masses.append(rest * accept)
         rest *= 1 - accept
         if rest > 0:
             p, q = normalized(np.maximum(p - q, 0.0), otherwise=p), without(q, x)
-    return SampleLaw(np.array([*kept, rest]), p, min(1.0, beta))
+    return SampleLaw(np.array([*masses, rest]), p, min(1.0, beta))
 
 
 def without(q: Masses, x: int) -> Masses:

@@ -81,7 +81,7 @@ def speculate(
     error of f is raised, whatever g does; an error of g only where y was its argument. Raises
     InputError for invalid laws and for functions that cannot be run so.
     """
-    began = perf_counter()
+    start = perf_counter()
     _require_functions(f, g)
     for name, function in (("f", f), ("g", g), ("q", q)):
         if _gives_coroutines(function):
@@ -96,14 +96,14 @@ def speculate(
         slow = workers.start(f, x)
         early = [workers.start(g, guess) for guess in bet.guesses]
         law, f_seconds = slow.future.result()
-        kept, y, beta = bet.settle(finite_law("f", law))
+        winner, y, beta = bet.settle(finite_law("f", law))
         for i, run in enumerate(early):
-            if i != kept:
+            if i != winner:
                 run.cancel()
-        right = workers.start(g, y) if kept is None else early[kept]
+        right = workers.start(g, y) if winner is None else early[winner]
         value, g_seconds = right.future.result()
-    seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
-    return Execution(value, y, kept, bet.guesses, beta, bet.seed, seconds)
+    seconds = Seconds(drawn - start, f_seconds, g_seconds, perf_counter() - start)
+    return Execution(value, y, winner, bet.guesses, beta, bet.seed, seconds)
 
 
 async def speculate_async(
@@ -126,8 +126,8 @@ async def speculate_async(
         flag = _cancelled(function)
         if flag and flag.default is flag.empty:
             raise InputError(f"{name} wants `cancelled`; leave it out: asyncio cancels tasks")
-    given = q(x) if guesses and callable(q) else q
-    law = await given if inspect.isawaitable(given) else given
+    drafted = q(x) if guesses and callable(q) else q
+    law = await drafted if inspect.isawaitable(drafted) else drafted
     bet = Bet(finite_law("q", law) if guesses else EMPTY, guesses, seed)
     drawn = perf_counter()
     tasks: list[asyncio.Task[tuple[Any, float]]] = []
@@ -140,17 +140,17 @@ async def speculate_async(
         slow = start("f", f, x)
         early = [start("g", g, guess) for guess in bet.guesses]
         law, f_seconds = await slow
-        kept, y, beta = bet.settle(finite_law("f", law))
+        winner, y, beta = bet.settle(finite_law("f", law))
         for i, run in enumerate(early):
-            if i != kept:
+            if i != winner:
                 run.cancel()
-        value, g_seconds = await (start("g", g, y) if kept is None else early[kept])
+        value, g_seconds = await (start("g", g, y) if winner is None else early[winner])
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     seconds = Seconds(drawn - began, f_seconds, g_seconds, perf_counter() - began)
-    return Execution(value, y, kept, bet.guesses, beta, bet.seed, seconds)
+    return Execution(value, y, winner, bet.guesses, beta, bet.seed, seconds)
 
 
 class Bet:
@@ -175,9 +175,9 @@ class Bet:
         """Which guess is the sample, if any; the sample; the probability that a guess was it."""
         outcomes, q_masses, p_masses = finite.together(self.q, p)
         law = finite.sample_law(p_masses, q_masses, self._drawn)
-        kept = finite.pick(law.kept, self._number(0, Purpose.ACCEPT))
-        if kept < len(self.guesses):
-            return kept, self.guesses[kept], law.beta
+        index = finite.pick(law.kept, self._number(0, Purpose.ACCEPT))
+        if index < len(self.guesses):
+            return index, self.guesses[index], law.beta
         y = finite.pick(law.residual, self._number(0, Purpose.NEXT))
         return None, outcomes[y], law.beta
 
@@ -218,8 +218,8 @@ class _Workers:
     def start(self, function: Callable[..., Any], argument: Any) -> _Run:
         folder = self._folder
         cancelled = Flag(f"{folder.name}/{len(self._runs)}") if folder else Event()
-        named = {"cancelled": cancelled} if _cancelled(function) else {}
-        run = _Run(self._pool.submit(_timed, function, argument, named), cancelled)
+        keywords = {"cancelled": cancelled} if _cancelled(function) else {}
+        run = _Run(self._pool.submit(_timed, function, argument, keywords), cancelled)
         self._runs.append(run)
         return run
 
@@ -233,23 +233,25 @@ class _Workers:
             self._folder.cleanup()
 
 
-def _timed(function: Callable[..., Any], argument: Any, named: dict[str, Any]) -> tuple[Any, float]:
-    began = perf_counter()
-    value = function(argument, **named)
+def _timed(
+    function: Callable[..., Any], argument: Any, keywords: dict[str, Any]
+) -> tuple[Any, float]:
+    start = perf_counter()
+    value = function(argument, **keywords)
     if inspect.iscoroutine(value):  # of a function that does not look like one
         value.close()
         raise InputError(f"{value.__qualname__} {COROUTINE}")
-    return value, perf_counter() - began
+    return value, perf_counter() - start
 
 
 async def _awaited(
     name: str, function: Callable[[Any], Awaitable[Any]], argument: Any
 ) -> tuple[Any, float]:
-    began = perf_counter()
+    start = perf_counter()
     value = function(argument)
     if not inspect.isawaitable(value):
         raise InputError(f"{name} gives {value!r:.60}, nothing to await; use speculate instead")
-    return await value, perf_counter() - began
+    return await value, perf_counter() - start
 
 
 def _require_functions(f: object, g: object) -> None:

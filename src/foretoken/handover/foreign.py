@@ -55,28 +55,28 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
     if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY):
         return {}
     names = ("streamer", "assistant_model", "synced_gpus")
-    known = {name: caller.f_locals.get(name) for name in names}
-    return known | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
+    values = {name: caller.f_locals.get(name) for name in names}
+    return values | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
 
 
-def require_ours(model: PreTrainedModel, target: Model, kept: Mapping[str, Any]) -> None:
-    """InputError where a Speculator cannot decode for this model; `kept`: as `withheld`."""
-    own = getattr(target, "model", None)
+def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
+    """InputError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
+    network = getattr(target, "model", None)
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
     unlike = unlike or bool(model.config.is_encoder_decoder) != target.encoder_decoder
-    if unlike if own is None else own is not model:
+    if unlike if network is None else network is not model:
         raise InputError(
             f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
             "make one of it: foretoken.load(model, draft)"
         )
-    if kept.get("assistant_model") is not None:
+    if arguments.get("assistant_model") is not None:
         raise InputError(
             "assistant_model is given, but a Speculator has its own draft; leave it out, or make "
             "one with it: foretoken.load(model, draft)"
         )
     for name in ("synced_gpus", "encoder_outputs"):
-        if kept.get(name):
+        if arguments.get(name):
             raise RefusedError(f"{name} is given, which is not followed here; leave it out")
 
 

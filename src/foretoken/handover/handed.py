@@ -80,7 +80,7 @@ class Handed:
     def prompts(self) -> list[list[int]]:
         """What each row continues, without its padding."""
         mask = self.rest.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
-        keep = _kept(self.ids, mask)
+        keep = _mask(self.ids, mask)
         if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
             raise RefusedError(
                 "attention_mask leaves out tokens behind others; pad rows on the left"
@@ -99,25 +99,25 @@ class Handed:
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
             raise InputError("the encoder was given no input_ids; give these, and nothing else")
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
-        keep = _kept(inputs, self.rest.get("attention_mask"))
+        keep = _mask(inputs, self.rest.get("attention_mask"))
         if not bool(keep[:, 0].all()) or bool((keep[:, 1:] > keep[:, :-1]).any()):
             raise RefusedError("attention_mask leaves out tokens of the encoder before others")
         states = self.rest["encoder_outputs"][0]
         rows = zip(inputs, states, keep, strict=True)
-        return [(ids[kept].tolist(), own[kept.to(own.device)]) for ids, own, kept in rows]
+        return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
 
     @contextmanager
     def heard(self, target: Model) -> Iterator[None]:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch, or runs in exact shapes, reads the sources itself."""
-        if not isinstance(known := getattr(target, "heard", None), dict):
+        if not isinstance(encoded := getattr(target, "heard", None), dict):
             yield
             return
         try:
-            known.update((tuple(ids), states) for ids, states in self.sources())
+            encoded.update((tuple(ids), states) for ids, states in self.sources())
             yield
         finally:
-            known.clear()
+            encoded.clear()
 
     def guesses(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
         """The gamma that transformers' names ask for, in the call or in its config; None where
@@ -130,8 +130,8 @@ class Handed:
                     "or load with draft='lookup'"
                 )
             return lookup
-        own = self.config.num_assistant_tokens
-        return assistant if assistant is not None or own in ASSISTANT_TOKENS else own
+        count = self.config.num_assistant_tokens
+        return assistant if assistant is not None or count in ASSISTANT_TOKENS else count
 
     def eos(self) -> frozenset[int]:
         """The ids that end a text."""
@@ -196,30 +196,30 @@ class Handed:
             device=first.device,
             model_kwargs=self.rest,
         )
-        own = given(self.processors, built)
-        require_own(own)
+        processors = given(self.processors, built)
+        require_own(processors)
         if any(len(self.ids) > 1 or len(prompt) < self.ids.shape[1] for prompt in self.prompts()):
-            require_anywhere(own)
-        return own
+            require_anywhere(processors)
+        return processors
 
     def _own_criteria(self) -> list[Any]:
         """Those that the config does not explain; lengths are ours to count."""
-        own: list[Any] = []
+        processors: list[Any] = []
         explained = not self.eos()
         for each in self.criteria:
             name = type(each).__name__
             if name == "EosTokenCriteria" and {*each.eos_token_id.flatten().tolist()} == self.eos():
                 explained = True
             elif name != "MaxLengthCriteria":
-                own.append(each)
+                processors.append(each)
         if not explained:
             raise RefusedError("EosTokenCriteria is given, and eos_token_id is set too; give one")
-        if own and not self.eos() and len(self.ids) > 1:
+        if processors and not self.eos() and len(self.ids) > 1:
             raise RefusedError(
-                f"{type(own[0]).__name__} may end one row before another, and without an "
+                f"{type(processors[0]).__name__} may end one row before another, and without an "
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
-        return own
+        return processors
 
 
 def ending_strings(
@@ -253,6 +253,6 @@ def _lengths(criteria: Sequence[Any]) -> list[int]:
     return [each.max_length for each in criteria if type(each).__name__ == "MaxLengthCriteria"]
 
 
-def _kept(ids: Tensor, mask: Tensor | None) -> Tensor:
+def _mask(ids: Tensor, mask: Tensor | None) -> Tensor:
     """`[B, n]`, False where a row is padded."""
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else (mask != 0).to(ids.device)

@@ -72,19 +72,19 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
         if not any(alike(each, other) for other in prepared):
             name, entry = type(each).__name__, BUILT[type(each).__name__]
             raise RefusedError(f"{name} is given, and {entry} is set too; give one of the two")
-    own: list[Any] = []
-    left, after = list(built), None
+    processors: list[Any] = []
+    unmatched, after = list(built), None
     for each in reversed(prepared):
-        if left and alike(each, left[-1]):
-            after = type(left.pop()).__name__
+        if unmatched and alike(each, unmatched[-1]):
+            after = type(unmatched.pop()).__name__
         elif after in SHAPING:
             raise RefusedError(
                 f"{type(each).__name__} would come before {SHAPING[after]}, an order that is not "
                 "followed here; leave one of the two out"
             )
         else:
-            own.insert(0, each)
-    return own
+            processors.insert(0, each)
+    return processors
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -77,12 +77,12 @@ def _places(rows: list[Tensor]) -> Any:
 
 
 def _raw(row: Row) -> Tensor:
-    return torch.cat([seen.raw for seen in row.seen or ()]).float()
+    return torch.cat([block.raw for block in row.seen or ()]).float()
 
 
 def _scores(row: Row, handed: Handed) -> Tensor:
     """What transformers' processors would leave of a row's logits."""
-    scores = torch.cat([seen.shaped for seen in row.seen or ()])
+    scores = torch.cat([block.shaped for block in row.seen or ()])
     if handed.samples:
         scores = warped(scores, row.request.params)
     return (scores.log_softmax(-1) if handed.config.renormalize_logits else scores).float()

@@ -31,9 +31,9 @@ class Curves:
 
 
 def _over_alpha(
-    name: str, axis: str, label: str, values: tuple[float, ...], of: Callable[..., float]
+    name: str, axis: str, label: str, values: tuple[float, ...], function: Callable[..., float]
 ) -> Curves:
-    lines = {f"{label} {value}": [of(alpha, value) for alpha in ALPHAS] for value in values}
+    lines = {f"{label} {value}": [function(alpha, value) for alpha in ALPHAS] for value in values}
     return Curves(name, axis, lines)
 
 

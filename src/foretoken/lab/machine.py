@@ -64,7 +64,7 @@ def bandwidth(device: torch.device) -> tuple[Spread, int]:
     threads = torch.get_num_threads()
     torch.set_num_threads(max(threads, cores()))  # beside other runtimes torch has but one
     try:
-        seconds = [_read(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
+        seconds = [_read_seconds(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
     finally:
         torch.set_num_threads(threads)
     read = spread(seconds)
@@ -80,10 +80,10 @@ def peak_bytes(device: torch.device) -> int:
     return used if sys.platform == "darwin" else used * 1024
 
 
-def _read(numbers: torch.Tensor) -> float:
-    began = perf_counter()
+def _read_seconds(numbers: torch.Tensor) -> float:
+    start = perf_counter()
     numbers.sum().item()
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def _cpu() -> str:

@@ -48,8 +48,8 @@ class Processor:
     @property
     def lacks(self) -> list[str]:
         """What is sought and missing, where that is known and it is not Arm's."""
-        known = self.abilities or []
-        return [name for name in SOUGHT if name not in known] if "AVX2" in known else []
+        abilities = self.abilities or []
+        return [name for name in SOUGHT if name not in abilities] if "AVX2" in abilities else []
 
 
 def processor(info: Path = Path("/proc/cpuinfo"), cpus: Path = CPUS) -> Processor:
@@ -66,8 +66,8 @@ def _abilities(info: Path) -> list[str] | None:
     for line in lines:
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
-            known = set(value.split())
-            return [name for flag, name in FLAGS.items() if flag in known]
+            flags = set(value.split())
+            return [name for flag, name in FLAGS.items() if flag in flags]
     return None
 
 
@@ -84,8 +84,8 @@ def _cache(cpus: Path) -> int | None:
     """Bytes of the largest cache of one of the processors that this process may use."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     try:
-        own = min(os.sched_getaffinity(0))
-        sizes = [f.read_text().strip() for f in (cpus / f"cpu{own}/cache").glob("index*/size")]
+        cpu = min(os.sched_getaffinity(0))
+        sizes = [f.read_text().strip() for f in (cpus / f"cpu{cpu}/cache").glob("index*/size")]
         return max(int(size[:-1]) * units[size[-1]] for size in sizes)
     except (AttributeError, OSError, ValueError, KeyError, IndexError):
         return None

@@ -74,7 +74,7 @@ class LookUp:
             raise InputError("there is no pair to look up; give one or more")
         self.targets = [target for _, target in pairs]
         grams = [_grams(source) for source, _ in pairs]
-        self.sizes = np.array([len(found) for found in grams])
+        self.sizes = np.array([len(row) for row in grams])
         hashes = np.fromiter(chain.from_iterable(grams), np.int64, int(self.sizes.sum()))
         order = np.argsort(hashes, kind="stable")
         self.hashes = hashes[order]
@@ -82,18 +82,18 @@ class LookUp:
 
     def __call__(self, source: str) -> str:
         """Its best pair's target."""
-        wanted = np.fromiter(_grams(source), np.int64)
-        begins, ends = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
+        hashes = np.fromiter(_grams(source), np.int64)
+        begins, ends = (np.searchsorted(self.hashes, hashes, side) for side in ("left", "right"))
         spans = [self.owners[a:b] for a, b in zip(begins, ends, strict=True)]
-        found = np.concatenate([np.empty(0, dtype=np.int64), *spans])
-        shared = np.bincount(found, minlength=len(self.targets))
+        matches = np.concatenate([np.empty(0, dtype=np.int64), *spans])
+        shared = np.bincount(matches, minlength=len(self.targets))
         return self.targets[int(np.argmax(shared * (self.sizes.max() + 1) - self.sizes))]
 
 
 def _grams(text: str) -> set[int]:
     """Its different n-grams, as hashes."""
-    words = text.lower().split()
-    return {hash(tuple(words[i : i + n])) for n in ORDERS for i in range(len(words) - n + 1)}
+    terms = text.lower().split()
+    return {hash(tuple(terms[i : i + n])) for n in ORDERS for i in range(len(terms) - n + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +131,21 @@ def greedy(
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its texts cannot be scored; give one")
     options = {"temperature": 0.0, "gamma": gamma, "max_new_tokens": max_new_tokens}
-    done = uninterrupted(spec.generate(list(prompts), **options))
-    return [(one.text or "").strip() for one in done]
+    completions = uninterrupted(spec.generate(list(prompts), **options))
+    return [(one.text or "").strip() for one in completions]
 
 
 def nats(completions: Sequence[Completion]) -> Estimate:
     """The target's loss on texts of its own: nats a token, with its 95 % interval over texts, of
     completions that were made with `logprobs`."""
-    known = [done.logprobs for done in completions if done.logprobs]
-    losses = [-sum(token.logprob for token in text) for text in known]
-    found = ratio(losses, [len(text) for text in known], 0.0)
-    if found is None:
-        raise InputError(f"{len(known)} texts have logprobs; generate two or more with logprobs=0")
-    return found
+    likelihoods = [completion.logprobs for completion in completions if completion.logprobs]
+    losses = [-sum(token.logprob for token in text) for text in likelihoods]
+    estimate = ratio(losses, [len(text) for text in likelihoods], 0.0)
+    if estimate is None:
+        raise InputError(
+            f"{len(likelihoods)} texts have logprobs; generate two or more with logprobs=0"
+        )
+    return estimate
 
 
 def _require_alike(texts: Sequence[str], references: Sequence[str]) -> None:

@@ -74,10 +74,10 @@ def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
 def _piece(text: str, tokenizer: PreTrainedTokenizerBase) -> Piece:
     """Behind the token that begins a text, where the tokenizer puts one."""
     ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-    whole: list[int] = list(tokenizer(text, verbose=False).input_ids)
+    encoded: list[int] = list(tokenizer(text, verbose=False).input_ids)
     size = len(text.encode())
-    if whole[1 : 1 + len(ids)] == ids:
-        return Piece(whole[: 1 + len(ids)], size)
+    if encoded[1 : 1 + len(ids)] == ids:
+        return Piece(encoded[: 1 + len(ids)], size)
     first = str(tokenizer.decode(ids[:1]))
     return Piece(ids, size - len(first.encode()))
 
@@ -111,23 +111,23 @@ def rounding(model: Model, rounded: Model, held_out: Sequence[Piece]) -> Roundin
 
 
 def _sums(model: Model, rounded: Model, ids: list[int]) -> _Sums:
-    both = (model, rounded)
-    window = min([WINDOW, *(each.context for each in both if each.context)])
+    models = (model, rounded)
+    window = min([WINDOW, *(each.context for each in models if each.context)])
     sums = [0.0, 0.0, 0, 0.0]
     for start in range(0, len(ids) - 1, window):
-        for each in both:
+        for each in models:
             each.start([[]])
         end = min(start + window, len(ids) - 1)
         for at in range(start, end, CHUNK):
             block = ids[at : min(at + CHUNK, end)]
             following = torch.tensor(ids[at + 1 : at + 1 + len(block)])
-            p, q = (_logits(each, block, at) for each in both)
+            p, q = (_logits(each, block, at) for each in models)
             for i, logits in enumerate((p, q)):
                 sums[i] += _bits(logits, following)
             sums[2] += int((likeliest(p) == likeliest(q)).sum())
             laws = p.softmax(-1)[None], q.softmax(-1)[None]
             sums[3] += float(overlap(*laws, following[None]).sum())
-        for each in both:
+        for each in models:
             each.leave([0])
     return _Sums(sums[0], sums[1], int(sums[2]), sums[3])
 

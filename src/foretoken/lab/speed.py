@@ -58,11 +58,11 @@ class Speed:
 
 def speeds(stacks: tuple[Stack, ...], seconds: float = SECONDS) -> Iterator[Speed]:
     """Every stack in every precision, the smallest first: what is left out at the end is large."""
-    began, took = perf_counter(), dict[str, float]()
+    first, took = perf_counter(), dict[str, float]()
     for stack in stacks:
         for dtype in LAYERS:
             start = perf_counter()
-            late = start - began + took.get(dtype, 0.0) * stack.parameters > seconds
+            late = start - first + took.get(dtype, 0.0) * stack.parameters > seconds
             if late or not _fits(stack, dtype):
                 yield Speed(stack.parameters, dtype, None)
                 continue
@@ -86,11 +86,11 @@ def graph(stack: Stack, dtype: str) -> ov.Model:
     weight = np.random.default_rng(0).standard_normal((stack.width,) * 2, dtype=np.float32)
     layer = LAYERS[dtype](weight / stack.width**0.5, stack)  # vectors keep their length
     vectors = ops.parameter([-1, stack.width], np.float32, name="vectors")
-    out: Any = vectors
+    product: Any = vectors
     for i in range(stack.layers):
-        out = ops.matmul(out, layer(i), False, True)
+        product = ops.matmul(product, layer(i), False, True)
     make: Any = ov.Model  # its own types do not fit together
-    return make([out], [vectors], "stack")
+    return make([product], [vectors], "stack")
 
 
 Layer = Callable[[int], Any]
@@ -132,7 +132,7 @@ def _pass(request: ov.InferRequest, vectors: Any) -> float:
     request.infer([vectors])  # lays out its layers for this size
     times: list[float] = []
     while len(times) < LEAST or sum(times) < ENOUGH:
-        began = perf_counter()
+        start = perf_counter()
         request.infer([vectors])
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - start)
     return median(times)

@@ -42,11 +42,11 @@ class Call(NamedTuple):
     step: int  # from 1; 0 is before the first
 
 
-def timeline(done: Completion) -> list[Call]:
+def timeline(completion: Completion) -> list[Call]:
     """The calls in order. A step's calls of the drafter share its time equally; the gaps are the
     verdict and the rest of a step."""
-    calls, now = _prefill(done.stats), done.stats.prefill_seconds
-    for number, step in enumerate(done.steps, 1):
+    calls, now = _prefill(completion.stats), completion.stats.prefill_seconds
+    for number, step in enumerate(completion.steps, 1):
         each = step.draft_seconds / max(1, step.draft_calls)
         calls += [Call("draft", now + i * each, each, number) for i in range(step.draft_calls)]
         calls.append(Call("target", now + step.draft_seconds, step.score_seconds, number))
@@ -62,19 +62,19 @@ def _prefill(stats: Stats) -> list[Call]:
         stats.encoder_seconds,
         stats.draft_encoder_seconds,
     )
-    own = stats.prefill_seconds - drafts
+    seconds = stats.prefill_seconds - drafts
     calls = [Call("target encoder", 0.0, target, 0)] if target else []
-    calls.append(Call("target prefill", target, own - target, 0))
+    calls.append(Call("target prefill", target, seconds - target, 0))
     if stats.draft_calls:
-        calls += [Call("draft encoder", own, draft, 0)] if draft else []
-        calls.append(Call("draft prefill", own + draft, drafts - draft, 0))
+        calls += [Call("draft encoder", seconds, draft, 0)] if draft else []
+        calls.append(Call("draft prefill", seconds + draft, drafts - draft, 0))
     return calls
 
 
-def chrome(done: Completion) -> dict[str, Any]:
+def chrome(completion: Completion) -> dict[str, Any]:
     """The same as a document of Chrome's Trace Event Format, for Perfetto or chrome://tracing: a
     thread for each model, microseconds."""
-    named: list[dict[str, Any]] = [
+    headers: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": model}}
         for model, tid in THREADS.items()
     ]
@@ -86,18 +86,18 @@ def chrome(done: Completion) -> dict[str, Any]:
             "tid": THREADS[call.part.split()[0]],
             "ts": call.at * 1e6,
             "dur": call.seconds * 1e6,
-            "args": _told(done, call),
+            "args": _facts(completion, call),
         }
-        for call in timeline(done)
+        for call in timeline(completion)
     ]
-    return {"displayTimeUnit": "ms", "traceEvents": named + events}
+    return {"displayTimeUnit": "ms", "traceEvents": headers + events}
 
 
-def _told(done: Completion, call: Call) -> dict[str, int]:
+def _facts(completion: Completion, call: Call) -> dict[str, int]:
     """What is known of a call's step."""
     if not call.step:
         return {}
-    step = done.steps[call.step - 1]
+    step = completion.steps[call.step - 1]
     counts = {"drafted": step.drafted, "accepted": step.accepted, "tokens": len(step.kept)}
     return {"step": call.step} | counts
 
@@ -108,11 +108,11 @@ def svg(rows: dict[str, Completion]) -> str:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.9 + 0.6 * len(rows)), layout="constrained")
-    blocks(figure, {name: timeline(done) for name, done in rows.items()})
-    out = StringIO()
+    blocks(figure, {name: timeline(completion) for name, completion in rows.items()})
+    file = StringIO()
     with rc_context({"svg.hashsalt": "foretoken"}):  # else two pictures of the same differ
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
@@ -130,8 +130,8 @@ def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.spines[["top", "right"]].set_visible(False)
-    shown = {call.part for calls in rows.values() for call in calls}
-    names = [Patch(color=colour, label=part) for part, colour in COLOURS.items() if part in shown]
+    parts = {call.part for calls in rows.values() for call in calls}
+    names = [Patch(color=colour, label=part) for part, colour in COLOURS.items() if part in parts]
     figure.legend(handles=names, loc="outside upper center", ncols=len(names), frameon=False)
 
 

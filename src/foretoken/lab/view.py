@@ -69,27 +69,27 @@ def paragraph(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
     """The whole continuation: accepted guesses and the target's own tokens."""
-    shown, stream = Text(), decoding.Stream(tokenizer) if tokenizer else None
+    text, stream = Text(), decoding.Stream(tokenizer) if tokenizer else None
     if stream:
         stream.add(prompt, last=True)  # the text before a token decides how it is spelled
     for step in steps:
         for i, token in enumerate(step.kept):
             style = ACCEPTED if i < step.accepted else CORRECTED
-            shown.append(stream.add([token]) if stream else f"{token} ", style=style)
-    return shown
+            text.append(stream.add([token]) if stream else f"{token} ", style=style)
+    return text
 
 
 def legend(*, marks: bool = False, rejected: bool = True) -> Text:
     """The meaning of the colours, or of the marks; `rejected`: whether such guesses are shown."""
-    shown = [(name, fate) for name, fate in NAMES.items() if rejected or fate != REJECTED]
-    named = [(marked(name, fate) if marks else name, fate) for name, fate in shown]
-    return Text("  ").join(Text(name, style) for name, style in named)
+    names = [(name, fate) for name, fate in NAMES.items() if rejected or fate != REJECTED]
+    labels = [(marked(name, fate) if marks else name, fate) for name, fate in names]
+    return Text("  ").join(Text(name, style) for name, style in labels)
 
 
 def html_legend() -> str:
     """The same for `html`."""
-    named = " · ".join(TAGS[fate].format(escape(name)) for name, fate in NAMES.items())
-    return f'<p class="fates">{named}</p>'
+    labels = " · ".join(TAGS[fate].format(escape(name)) for name, fate in NAMES.items())
+    return f'<p class="fates">{labels}</p>'
 
 
 def marked(spelled: str, fate: str) -> str:
@@ -130,11 +130,11 @@ def _pieces(
     """Of every step the tokens of its line, as they are spelled, and their fates."""
     so_far = list(prompt)
     for step in steps:
-        own = step.kept[step.accepted :]
+        tokens = step.kept[step.accepted :]
         fates = [(token, ACCEPTED) for token in step.kept[: step.accepted]]
-        if own and step.accepted < step.drafted:
+        if tokens and step.accepted < step.drafted:
             fates.append((step.guesses[step.accepted], REJECTED))
-        fates += [(token, CORRECTED) for token in own]
+        fates += [(token, CORRECTED) for token in tokens]
         line: list[tuple[str, str]] = []
         for token, fate in fates:
             line.append((_on_one_line(spell(tokenizer, so_far, token)), fate))

@@ -37,10 +37,10 @@ def attach(
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
     parameters = signature(load).parameters.values()
-    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
+        if name not in names:
+            near = get_close_matches(name, names, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
             raise InputError(f"{name} is no option of attach; {remedy}")
     detach(model)
@@ -72,10 +72,10 @@ def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 def detach(model: PreTrainedModel) -> None:
     """Give the model back the `generate` that it had before `attach`; without one, do nothing."""
-    own: Any = vars(model).get("generate")
-    if not hasattr(own, MARK):
+    method: Any = vars(model).get("generate")
+    if not hasattr(method, MARK):
         return
-    replaced = getattr(own, MARK)
+    replaced = getattr(method, MARK)
     del model.generate
     if replaced is not None:
         vars(model)["generate"] = replaced

@@ -45,8 +45,8 @@ def chosen(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
     if looking.target.runtime != "openvino":  # no other shares its rows
         return looking
     name = costs.key(looking.target, looking.drafter, FILE)
-    known = remembered(FILE).get(name) if name else None
-    kind = known if known in (*KINDS, "") else None
+    remembered_kind = remembered(FILE).get(name) if name else None
+    kind = remembered_kind if remembered_kind in (*KINDS, "") else None
     if kind is None:
         best, sure = _fastest(looking, read)
         if name and sure:
@@ -69,9 +69,9 @@ def rounded(
     if parameters < SMALL or spec.target.runtime != "openvino":
         return spec
     name = costs.key(spec.target, spec.drafter, FILE)
-    known = remembered(FILE).get(name) if name else None
-    if known in (*ROUNDED, ""):
-        kind = cast(str, known)
+    remembered_kind = remembered(FILE).get(name) if name else None
+    if remembered_kind in (*ROUNDED, ""):
+        kind = cast(str, remembered_kind)
         best = replace(spec, drafter=make(kind)) if kind else spec
     else:
         best, kind, sure = _quickest(spec, dtype, make)
@@ -101,10 +101,10 @@ def _quickest(
         prior = (
             base.prior if fewer == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
         )
-        found = _rate(replace(measured, prior=prior))
-        if found < FASTER * most:  # four bits gain nothing where eight do not
+        tokens_per_second = _rate(replace(measured, prior=prior))
+        if tokens_per_second < FASTER * most:  # four bits gain nothing where eight do not
             break
-        best, kind, most = other, fewer, found
+        best, kind, most = other, fewer, tokens_per_second
     return best, kind, sure
 
 

@@ -70,7 +70,7 @@ class DetachedHeads(NamedTuple):
         return HeadsDrafter(cast(OpenModel, target), self.heads, output, embeddings)
 
 
-def _own(kind: str, target: Fit) -> OwnCopy:
+def _own_copy(kind: str, target: Fit) -> OwnCopy:
     return own_copy(kind, target.known)
 
 
@@ -90,7 +90,7 @@ def _heads(file: str, target: Fit) -> DetachedHeads:
 # Drafters by name; names that end in ":" are followed by a file, or by a kind of copy
 NAMES: dict[str, Callable[[str, Fit], Drafter | DetachedHeads | OwnCopy]] = {
     "self": lambda kind, target: OwnCopy("self", None, ()),
-    "self:": _own,
+    "self:": _own_copy,
     "none": lambda file, target: NoDrafter(),
     "lookup": lambda file, target: LookupDrafter(),
     "copy": lambda file, target: CopyDrafter(),
@@ -107,8 +107,8 @@ def drafter_of(
     revision: str | None,
     trust: bool,
 ) -> Drafter | DetachedHeads | OwnCopy | ForeignDraft:
-    if isinstance(draft, str) and (named := _named(draft, target)) is not None:
-        return named
+    if isinstance(draft, str) and (drafter_found := _drafter_named(draft, target)) is not None:
+        return drafter_found
     if isinstance(draft, Speculator):
         own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
         _require_fit(draft.target_name, *own, target)
@@ -120,18 +120,18 @@ def drafter_of(
         require_vocabulary(drafter, target.known.V, "the target")
         return drafter
     read = read_of(draft, revision, trust)
-    known = Known(read, wish)
+    facts = Known(read, wish)
     name, tokenizer = name_of(draft), tokenizer_of(draft, revision, trust)
-    if not known.encoder_decoder:
+    if not facts.encoder_decoder:
         there = target.name, target.tokenizer, target.known.V
-        dictionary = dictionary_of((name, tokenizer, known.V), there)
+        dictionary = dictionary_of((name, tokenizer, facts.V), there)
         if dictionary is not None:
             return ForeignDraft(name, place(read, wish).model, dictionary)
-    _require_fit(name, known.encoder_decoder, known.V, tokenizer, target)
+    _require_fit(name, facts.encoder_decoder, facts.V, tokenizer, target)
     return model_drafter(read, wish, target.known.V)
 
 
-def _named(draft: str, target: Fit) -> Drafter | DetachedHeads | OwnCopy | None:
+def _drafter_named(draft: str, target: Fit) -> Drafter | DetachedHeads | OwnCopy | None:
     """The drafter of that name; None for the name of a model. Raises InputError, with all names,
     for one that was mistyped."""
     name, colon, file = draft.partition(":")
@@ -177,6 +177,6 @@ def model_drafter(
 
 
 def read_of(
-    given: str | Path | PreTrainedModel, revision: str | None, trust: bool
+    model: str | Path | PreTrainedModel, revision: str | None, trust: bool
 ) -> Source | PreTrainedModel:
-    return given if in_memory(given) else source(cast(str | Path, given), revision, trust)
+    return model if in_memory(model) else source(cast(str | Path, model), revision, trust)

@@ -18,20 +18,20 @@ WAIT = 5.0  # seconds for the hub to answer
 REMEDY = "give a model's folder or a hub id"
 
 
-def path(given: str | Path) -> str:
+def path(name: str | Path) -> str:
     """The folder or hub id as a string. Raises InputError for a name that can be neither."""
-    if not isinstance(given, str | Path):
-        raise InputError(f"target is {shown(given)}; give a folder, a hub id or a model")
-    if is_folder(given):
-        return str(given)
-    if isinstance(given, Path) or not HUB_ID.fullmatch(given):
-        raise InputError(f"{str(given)!r:.100} is no folder; {REMEDY}")
-    return given
+    if not isinstance(name, str | Path):
+        raise InputError(f"target is {shown(name)}; give a folder, a hub id or a model")
+    if is_folder(name):
+        return str(name)
+    if isinstance(name, Path) or not HUB_ID.fullmatch(name):
+        raise InputError(f"{str(name)!r:.100} is no folder; {REMEDY}")
+    return name
 
 
-def is_folder(given: str | Path) -> bool:
+def is_folder(name: str | Path) -> bool:
     try:
-        return bool(str(given)) and Path(given).is_dir()
+        return bool(str(name)) and Path(name).is_dir()
     except OSError:  # a name that is too long
         return False
 

@@ -106,18 +106,18 @@ def load(
         draft = asset("draft") if draft is None else draft
     choose, draft = draft is None, "lookup" if draft is None else draft
     read = read_of(target, revision, trust_remote_code)
-    known = Known(read, wish)
-    settings = known.settings
+    facts = Known(read, wish)
+    settings = facts.settings
     if generation_config is None and settings.objection:
         raise RefusedError(settings.objection)
-    require_ids(settings.ends, known.V)
+    require_ids(settings.ends, facts.V)
     own = (
         tokenizer_of(target, revision, trust_remote_code)
         if tokenizer is None
-        else tokenizer_of(tokenizer, None, trust_remote_code, wanted=True)
+        else tokenizer_of(tokenizer, None, trust_remote_code, required=True)
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
-    fit = Fit(name_of(target), known, own)
+    fit = Fit(name_of(target), facts, own)
     drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
@@ -125,8 +125,8 @@ def load(
     elif draft_dtype is not None and (
         in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
     ):
-        given = "there is no draft" if choose else f"{name_of(draft)} is no model that is loaded"
-        raise InputError(f"draft_dtype is {draft_dtype!r}, but {given}; leave it out")
+        reason = "there is no draft" if choose else f"{name_of(draft)} is no model that is loaded"
+        raise InputError(f"draft_dtype is {draft_dtype!r}, but {reason}; leave it out")
     if exact_shapes and isinstance(drafter, DetachedHeads):
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
@@ -165,7 +165,7 @@ def load(
     return rounded(
         spec,
         dtype,
-        partial(model_drafter, draft_read, draft_wish, known.V),
+        partial(model_drafter, draft_read, draft_wish, facts.V),
         Known(draft_read, draft_wish).parameters,
     )
 

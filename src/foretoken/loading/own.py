@@ -57,12 +57,12 @@ class OwnCopy:
         return LMDrafter(companion(read, target, dtype, self.layers))
 
 
-def own_copy(kind: str, known: Known) -> OwnCopy:
+def own_copy(kind: str, facts: Known) -> OwnCopy:
     """The copy that "self:KIND" names. InputError for a kind that is neither a rounding nor layers
     of the target."""
     if kind in ROUNDED:
         return OwnCopy(f"self:{kind}", kind, ())
-    return OwnCopy(f"self:{kind}", None, _layers(kind, known.layers))
+    return OwnCopy(f"self:{kind}", None, _layers(kind, facts.layers))
 
 
 def kinds(dtype: str, layers: int) -> list[str]:
@@ -76,7 +76,7 @@ def kinds(dtype: str, layers: int) -> list[str]:
 
 def _layers(kind: str, count: int) -> tuple[int, ...]:
     """Numbers and ranges of layers, such as "0-3,8"."""
-    chosen: list[int] = []
+    layers: list[int] = []
     for part in kind.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
@@ -84,10 +84,10 @@ def _layers(kind: str, count: int) -> tuple[int, ...]:
                 f"draft is {f'self:{kind}'!r:.60}; give self, self:int4, self:int8, or self: with "
                 "numbers of layers, such as self:0-3,8"
             )
-        chosen += range(int(first), min(int(last if dash else first), count) + 1)
-    if not chosen or chosen[-1] >= count or sorted(set(chosen)) != chosen or len(chosen) == count:
+        layers += range(int(first), min(int(last if dash else first), count) + 1)
+    if not layers or layers[-1] >= count or sorted(set(layers)) != layers or len(layers) == count:
         raise InputError(
             f"draft is {f'self:{kind}'!r:.60}; give some of the target's {count} layers, 0 to "
             f"{count - 1}, in order"
         )
-    return tuple(chosen)
+    return tuple(layers)

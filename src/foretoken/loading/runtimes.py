@@ -132,9 +132,10 @@ class Known:
     @property
     def settings(self) -> Settings:
         """Its generation config; raises as `read_settings` does."""
-        own = self._facts and self._facts.get("settings")
-        # a conversion of before the controls has no word of them
-        return Settings.of(own) if own and "controls" in own else read_settings(self.structure)
+        stored = self._facts and self._facts.get("settings")
+        if stored and "controls" in stored:
+            return Settings.of(stored)
+        return read_settings(self.structure)  # a conversion of before the controls has none of them
 
 
 def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:
@@ -226,8 +227,8 @@ def dtype_of(source: Source | PreTrainedModel, wish: Wish) -> str:
     """The precision by name; "auto" is that of the model's own config."""
     if wish.dtype != "auto" or not isinstance(source, Source):
         return wish.dtype
-    own = source.config.dtype
-    return str(own).removeprefix("torch.") if isinstance(own, torch.dtype) else "float32"
+    dtype = source.config.dtype
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
 
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
@@ -257,9 +258,9 @@ def _openvino(
             raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    kept = conversion.kept(source, dtype, cache) if is_folder(source.path) else None
-    if kept is not None:
-        return kept
+    graph = conversion.kept(source, dtype, cache) if is_folder(source.path) else None
+    if graph is not None:
+        return graph
     way = _way(source.empty)
     load, more = _weights(source, dtype, device), partial(_kept_beside, source)
     return conversion.converted(source, way, dtype, load, more, cache)

@@ -141,17 +141,17 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def source(given: str | Path, revision: str | None, trust: bool) -> Source:
+def source(name: str | Path, revision: str | None, trust: bool) -> Source:
     """The model in a folder or on the hub. Raises InputError where there is no such model."""
-    path = hub.path(given)
+    path = hub.path(name)
     options = {"revision": revision, "trust_remote_code": trust} | hub.way(path, revision)
-    return Source(str(given), path, options)
+    return Source(str(name), path, options)
 
 
-def in_memory(given: object) -> TypeGuard[PreTrainedModel]:
+def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
     """Whether it is a network. Before their module, slow to import, is imported, none exists."""
     modeling = sys.modules.get("transformers.modeling_utils")
-    return modeling is not None and isinstance(given, modeling.PreTrainedModel)
+    return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
@@ -163,9 +163,9 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
             f"give a complete {kind}"
         )
     if mismatched:
-        key, held, configured = mismatched[0]
+        key, shape, configured = mismatched[0]
         raise InputError(
-            f"{name} holds {key} as {tuple(held)}, its config says {tuple(configured)}; "
+            f"{name} holds {key} as {tuple(shape)}, its config says {tuple(configured)}; "
             f"give a config and weights of one {kind}"
         )
 
@@ -187,55 +187,55 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
 
 
 def tokenizer(
-    given: str | Path | PreTrainedModel | PreTrainedTokenizerBase,
+    model: str | Path | PreTrainedModel | PreTrainedTokenizerBase,
     revision: str | None,
     trust: bool,
     *,
-    wanted: bool = False,
+    required: bool = False,
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder or on the hub; without one None, or InputError if `wanted`."""
+    """The tokenizer in a folder or on the hub; without one None, or InputError if `required`."""
     from transformers import PreTrainedTokenizerBase  # late: `--help` does without it
 
-    if isinstance(given, PreTrainedTokenizerBase):
-        return given
-    if in_memory(given):
+    if isinstance(model, PreTrainedTokenizerBase):
+        return model
+    if in_memory(model):
         return None
-    if not isinstance(given, str | Path):
-        raise InputError(f"tokenizer is {given!r:.60}; give a folder, a hub id or a tokenizer")
-    local = hub.is_folder(given)
-    if local and not _holds(given, TOKENIZER_FILES):
-        if wanted:
-            raise InputError(f"{given} holds no tokenizer; give a folder or hub id with one")
+    if not isinstance(model, str | Path):
+        raise InputError(f"tokenizer is {model!r:.60}; give a folder, a hub id or a tokenizer")
+    local = hub.is_folder(model)
+    if local and not _holds(model, TOKENIZER_FILES):
+        if required:
+            raise InputError(f"{model} holds no tokenizer; give a folder or hub id with one")
         return None
     try:
         options = {"revision": revision, "trust_remote_code": trust}
-        made = _tokenizer(given, options | hub.way(str(given), revision))
-        needed = set(made.vocab_files_names.values())
-        if local and needed and not _holds(given, {*TOKENIZER_FILES[1:], *needed}):
+        loaded = _tokenizer(model, options | hub.way(str(model), revision))
+        needed = set(loaded.vocab_files_names.values())
+        if local and needed and not _holds(model, {*TOKENIZER_FILES[1:], *needed}):
             raise OSError(f"there is none of {', '.join(sorted(needed))}")  # an empty one was made
-        return made
+        return loaded
     except Exception as error:
-        if not local and not wanted:
+        if not local and not required:
             return None  # a hub model without one
         raise InputError(
-            f"the tokenizer in {given!s:.100} cannot be read: {one_line(error)}"
+            f"the tokenizer in {model!s:.100} cannot be read: {one_line(error)}"
         ) from None
 
 
-def _tokenizer(given: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     """As AutoTokenizer makes it. The class that it chooses for a folder is cached: to choose, it
     imports the configs of all families, which takes a second."""
-    local = hub.is_folder(given) and not options["trust_remote_code"]
-    key = _class_key(Path(given)) if local else ""
+    local = hub.is_folder(name) and not options["trust_remote_code"]
+    key = _class_key(Path(name)) if local else ""
     module, _, kind = str(remembered(CLASSES).get(key)).partition(":")
     if module.startswith("transformers."):  # never another class, whatever the cache says
-        return getattr(import_module(module), kind).from_pretrained(given, **options)
+        return getattr(import_module(module), kind).from_pretrained(name, **options)
     from transformers import AutoTokenizer  # late: takes seconds
 
-    made = AutoTokenizer.from_pretrained(given, **options)
+    loaded = AutoTokenizer.from_pretrained(name, **options)
     if key:
-        remember(CLASSES, key, f"{type(made).__module__}:{type(made).__qualname__}")
-    return made
+        remember(CLASSES, key, f"{type(loaded).__module__}:{type(loaded).__qualname__}")
+    return loaded
 
 
 def _class_key(folder: Path) -> str:

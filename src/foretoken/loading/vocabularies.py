@@ -88,7 +88,7 @@ class ForeignDraft:
 
     def _tried(self, spec: Speculator, *, greedy: bool, by_text: bool) -> _Trial:
         drafts = replace(spec, drafter=self._drafter(spec, ByText(by_text, by_text)))
-        done = drafts.generate(
+        completions = drafts.generate(
             list(PROMPTS),
             max_new_tokens=TOKENS,
             gamma=GAMMA,
@@ -96,11 +96,11 @@ class ForeignDraft:
             temperature=0.0 if greedy else 1.0,
             ignore_eos=True,
         )
-        steps = [step for each in done for step in each.steps]
+        steps = [step for each in completions for step in each.steps]
         overlaps = [overlap for step in steps for overlap in step.overlaps]
-        texts = [[*spec.ids(p), *each.tokens] for p, each in zip(PROMPTS, done, strict=True)]
-        kept = fmean(len(step.kept) for step in steps)
-        return _Trial(kept, fmean(overlaps) if overlaps else 0.0, texts)
+        texts = [[*spec.ids(p), *each.tokens] for p, each in zip(PROMPTS, completions, strict=True)]
+        tokens = fmean(len(step.kept) for step in steps)
+        return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, texts)
 
     def _drafter(self, spec: Speculator, by_text: ByText) -> LMDrafter:
         V = spec.target.vocab_size

@@ -36,8 +36,8 @@ class Padding:
     def missing(self, tokens: int, room: int, *, single: bool = False) -> int:
         """Tokens to add to a pass, at most `room`; `single`: it is over one token of each row."""
         missing = self.last - tokens
-        wanted = 0 < missing <= room and (self.single or not single)
-        if wanted and self.seconds is not None:
+        possible = 0 < missing <= room and (self.single or not single)
+        if possible and self.seconds is not None:
             self.lost += max(0.0, self.seconds(self.last) - self.seconds(tokens))
             if self.lost <= self.change:
                 return missing

@@ -10,8 +10,8 @@ from itertools import count
 
 def moved(places: list[int], rows: list[int]) -> list[int]:
     """The places of all rows, where these `rows` have taken the first ones that are free."""
-    taken, new = set(places), list(places)
-    free = (place for place in count() if place not in taken)
+    used, new = set(places), list(places)
+    free = (place for place in count() if place not in used)
     for b in rows:
         new[b] = next(free)
     return new

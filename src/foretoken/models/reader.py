@@ -63,9 +63,9 @@ class Reader:
         than `most` what the model has kept of other texts; nothing where another reads it."""
         if self._shares is not None:
             return [], 0
-        known = 0 if self._keeping is None else self._keeping.known(text)
-        unread = len(text) - known
-        return (text, unread) if unread <= most else (text[:known], 0)
+        cached = 0 if self._keeping is None else self._keeping.known(text)
+        unread = len(text) - cached
+        return (text, unread) if unread <= most else (text[:cached], 0)
 
     def room(self, b: int, more: int = 0) -> int:
         """How many guesses fit in the context behind a row's text and so many `more` tokens; 0

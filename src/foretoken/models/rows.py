@@ -17,8 +17,8 @@ CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 
 def staying(rows: int, leaving: list[int]) -> list[int]:
     """Of so many rows those that do not leave."""
-    gone = set(leaving)
-    return [b for b in range(rows) if b not in gone]
+    places = set(leaving)
+    return [b for b in range(rows) if b not in places]
 
 
 def check_lengths(old: list[int], new: list[int]) -> None:

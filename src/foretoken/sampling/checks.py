@@ -44,8 +44,8 @@ def _number(accepts: Callable[[float], bool], remedy: str) -> Check:
 def _count(least: int, remedy: str) -> Check:
     def check(name: str, value: Any) -> int:
         if not whole(value) or value < least:
-            given = remedy if whole(value) else "a whole number"
-            raise InputError(f"{name} is {shown(value)}; give {given}")
+            advice = remedy if whole(value) else "a whole number"
+            raise InputError(f"{name} is {shown(value)}; give {advice}")
         return int(value)
 
     return check

@@ -121,10 +121,10 @@ def _by_blocks(laws: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """`locate` on a CPU for long laws: the block in which the mark lies, then the id in it. A block
     is added up in a seventh of the time of its running sum."""
     V = laws.shape[-1]
-    whole = V // BLOCK * BLOCK
-    masses = laws[:, :whole].reshape(len(laws), -1, BLOCK).sum(-1)
-    if whole < V:
-        masses = torch.cat([masses, laws[:, whole:].sum(-1, keepdim=True)], 1)
+    end = V // BLOCK * BLOCK
+    masses = laws[:, :end].reshape(len(laws), -1, BLOCK).sum(-1)
+    if end < V:
+        masses = torch.cat([masses, laws[:, end:].sum(-1, keepdim=True)], 1)
     cdf = running_sum(masses)
     marks = _mark(uniforms.to(cdf)[:, None] * cdf[:, -1:], cdf[:, -1:])
     blocks = cast(list[list[int]], torch.searchsorted(cdf, marks, right=True).tolist())
@@ -133,8 +133,8 @@ def _by_blocks(laws: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     for law, mark, sums, (at,) in rows:
         block = min(at, len(sums) - 1)  # of an invalid law any id comes back
         inner = law[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
-        left = min(mark[0] - (sums[block - 1] if block else 0.0), np.nextafter(inner[-1], 0.0))
-        ids.append(min(block * BLOCK + int(inner.searchsorted(left, "right")), V - 1))
+        threshold = min(mark[0] - (sums[block - 1] if block else 0.0), np.nextafter(inner[-1], 0.0))
+        ids.append(min(block * BLOCK + int(inner.searchsorted(threshold, "right")), V - 1))
     return torch.tensor(ids), cdf[:, -1].clone()
 
 
@@ -184,9 +184,9 @@ def require_finite(
     for b, (place, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
         for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
-                what = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
+                kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
                 raise NumericsError(
-                    f"the {whose}'s logits hold {what} at position {starts[b] + i} of row {place}; "
+                    f"the {whose}'s logits hold {kind} at position {starts[b] + i} of row {place}; "
                     "try dtype='float32', and look for overflow in the model",
                     place,
                 )
@@ -226,10 +226,10 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
         least = float(edge), int(tied)
     edge, tied = least
     below = float(np.nextafter(scores.numpy().dtype.type(edge), -np.inf))
-    kept = functional.threshold(scores, below, -math.inf)  # in one pass
+    masked = functional.threshold(scores, below, -math.inf)  # in one pass
     if tied:
-        kept[(scores == edge).nonzero()[:tied, 0]] = -math.inf
-    return kept
+        masked[(scores == edge).nonzero()[:tied, 0]] = -math.inf
+    return masked
 
 
 def _likely_edge(scores: Tensor, top_p: float) -> tuple[float, int] | None:
@@ -260,10 +260,10 @@ def _min_p(scores: Tensor, min_p: float) -> Tensor:
 def _typical(scores: Tensor, mass: float) -> Tensor:
     """The ids whose surprise is nearest to the entropy, until they have that mass (Meister et al.
     2023, arXiv 2202.00666)."""
-    known = scores.log_softmax(-1)
-    p = known.exp()
-    entropy = -(known * p).nansum(-1, keepdim=True)
-    apart = (-known - entropy).abs()
+    log_p = scores.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(log_p * p).nansum(-1, keepdim=True)
+    apart = (-log_p - entropy).abs()
     ordered, places = apart.sort(-1)
     before = (p.gather(-1, places).cumsum(-1) < mass).sum(-1, keepdim=True)
     edge = ordered.gather(-1, before.clamp(max=scores.shape[-1] - 1))
@@ -273,9 +273,9 @@ def _typical(scores: Tensor, mass: float) -> Tensor:
 def _eta(scores: Tensor, epsilon: float) -> Tensor:
     """Without ids below min(epsilon, sqrt(epsilon) exp(-entropy)) (Hewitt et al. 2022, arXiv
     2210.15191)."""
-    known = scores.log_softmax(-1)
-    p = known.exp()
-    entropy = -(known * p).nansum(-1, keepdim=True)
+    log_p = scores.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(log_p * p).nansum(-1, keepdim=True)
     return _cut(scores, p, (epsilon**0.5 * (-entropy).exp()).clamp(max=epsilon))
 
 
@@ -303,9 +303,9 @@ def _below(a: Tensor, b: Tensor) -> Tensor:
 def _without(scores: Tensor, drop: Tensor) -> Tensor:
     if not scores.is_cpu:
         return scores.masked_fill(drop, -torch.inf)
-    kept = scores.clone()
-    np.putmask(kept.numpy(), drop.numpy(), -np.inf)  # a tenth of torch's time
-    return kept
+    masked = scores.clone()
+    np.putmask(masked.numpy(), drop.numpy(), -np.inf)  # a tenth of torch's time
+    return masked
 
 
 def _floats(tensor: Tensor) -> list[float]:

@@ -90,12 +90,12 @@ class Draw:
         controls: ids `[B]`, and the law that they were drawn from, `[B, V]`, None where all are the
         likeliest. `params`: to standardize them by others than the rows' own."""
         logits = self._shaped(logits, i)
-        given = self.params if params is None else [params] * len(self.params)
-        if all(each.greedy for each in given):
+        rules = self.params if params is None else [params] * len(self.params)
+        if all(each.greedy for each in rules):
             ids = likeliest(logits)
             self._note(ids, i)
             return ids, None
-        q = laws(logits, given)
+        q = laws(logits, rules)
         return self(q, i), q
 
     def _shaped(self, logits: Tensor, i: int) -> Tensor:
@@ -142,7 +142,7 @@ class Draw:
     def behind(self, guesses: list[list[int]]) -> Draw:
         """The same step's draws for a drafter that goes on after each row's guesses of others."""
         later = copy(self)  # `masses` stays one list
-        later.before = [[*x, *more] for x, more in zip(self.before, guesses, strict=True)]
+        later.before = [[*x, *new] for x, new in zip(self.before, guesses, strict=True)]
         later._guesses = [[] for _ in guesses]
         later._ahead = None
         return later

@@ -115,10 +115,10 @@ class LenientGreedy:
         x, q, G = block.x, block.q, block.x.shape[1]
         best = likeliest(block.logits)  # [B, G+1]
         near = near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
-        kept = near.gather(2, x[..., None]).squeeze(2)
-        n = leading(kept, block.lengths)
-        beta = kept.double() if q is None else (q * near).sum(-1).double()
-        return Verdict(n, _after(best, n), beta, (kept & (x != best[:, :G])).double())
+        accepted = near.gather(2, x[..., None]).squeeze(2)
+        n = leading(accepted, block.lengths)
+        beta = accepted.double() if q is None else (q * near).sum(-1).double()
+        return Verdict(n, _after(best, n), beta, (accepted & (x != best[:, :G])).double())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,10 @@ class Coupled:
     def __call__(self, block: Block, draw: Draw) -> Verdict:
         assert isinstance(draw, SharedDraw)
         p = laws(block.logits, draw.params)
-        own = draw.winners(p)  # [B, G+1]
-        n = greedy(own, block.x, block.lengths)
+        winners = draw.winners(p)  # [B, G+1]
+        n = greedy(winners, block.x, block.lengths)
         draw.masses.append(_after(p.sum(-1, dtype=torch.float64), n))
-        return Verdict(n, _after(own, n), overlap(p, block.q, block.x), p=p)
+        return Verdict(n, _after(winners, n), overlap(p, block.q, block.x), p=p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,8 @@ class OwnRule:
         except ForetokenError:
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {one_line(error)}"
-            raise RefusedError(f"the rule {shown(self.rule)} failed: {said}") from error
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise RefusedError(f"the rule {shown(self.rule)} failed: {reason}") from error
 
 
 def choose(rule: Rule, lenience: float = 1.0) -> Judge:

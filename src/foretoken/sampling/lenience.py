@@ -45,14 +45,14 @@ def lenient_law(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tens
     if q is None:
         at = x[..., None]
         px = p.gather(2, at)
-        kept = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
-        scale = (1 - kept) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
-        return (p * scale).scatter(2, at, kept)
+        accepted = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
+        scale = (1 - accepted) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
+        return (p * scale).scatter(2, at, accepted)
     most = torch.minimum(q, p / lenience)
-    left = (p - q).clamp(min=0)
-    mass = left.sum(-1, keepdim=True)
+    residual = (p - q).clamp(min=0)
+    mass = residual.sum(-1, keepdim=True)
     scale = (1 - most.sum(-1, keepdim=True)).clamp(min=0) / mass.where(mass > 0, 1.0)
-    return most + left * scale
+    return most + residual * scale
 
 
 def near_best(logits: Tensor, lenience: float) -> Tensor:

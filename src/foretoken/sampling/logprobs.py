@@ -20,27 +20,27 @@ class Logprobs:
     rank: int = 0
 
 
-def logprobs(known: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
+def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
     """Of `tokens`, from the logarithms of their laws, `[n, V]`; `count`: the likeliest reported."""
     if not tokens:
         return []
-    at = torch.tensor(tokens, device=known.device)[:, None]
-    own = known.gather(1, at)
-    values = cast(list[float], own[:, 0].tolist())
-    ranks = cast(list[int], (1 + (known > own).sum(1)).tolist())
+    at = torch.tensor(tokens, device=scores.device)[:, None]
+    token_scores = scores.gather(1, at)
+    values = cast(list[float], token_scores[:, 0].tolist())
+    ranks = cast(list[int], (1 + (scores > token_scores).sum(1)).tolist())
     return [
         Logprobs(token, value, _top(row, count), rank)
-        for token, value, rank, row in zip(tokens, values, ranks, known, strict=True)
+        for token, value, rank, row in zip(tokens, values, ranks, scores, strict=True)
     ]
 
 
-def _top(known: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+def _top(scores: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     """The `count` likeliest ids of `[V]`. Only what reaches the last of them is sorted: topk alone
     leaves the order of equals open."""
     if not count:
         return ()
-    edge = known.topk(count).values[-1]
-    ids = (known >= edge).nonzero()[:, 0]
-    ids = ids[known[ids].argsort(descending=True, stable=True)[:count]]
-    pairs = zip(cast(list[int], ids.tolist()), known[ids].tolist(), strict=True)
+    edge = scores.topk(count).values[-1]
+    ids = (scores >= edge).nonzero()[:, 0]
+    ids = ids[scores[ids].argsort(descending=True, stable=True)[:count]]
+    pairs = zip(cast(list[int], ids.tolist()), scores[ids].tolist(), strict=True)
     return tuple(pairs)

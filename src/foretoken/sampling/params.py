@@ -88,10 +88,10 @@ class SamplingParams:
 
     def __repr__(self) -> str:
         """The temperature, and all that differs from the defaults."""
-        shown = {name: getattr(self, name) for name in FIELDS}
-        unlike = (f.name for f in fields(self) if shown[f.name] != f.default)
+        values = {name: getattr(self, name) for name in FIELDS}
+        unlike = (f.name for f in fields(self) if values[f.name] != f.default)
         names = dict.fromkeys(("temperature", *unlike))
-        return f"SamplingParams({', '.join(f'{name}={shown[name]!r}' for name in names)})"
+        return f"SamplingParams({', '.join(f'{name}={values[name]!r}' for name in names)})"
 
     @property
     def greedy(self) -> bool:
@@ -111,7 +111,7 @@ class SamplingParams:
 
     def ids(self) -> dict[str, list[int]]:
         """All ids that it names and that a text can hold, by the control that names them."""
-        named = {
+        ids_of = {
             "bad_words_ids": [i for ids in self.bad_words_ids or () for i in ids],
             "sequence_bias": [i for ids, _ in self.sequence_bias or () for i in ids],
             "logit_bias": [i for ids, _ in self.logit_bias for i in ids],
@@ -121,8 +121,8 @@ class SamplingParams:
         }
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             token = getattr(self, name)
-            named[name] = [] if token is None else [token]
-        return {name: ids for name, ids in named.items() if ids}
+            ids_of[name] = [] if token is None else [token]
+        return {name: ids for name, ids in ids_of.items() if ids}
 
 
 class BeamControls(TypedDict, total=False):

@@ -53,10 +53,10 @@ class Outcome:
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
         q = None if self.q is None else _picked(self.q, rows, at)
-        left = _left(p, q, self.x[rows, at], self.scale[rows, n])
-        mass = left.sum(-1, keepdim=True)
+        residual = _residual(p, q, self.x[rows, at], self.scale[rows, n])
+        mass = residual.sum(-1, keepdim=True)
         # only rounding can reject a guess where nothing is left
-        return torch.where(rejected[:, None] & (mass > 0), left.div_(mass), p)
+        return torch.where(rejected[:, None] & (mass > 0), residual.div_(mass), p)
 
 
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
@@ -99,18 +99,18 @@ def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor
         return weight[:, 1:]
     a = weight[:, 1:G]
     following = None if q is None else q[:, 1:]
-    S = _left(p[:, 1:-1], following, x[:, 1:], a).sum(-1).double()
+    S = _residual(p[:, 1:-1], following, x[:, 1:], a).sum(-1).double()
     rest = S + (1 - a)  # so bracketed it is never below S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
     return torch.cat([h, weight[:, G:]], 1)
 
 
-def _left(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
+def _residual(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
     """(a p - q)+ `[..., V]`, q being all on x where it is None; p, q `[..., V]`, x, a `[...]`."""
-    left = p * a[..., None].to(p.dtype)
+    residual = p * a[..., None].to(p.dtype)
     if q is None:
-        return left.scatter_(-1, x[..., None], 0.0)
-    return left.sub_(q).clamp_(min=0)
+        return residual.scatter_(-1, x[..., None], 0.0)
+    return residual.sub_(q).clamp_(min=0)
 
 
 def _picked(laws: Tensor, rows: Tensor, i: Tensor) -> Tensor:
@@ -124,9 +124,9 @@ def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     return leading(best[:, : x.shape[1]] == x, lengths)
 
 
-def leading(kept: Tensor, lengths: Tensor) -> Tensor:
-    """n where `kept [B, G]` decides each guess on its own: the first that fails ends the block."""
-    return (kept & live(kept, lengths)).long().cumprod(1).sum(1)
+def leading(accepted: Tensor, lengths: Tensor) -> Tensor:
+    """n where `accepted [B, G]` decides each guess alone: the first that fails ends the block."""
+    return (accepted & live(accepted, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:

@@ -126,43 +126,46 @@ class Server:
         app.add_exception_handler(Exception, _broken)
 
     async def chat(self, request: Request) -> Response:
-        asked = await self._read(request, Chat)
-        messages = turns(asked.messages, "messages")
-        options = self._templated(asked.options(self.link.facts))
-        writing = self._writing(request, asked, [messages], asked.n or 1, options)
-        return await self._answer(request, asked, writing, chat)
+        wishes = await self._read(request, Chat)
+        messages = turns(wishes.messages, "messages")
+        options = self._templated(wishes.options(self.link.facts))
+        writing = self._writing(request, wishes, [messages], wishes.n or 1, options)
+        return await self._answer(request, wishes, writing, chat)
 
     async def responses(self, request: Request) -> Response:
-        asked = await self._read(request, Responses)
-        responses.require(asked)
-        options = self._templated(asked.options(self.link.facts))
-        writing = self._writing(request, asked, [asked.messages], 1, options)
-        return await self._answer(request, asked, writing, responses)
+        wishes = await self._read(request, Responses)
+        responses.require(wishes)
+        options = self._templated(wishes.options(self.link.facts))
+        writing = self._writing(request, wishes, [wishes.messages], 1, options)
+        return await self._answer(request, wishes, writing, responses)
 
     async def completions(self, request: Request) -> Response:
-        asked = await self._read(request, Text)
-        n, prompts = completions.candidates(asked), asked.prompts
-        options = completions.options(asked, self.link.facts)
-        writing = self._writing(request, asked, prompts, n, options)
-        echoed = [await self._echo(asked, prompt) for prompt in prompts]
-        return await self._answer(request, asked, writing, completions, echoed)
+        wishes = await self._read(request, Text)
+        n, prompts = completions.candidates(wishes), wishes.prompts
+        options = completions.options(wishes, self.link.facts)
+        writing = self._writing(request, wishes, prompts, n, options)
+        echoed = [await self._echo(wishes, prompt) for prompt in prompts]
+        return await self._answer(request, wishes, writing, completions, echoed)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
-        asked = await self._read(request, Tokenize)
-        if (asked.prompt is None) == (asked.messages is None):
+        body = await self._read(request, Tokenize)
+        if (body.prompt is None) == (body.messages is None):
             raise BadRequestError("give prompt or messages, one of them", "prompt")
         template: dict[str, Any] = {}
-        if asked.messages is not None:
-            template = self._templated({"chat_template_kwargs": asked.chat_template_kwargs})
-        messages = None if asked.messages is None else turns(asked.messages, "messages")
-        prompt = asked.prompt if messages is None else messages
-        texts = asked.return_token_strs
-        told = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
-        return told | {"count": len(told["tokens"]), "max_model_len": self.link.facts["context"]}
+        if body.messages is not None:
+            template = self._templated({"chat_template_kwargs": body.chat_template_kwargs})
+        messages = None if body.messages is None else turns(body.messages, "messages")
+        prompt = body.prompt if messages is None else messages
+        texts = body.return_token_strs
+        answer = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
+        return answer | {
+            "count": len(answer["tokens"]),
+            "max_model_len": self.link.facts["context"],
+        }
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
-        asked = await self._read(request, Detokenize)
-        return {"prompt": await self.link.ask("detokenize", tokens=asked.tokens)}
+        body = await self._read(request, Detokenize)
+        return {"prompt": await self.link.ask("detokenize", tokens=body.tokens)}
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._model()]}
@@ -172,22 +175,26 @@ class Server:
         return self._model()
 
     async def speculation(self) -> dict[str, Any]:
-        told = await self.link.ask("speculation")
+        answer = await self.link.ask("speculation")
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         names += ("chat", "text", "temperature", "max_rows")
         facts = {name: self.link.facts[name] for name in names}
         if self.settings.chat_template is not None:
             facts["chat"] = True
-        told["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
-        return facts | told | {"active": facts["draft"] is not None and told["active"] is not False}
+        answer["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
+        return (
+            facts
+            | answer
+            | {"active": facts["draft"] is not None and answer["active"] is not False}
+        )
 
     async def health(self) -> Response:
         """Whether there is an engine, or the first one loads; 503 while one that died is started
         again."""
         good = self.link.state in ("ready", "loading", "draining")
-        told = {"status": self.link.state, "engine": self.link.facts.get("pid")}
-        told |= {"engines": self.link.states}
-        return JSONResponse(told, 200 if good else 503)
+        health = {"status": self.link.state, "engine": self.link.facts.get("pid")}
+        health |= {"engines": self.link.states}
+        return JSONResponse(health, 200 if good else 503)
 
     async def ready(self) -> Response:
         """Whether requests are taken now."""
@@ -205,17 +212,17 @@ class Server:
     async def _read(self, request: Request, kind: type[T]) -> T:
         raw = await request.body()
         try:
-            given = json.loads(raw, parse_constant=_refuse)
+            document = json.loads(raw, parse_constant=_refuse)
             if b"\\u" in raw:  # halves of characters are no text
-                json.dumps(given, ensure_ascii=False).encode()
+                json.dumps(document, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            said = str(error).encode(errors="replace").decode()
-            raise BadRequestError(f"the body is no JSON: {said}"[:200]) from None
-        asked = read(kind, given)
-        model = getattr(asked, "model", None)
+            reason = str(error).encode(errors="replace").decode()
+            raise BadRequestError(f"the body is no JSON: {reason}"[:200]) from None
+        body = read(kind, document)
+        model = getattr(body, "model", None)
         if model is not None:
             self._require_model(model)
-        return asked
+        return body
 
     def _require_model(self, name: str) -> None:
         if name != self.settings.name:
@@ -235,60 +242,60 @@ class Server:
             "max_model_len": self.link.facts.get("context"),
         }
 
-    async def _echo(self, asked: Text, prompt: str | list[int]) -> completions.Echo:
+    async def _echo(self, wishes: Text, prompt: str | list[int]) -> completions.Echo:
         """What is told again of a prompt."""
-        if not asked.echo:
+        if not wishes.echo:
             return completions.Echo()
         ask, first = self.link.ask, list[Known]()
         text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
-        if asked.logprobs is not None:
-            told = await ask("tokenize", prompt=prompt, template={}, texts=True)
-            first = [Known(word, word.encode(), 0.0, [], 0, 0) for word in told["token_strs"][:1]]
+        if wishes.logprobs is not None:
+            answer = await ask("tokenize", prompt=prompt, template={}, texts=True)
+            first = [Known(word, word.encode(), 0.0, [], 0, 0) for word in answer["token_strs"][:1]]
         return completions.Echo(text, tuple(first))
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
-        own = self.settings.chat_template
-        if own is None and not self.link.facts.get("chat", True):
+        template = self.settings.chat_template
+        if template is None and not self.link.facts.get("chat", True):
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",
                 "messages",
             )
-        return options if own is None else {"chat_template": own, **options}
+        return options if template is None else {"chat_template": template, **options}
 
     def _writing(
         self,
         request: Request,
-        asked: Wishes,
+        wishes: Wishes,
         prompts: Sequence[Any],
         n: int,
         options: dict[str, Any],
     ) -> Writing:
-        given = options.get("max_new_tokens")
-        limit = self.settings.limits.require(len(prompts) * n, given)
+        max_new_tokens = options.get("max_new_tokens")
+        limit = self.settings.limits.require(len(prompts) * n, max_new_tokens)
         if limit is None and self.settings.limits.tokens is not None:
             options["most_tokens"] = self.settings.limits.tokens
         if self.settings.gamma is not None:
             options.setdefault("gamma", self.settings.gamma)
         options["cache_salt"] = f"{request.state.salt}{options['cache_salt']}"
-        return Writing(self.link, prompts, n, options, asked.first_seed)
+        return Writing(self.link, prompts, n, options, wishes.first_seed)
 
     async def _answer(
         self,
         request: Request,
-        asked: Wishes,
+        wishes: Wishes,
         writing: Writing,
         endpoint: ModuleType,
         *more: Any,
     ) -> Response:
         """The endpoint's answer, whole or as server-sent events. What still runs is freed with its
         end, and when the client is gone."""
-        began, path, id = perf_counter(), request.url.path, request.state.id
-        given = (asked, self.settings.name, writing, *more)
+        start, path, id = perf_counter(), request.url.path, request.state.id
+        arguments = (wishes, self.settings.name, writing, *more)
 
         def over(status: int) -> None:
-            seconds = perf_counter() - began
+            seconds = perf_counter() - start
             request.state.written = True
             request.state.status = status  # what became of it, whatever the first line said
             self.metrics.written(writing, seconds)
@@ -299,13 +306,13 @@ class Server:
         except (RefusedRequest, UnavailableError) as error:
             over(answered(error).status)
             raise
-        if asked.stream:
-            return Events(endpoint.events(*given), writing, over)
+        if wishes.stream:
+            return Events(endpoint.events(*arguments), writing, over)
         status = 499  # the client is gone
         try:
             await _unless_gone(request, writing.all())
             status = 200
-            return JSONResponse(endpoint.body(*given))
+            return JSONResponse(endpoint.body(*arguments))
         except (RefusedRequest, UnavailableError) as error:
             status = answered(error).status
             raise
@@ -342,16 +349,16 @@ class Events(StreamingResponse):
 
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> None:
     """Wait for the work, or break it off when the client is gone."""
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
             raise ApiError(499, "the client is gone")
         doing.result()
     finally:
         doing.cancel()
-        gone.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
+        leaving.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:
@@ -364,20 +371,20 @@ def _refuse(name: str) -> float:
 
 
 async def _told(request: Request, error: Exception) -> Response:
-    said = error if isinstance(error, ApiError) else answered(error)
-    return JSONResponse(said.body, said.status, said.headers)
+    refusal = error if isinstance(error, ApiError) else answered(error)
+    return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
 
 async def _missing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
-    said = (
+    message = (
         f"{path} does not take {request.method}"
         if error.status_code == 405
         else f"there is no {path}"
     )
     headers = dict(error.headers or {})
-    return JSONResponse(ApiError(error.status_code, said).body, error.status_code, headers)
+    return JSONResponse(ApiError(error.status_code, message).body, error.status_code, headers)
 
 
 async def _gone_already(request: Request, error: Exception) -> Response:

@@ -64,5 +64,5 @@ def _whole(schema: Any, parts: dict[str, Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
     rest = {name: _whole(value, parts) for name, value in schema.items() if name != "$ref"}
-    named = schema.get("$ref")
-    return rest if named is None else _whole(parts[named.rsplit("/", 1)[1]], parts) | rest
+    reference = schema.get("$ref")
+    return rest if reference is None else _whole(parts[reference.rsplit("/", 1)[1]], parts) | rest

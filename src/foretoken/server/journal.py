@@ -15,19 +15,19 @@ def line(
     id: str, endpoint: str, status: int, seconds: float, writing: Writing | None
 ) -> dict[str, Any]:
     """What there is to say of a request."""
-    told: dict[str, Any] = {"id": id, "endpoint": endpoint, "status": status, "seconds": seconds}
+    entry: dict[str, Any] = {"id": id, "endpoint": endpoint, "status": status, "seconds": seconds}
     if writing is None:
-        return told
+        return entry
     rates, usage = answers.rates(writing.texts), answers.usage(writing)
-    told |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
-    told |= {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
-    told |= {name: rates[name] for name in ("drafted", "accepted", "tokens_per_call")}
-    return told | {"first_token_seconds": writing.first}
+    entry |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    entry |= {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
+    entry |= {name: rates[name] for name in ("drafted", "accepted", "tokens_per_call")}
+    return entry | {"first_token_seconds": writing.first}
 
 
-def write(told: dict[str, Any]) -> None:
+def write(entry: dict[str, Any]) -> None:
     """Put it into the log."""
-    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in told.items()), extra={"told": told})
+    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in entry.items()), extra={"told": entry})
 
 
 def _short(value: Any) -> str:

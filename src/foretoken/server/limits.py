@@ -49,9 +49,9 @@ class Keys:
         if not self.keys:
             return ""
         scheme, _, key = _header(scope, b"authorization").partition(" ")
-        given = key.encode("latin-1") if scheme.lower() == "bearer" else b""
-        same = [hmac.compare_digest(given, key.encode()) for key in self.keys]  # all, always
-        return hashlib.sha256(given).hexdigest() if any(same) else None
+        token = key.encode("latin-1") if scheme.lower() == "bearer" else b""
+        same = [hmac.compare_digest(token, key.encode()) for key in self.keys]  # all, always
+        return hashlib.sha256(token).hexdigest() if any(same) else None
 
 
 class Gate:
@@ -67,7 +67,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began = perf_counter()
+        start = perf_counter()
         id = _header(scope, b"x-request-id")[:128] or uuid4().hex
         scope["state"]["id"] = id
 
@@ -83,7 +83,7 @@ class Gate:
         except ApiError as error:
             await answer(error)(scope, receive, named)
         finally:
-            self.answered(scope, perf_counter() - began)
+            self.answered(scope, perf_counter() - start)
 
     def _admit(self, scope: Scope) -> None:
         salt = self.keys.salt(scope)

@@ -40,12 +40,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.labels = {"model_name": model}
         names = list(self.labels)
-        made: dict[str, Any] = {"registry": self.registry, "labelnames": names}
+        common: dict[str, Any] = {"registry": self.registry, "labelnames": names}
 
         def both(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
-            labelled = made | {"labelnames": [*names, *more.pop("labels", [])]} | more
-            own = [kind(f"foretoken_{name}", help, **labelled)]
-            return own + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
+            labelled = common | {"labelnames": [*names, *more.pop("labels", [])]} | more
+            metric = [kind(f"foretoken_{name}", help, **labelled)]
+            return metric + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
 
         self.counters = {name: both(Counter, name, *texts) for name, texts in COUNTERS.items()}
         self.histograms = {
@@ -68,8 +68,8 @@ class Metrics:
             labels=["endpoint", "status"],
         )
         self._preempted = 0  # as the last text told
-        self.ready = Gauge("foretoken_engines_ready", "Engines that take requests.", **made)
-        self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **made)
+        self.ready = Gauge("foretoken_engines_ready", "Engines that take requests.", **common)
+        self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **common)
 
     def answered(self, endpoint: str, status: int) -> None:
         for counter in self.requests:
@@ -79,11 +79,11 @@ class Metrics:
         """A request that is over, however it ended."""
         texts = writing.texts
         steps = [step for text in texts for step in text.steps]
-        known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
+        cached = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
         sums = {
             "prompt_tokens": sum(text.prompt_tokens for text in texts[:: writing.n]),
             "generation_tokens": sum(len(text.tokens) for text in texts),
-            "cached_tokens": sum(known),
+            "cached_tokens": sum(cached),
             "target_calls": len(steps),
             "drafts": sum(step["drafted"] > 0 for step in steps),
             "drafted_tokens": sum(step["drafted"] for step in steps),

@@ -43,14 +43,14 @@ class Server(uvicorn.Server):
 def run(setup: Setup, settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. InputError
     where nobody can listen there, and where the model cannot be loaded."""
-    held, link = listening(host, port), Link(setup)
+    listener, link = listening(host, port), Link(setup)
     setup.logs.begin()
     server = Server(link, settings)
     link.failed = lambda: setattr(server, "should_exit", True)
-    name, port = held.getsockname()[:2]
+    name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, settings.name)
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
-        server.run(sockets=[held])
+        server.run(sockets=[listener])
     if link.problem:
         raise InputError(link.problem)
 
@@ -61,7 +61,7 @@ def listening(host: str, port: int) -> socket.socket:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind)
     except OSError as error:
-        said = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise InputError(
-            f"{host}:{port} cannot be listened on ({said}); give another --port, or --host"
+            f"{host}:{port} cannot be listened on ({reason}); give another --port, or --host"
         ) from None

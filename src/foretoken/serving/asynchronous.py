@@ -87,7 +87,7 @@ class AsyncEngine:
 
     def _abort(self, inbox: Inbox) -> None:
         with self._awake:
-            for id in [id for id, own in self._inboxes.items() if own is inbox]:
+            for id in [id for id, queue in self._inboxes.items() if queue is inbox]:
                 del self._inboxes[id]
                 self._engine.abort(id)
 

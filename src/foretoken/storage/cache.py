@@ -36,8 +36,8 @@ def cache_folder() -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = _distrust(folder)
     except OSError as error:
-        said = error.strerror or "no reason given"
-        _warn_once(f"{folder} cannot be used as a cache ({said}); set XDG_CACHE_HOME to another")
+        reason = error.strerror or "no reason given"
+        _warn_once(f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another")
         return None
     if problem:
         _warn_once(

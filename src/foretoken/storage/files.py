@@ -42,8 +42,8 @@ def write(
             if stale:
                 stale.unlink(missing_ok=True)
             # x: never into a file or link that somebody else has put there
-            with open(part, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as out:
-                out.write(content)
+            with open(part, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+                file.write(content)
             os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

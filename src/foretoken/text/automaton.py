@@ -55,8 +55,8 @@ class Automaton:
         if after is not None:
             return ((token, to) for token, to in after.items() if token >= 0)
         n = self.length[state]
-        known = n < len(self.ids) and self.ids[n] >= 0
-        return iter([(self.ids[n], self._at[n + 1])] if known else [])
+        within = n < len(self.ids) and self.ids[n] >= 0
+        return iter([(self.ids[n], self._at[n + 1])] if within else [])
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The state of the longest end of `tokens` that occurs in the text, and its length."""
@@ -96,7 +96,7 @@ class Automaton:
 
     def pop(self) -> int:
         """Take the last token back; returns it. IndexError where there is none."""
-        state, made = self.last, len(self.length) - 1
+        state, newest = self.last, len(self.length) - 1
         for p in reversed(self._ends()):
             self.recent[p] = self._before.pop()
             self.count[p] -= 1
@@ -108,12 +108,12 @@ class Automaton:
         while p >= 0 and self._to(p, token) == state:
             del self._ways(p)[token]
             p = self.link[p]
-        if made != state:
-            whole = self._split.pop()
-            while p >= 0 and self._to(p, token) == made:
-                self._ways(p)[token] = whole
+        if newest != state:
+            original = self._split.pop()
+            while p >= 0 and self._to(p, token) == newest:
+                self._ways(p)[token] = original
                 p = self.link[p]
-            self.link[whole] = self.link[made]
+            self.link[original] = self.link[newest]
             self._drop()
         self._drop()
         return token
@@ -130,16 +130,16 @@ class Automaton:
         assert ways is not None
         return ways
 
-    def _part(self, p: int, token: int, whole: int) -> int:
-        """Part from `whole` a state of those of its runs that `p` leads to: they occur here too."""
-        n = self.length[whole]
-        ways = self._next[whole]
+    def _part(self, p: int, token: int, original: int) -> int:
+        """Part from `original` a state of its runs that `p` leads to: they occur here too."""
+        n = self.length[original]
+        ways = self._next[original]
         ways = {self.ids[n]: self._at[n + 1]} if ways is None else dict(ways)
-        own = self.link[whole], self.count[whole], self.recent[whole]
-        part = self._add(self.length[p] + 1, *own, ways)
-        self._split.append(whole)
-        self.link[whole] = part
-        while p >= 0 and self._to(p, token) == whole:
+        values = self.link[original], self.count[original], self.recent[original]
+        part = self._add(self.length[p] + 1, *values, ways)
+        self._split.append(original)
+        self.link[original] = part
+        while p >= 0 and self._to(p, token) == original:
             self._ways(p)[token] = part
             p = self.link[p]
         return part

@@ -126,23 +126,25 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, template: str | None) 
     if not isinstance(template, str):
         raise InputError(f"chat_template is {shown(template)}; give the text of a template")
     if "{" not in template and template not in names:
-        known = f", or one of {', '.join(names)}" if names else ""
+        alternatives = f", or one of {', '.join(names)}" if names else ""
         raise InputError(
             f"chat_template is {shown(template)}, which holds no message; give the text of a "
-            f"Jinja template{known}"
+            f"Jinja template{alternatives}"
         )
 
 
-def _variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a template is given beside the messages: theirs, and a turn opened for the assistant
     unless they say otherwise."""
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise InputError(f"chat_template_kwargs is {shown(given)}; give a dict of names to values")
-    foreign = sorted(OURS & given.keys())
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise InputError(
+            f"chat_template_kwargs is {shown(arguments)}; give a dict of names to values"
+        )
+    foreign = sorted(OURS & arguments.keys())
     if foreign:
         raise InputError(
             f"chat_template_kwargs holds {foreign[0]!r}, which no template reads; leave it out"
         )
-    return {"add_generation_prompt": not given.get("continue_final_message"), **given}
+    return {"add_generation_prompt": not arguments.get("continue_final_message"), **arguments}

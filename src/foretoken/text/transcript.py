@@ -65,18 +65,18 @@ class Transcript:
         if self._ended:
             return None
         self._decode()
-        held = self._stream.held
-        stop = self._cut(self._tail, held)
+        pending = self._stream.held
+        stop = self._cut(self._tail, pending)
         if stop is None:
-            self._end("".join(self._waiting) + held)
+            self._end("".join(self._waiting) + pending)
         return stop
 
     @property
     def text(self) -> str:
         """All of the text; before its end as it is if nothing follows."""
         self._decode()
-        held = "" if self._ended else self._stream.held
-        return "".join([*self._gone, *self._waiting, held])
+        pending = "" if self._ended else self._stream.held
+        return "".join([*self._gone, *self._waiting, pending])
 
     def shown(self) -> str:
         """The text that may be shown and has not been: none that a later token can change or that
@@ -97,19 +97,19 @@ class Transcript:
         self._waiting.append(new)
         return new
 
-    def _cut(self, settled: str, held: str) -> str | None:
-        """End the text at the first stop string in `settled`, its last characters, and `held`,
+    def _cut(self, settled: str, pending: str) -> str | None:
+        """End the text at the first stop string in `settled`, its last characters, and `pending`,
         what follows if nothing else does. The stop string, or None.
 
         Nothing shown lies behind the cut: a match that began there would have held it back.
         """
-        window = settled + held
-        found = [(at, at + len(stop)) for stop in self._stops if (at := window.find(stop)) >= 0]
-        if not found:
+        window = settled + pending
+        spans = [(at, at + len(stop)) for stop in self._stops if (at := window.find(stop)) >= 0]
+        if not spans:
             return None
-        start, end = min(found)
+        start, end = min(spans)
         behind = len(window) - (end if self._include else start)
-        waiting = "".join(self._waiting) + held
+        waiting = "".join(self._waiting) + pending
         self._end(waiting[: len(waiting) - behind])
         return window[start:end]
 

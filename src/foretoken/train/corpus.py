@@ -46,10 +46,10 @@ def read_texts(folder: Path) -> list[str]:
         raise InputError(
             f"no .txt or .txt.gz file in {folder}; give a text file named so, or a folder of them"
         )
-    return [_uniform(_read(path)) for path in paths]
+    return [_uniform(_text(path)) for path in paths]
 
 
-def _read(path: Path) -> str:
+def _text(path: Path) -> str:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -123,11 +123,11 @@ def _byte_level(texts: list[str], vocab_size: int, special: list[str]) -> Tokeni
 
 
 def tokenizer_of_run(
-    out: Path, given: Path | None, make: Callable[[], PreTrainedTokenizerFast]
+    out: Path, tokenizer_folder: Path | None, make: Callable[[], PreTrainedTokenizerFast]
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder `given`, or else the run's own, made where it has none yet."""
-    folder = given or out / "tokenizer"
-    if given is None and not folder.exists():
+    """The tokenizer in the folder given, or else the run's own, made where it has none yet."""
+    folder = tokenizer_folder or out / "tokenizer"
+    if tokenizer_folder is None and not folder.exists():
         fresh = make()
         with files.folder(folder) as part:
             fresh.save_pretrained(part)

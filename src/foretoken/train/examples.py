@@ -67,8 +67,8 @@ def read(
         )
         digest = hashlib.sha256("\n".join(texts).encode())
     else:
-        given = lines(path)
-        examples = _examples(path, given, tokenizer, length, encoder_decoder)
+        numbered = lines(path)
+        examples = _examples(path, numbered, tokenizer, length, encoder_decoder)
         train, held_out = corpus.hold_out(examples)
         digest = hashlib.sha256(path.read_bytes())
     if not train or not held_out:
@@ -87,11 +87,11 @@ def lines(path: Path) -> dict[int, Line]:
         texts = path.read_bytes().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    found = {n: _parsed(path, n, text) for n, text in enumerate(texts, 1) if text.strip()}
-    for number, line in found.items():
+    parsed = {n: _parsed(path, n, text) for n, text in enumerate(texts, 1) if text.strip()}
+    for number, line in parsed.items():
         if not line.source:
             raise InputError(f"{path}, line {number}: the source is empty; give text")
-    return found
+    return parsed
 
 
 def _require(path: Path) -> None:
@@ -127,22 +127,22 @@ def _parsed(path: Path, number: int, text: str) -> Line:
 
 def _examples(
     path: Path,
-    given: dict[int, Line],
+    parsed: dict[int, Line],
     tokenizer: PreTrainedTokenizerBase,
     length: int,
     encoder_decoder: bool,
 ) -> list[Example]:
-    if not given:
+    if not parsed:
         return []
-    prompts = tokenizer([line.source for line in given.values()], verbose=False).input_ids
-    for number, prompt in zip(given, prompts, strict=True):
+    prompts = tokenizer([line.source for line in parsed.values()], verbose=False).input_ids
+    for number, prompt in zip(parsed, prompts, strict=True):
         if not prompt:
             raise InputError(f"{path}, line {number}: the source is empty; give text")
-    targets = [line.target for line in given.values() if line.target is not None]
+    targets = [line.target for line in parsed.values() if line.target is not None]
     references = iter(_references(targets, tokenizer, encoder_decoder))
     return [
         Example(prompt, [] if line.target is None else next(references)[:length])
-        for line, prompt in zip(given.values(), prompts, strict=True)
+        for line, prompt in zip(parsed.values(), prompts, strict=True)
     ]
 
 
@@ -155,5 +155,5 @@ def _references(
     if encoder_decoder:
         return tokenizer(text_target=targets, verbose=False).input_ids
     end = [] if tokenizer.eos_token_id is None else [cast(int, tokenizer.eos_token_id)]
-    found = tokenizer(targets, add_special_tokens=False, verbose=False).input_ids
-    return [[*ids, *end] for ids in found]
+    encoded = tokenizer(targets, add_special_tokens=False, verbose=False).input_ids
+    return [[*ids, *end] for ids in encoded]

@@ -68,11 +68,11 @@ class Teacher:
         if tokenizer is None:
             raise InputError("the target has no tokenizer, so text has no ids; give one with it")
         network.eval().requires_grad_(False)
-        alone = load(network, "none", tokenizer=tokenizer, generation_config=generation_config)
-        alone = replace(alone, suggested={})  # its texts follow its own law, at temperature 1
-        encoder_decoder = alone.target.encoder_decoder
+        spec = load(network, "none", tokenizer=tokenizer, generation_config=generation_config)
+        spec = replace(spec, suggested={})  # its texts follow its own law, at temperature 1
+        encoder_decoder = spec.target.encoder_decoder
         texts = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
-        pair = Pair(network, network, alone, alone)  # without a draft that could write
+        pair = Pair(network, network, spec, spec)  # without a draft that could write
         return cls(network, texts, Authors(pair, 1.0, length, target_generated=target_generated))
 
 
@@ -176,8 +176,8 @@ def laws(
     within = torch.arange(ids.shape[1], device=target.device) < lengths[:, None]
     for k in range(1, heads.count + 1):
         real = within[:, k:]  # places i + k inside the row's own text
-        chosen = embeddings(ids[:, 1:][:, : real.shape[1]][real])
-        states = heads(hidden[:, : real.shape[1]][real], chosen, k - 1, k).squeeze(1)
+        embedded = embeddings(ids[:, 1:][:, : real.shape[1]][real])
+        states = heads(hidden[:, : real.shape[1]][real], embedded, k - 1, k).squeeze(1)
         yield logits[:, k:][real], output(states)
 
 

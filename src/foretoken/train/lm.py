@@ -111,10 +111,10 @@ def _export(
     context: int,
 ) -> dict[str, Any]:
     """The best model in bfloat16 with its tokenizer, and what was measured."""
-    half = LlamaForCausalLM(model.config).bfloat16()
-    half.load_state_dict(loop.best["weights"])
-    loop.export(half, tokenizer)
-    nats = held_out_loss(half.float(), books.held_out, context)  # of the weights as written
+    rounded = LlamaForCausalLM(model.config).bfloat16()
+    rounded.load_state_dict(loop.best["weights"])
+    loop.export(rounded, tokenizer)
+    nats = held_out_loss(rounded.float(), books.held_out, context)  # of the weights as written
     return loop.summarize(
         best_step=loop.best["step"],
         tokens_seen=loop.step * loop.recipe.batch * context,

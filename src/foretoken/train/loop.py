@@ -207,8 +207,8 @@ class Loop:
     def _load(self) -> None:
         try:
             state = torch.load(self.checkpoint, weights_only=True)
-            begun = {"bfloat16": False} | state["settings"]  # older runs do not say
-            if begun == self.settings:
+            settings = {"bfloat16": False} | state["settings"]  # older runs do not say
+            if settings == self.settings:
                 self.model.load_state_dict(state["model"])
                 for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                     optimizer.load_state_dict(saved)
@@ -219,8 +219,8 @@ class Loop:
                 f"{self.checkpoint} is no checkpoint of this model ({type(error).__name__}); "
                 "give the shape it was begun with, or another --out"
             ) from None
-        for name in sorted(begun.keys() | self.settings.keys()):
-            was, now = begun.get(name), self.settings.get(name)
+        for name in sorted(settings.keys() | self.settings.keys()):
+            was, now = settings.get(name), self.settings.get(name)
             if was != now:
                 raise InputError(
                     f"{self.checkpoint} was begun with {name} {was}, not {now}; "

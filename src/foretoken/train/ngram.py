@@ -78,8 +78,8 @@ def held_out_bits_of_text(
     without held-out text."""
     if path.suffix in PAIRS:
         V = max(tokenizer.get_vocab().values()) + 1
-        given = len(_start(tokenizer, order))
-        return held_out_bits(_targets(path, tokenizer, order), V, order, given)
+        start = len(_start(tokenizer, order))
+        return held_out_bits(_targets(path, tokenizer, order), V, order, start)
     train, held_out = corpus.split(corpus.read_texts(path))
     if not any(held_out):
         return None

@@ -84,7 +84,7 @@ def read_target(
     network = sources.source(name, revision, trust_remote_code).network(torch.float32, CPU)
     if tokenizer is None:
         return network, sources.tokenizer(name, revision, trust_remote_code)
-    return network, sources.tokenizer(tokenizer, None, trust_remote_code, wanted=True)
+    return network, sources.tokenizer(tokenizer, None, trust_remote_code, required=True)
 
 
 def joined(
@@ -94,11 +94,11 @@ def joined(
     generation_config: str | None = None,
 ) -> Pair:
     """The pair of two networks in memory with one vocabulary."""
-    plain = load(target, "none", tokenizer=tokenizer, generation_config=generation_config)
+    spec = load(target, "none", tokenizer=tokenizer, generation_config=generation_config)
     self_check(draft)
     drafter = LMDrafter(on_torch(draft), output_rows(target))
-    together = Speculator(plain.target, drafter, tokenizer, plain.ends)
-    alone = Speculator(on_torch(draft), NoDrafter(), tokenizer, plain.ends)
+    together = Speculator(spec.target, drafter, tokenizer, spec.ends)
+    alone = Speculator(on_torch(draft), NoDrafter(), tokenizer, spec.ends)
     return Pair(target, draft, together, alone)
 
 

@@ -87,14 +87,14 @@ def train_seq2seq(
     """
     lines = _pairs(data)
     folder_of_run(out)
-    given = tokenizer_folder or init
-    tokenizer = corpus.tokenizer_of_run(out, given, lambda: _fresh_tokenizer(lines, shape))
-    _require_ends(tokenizer, given or out)
-    found = examples.read(data, tokenizer, lesson.length, encoder_decoder=True)
+    folder = tokenizer_folder or init
+    tokenizer = corpus.tokenizer_of_run(out, folder, lambda: _fresh_tokenizer(lines, shape))
+    _require_ends(tokenizer, folder or out)
+    lessons = examples.read(data, tokenizer, lesson.length, encoder_decoder=True)
     model = _model(init, shape, lesson, recipe, tokenizer)
-    loop = Loop(out, model, recipe, asdict(lesson) | {"data": found.digest})
-    batches = Batches(found.train, recipe.batch, recipe.seed)
-    exam = found.held_out[:: max(1, len(found.held_out) // EXAM)][:EXAM]
+    loop = Loop(out, model, recipe, asdict(lesson) | {"data": lessons.digest})
+    batches = Batches(lessons.train, recipe.batch, recipe.seed)
+    exam = lessons.held_out[:: max(1, len(lessons.held_out) // EXAM)][:EXAM]
 
     def loss_at(step: int) -> Tensor:
         model.train()
@@ -108,7 +108,7 @@ def train_seq2seq(
             loop.rank(-measured)
             loop.save(loss=loss, held_out=measured)
         report(loop.step, loss, measured)
-    return _export(loop, model, tokenizer, found.held_out, len(batches.edges) - 1)
+    return _export(loop, model, tokenizer, lessons.held_out, len(batches.edges) - 1)
 
 
 class Batches:
@@ -219,11 +219,11 @@ def _model(
     ids = max(tokenizer.get_vocab().values()) + 1
     if init is None:
         return T5ForConditionalGeneration(_config(shape, lesson, ids, tokenizer))
-    given = sources.source(init, None, False)
-    if given.config.model_type != "t5":
-        raise InputError(f"{init} is a {given.config.model_type} model; give one of T5's kind")
-    options = given.options | {"dropout_rate": lesson.dropout}
-    model = cast(T5ForConditionalGeneration, replace(given, options=options).network(*IN_FULL))
+    start = sources.source(init, None, False)
+    if start.config.model_type != "t5":
+        raise InputError(f"{init} is a {start.config.model_type} model; give one of T5's kind")
+    options = start.options | {"dropout_rate": lesson.dropout}
+    model = cast(T5ForConditionalGeneration, replace(start, options=options).network(*IN_FULL))
     rows = model.config.vocab_size
     if rows < ids:
         raise InputError(f"{init} has {rows} rows for {ids} tokens; leave --tokenizer out")
@@ -259,9 +259,9 @@ def _export(
 ) -> dict[str, Any]:
     """The best model in bfloat16 with its tokenizer, and what was measured."""
     model.load_state_dict(loop.best["weights"])
-    half = copy.deepcopy(model).bfloat16()
-    loop.export(half, tokenizer)
-    nats = held_out_loss(half.float(), held_out, loop.recipe.batch)  # of the weights as written
+    rounded = copy.deepcopy(model).bfloat16()
+    loop.export(rounded, tokenizer)
+    nats = held_out_loss(rounded.float(), held_out, loop.recipe.batch)  # of the weights as written
     return loop.summarize(
         best_step=loop.best["step"],
         epochs=loop.step / per_epoch,

@@ -106,8 +106,8 @@ class Authors:
             return []
         spec = self.pair.alone if author == "draft" else self.pair.together
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        done = completed(spec, prompts, params=self._wishes, gamma=gamma, seed=keys)
-        return [text.tokens for text in done]
+        completions = completed(spec, prompts, params=self._wishes, gamma=gamma, seed=keys)
+        return [text.tokens for text in completions]
 
     @property
     def _wishes(self) -> SamplingParams:

@@ -32,21 +32,21 @@ def texts(hypotheses) -> list[list[int]]:
 def test_continuations_are_the_best_of_all_beams() -> None:
     root = Node(0)
     beams = [Hypothesis(root.child(1), math.log(0.6)), Hypothesis(root.child(2), math.log(0.4))]
-    found = continuations(beams, logs([0.5, 0.3, 0.2], [0.9, 0.05, 0.05]), 3)
-    assert texts(found) == [[2, 0], [1, 0], [1, 1]]
-    assert [math.exp(x.score) for x in found] == pytest.approx([0.36, 0.3, 0.18])
+    longer = continuations(beams, logs([0.5, 0.3, 0.2], [0.9, 0.05, 0.05]), 3)
+    assert texts(longer) == [[2, 0], [1, 0], [1, 1]]
+    assert [math.exp(x.score) for x in longer] == pytest.approx([0.36, 0.3, 0.18])
 
 
 def test_of_equal_scores_the_earlier_beam_comes_first_then_the_lower_id() -> None:
     root = Node(0)
     beams = [Hypothesis(root.child(5), -1.0), Hypothesis(root.child(3), -1.0)]
-    found = continuations(beams, torch.zeros(2, 4), 6)
-    assert texts(found) == [[5, 0], [5, 1], [5, 2], [5, 3], [3, 0], [3, 1]]
+    longer = continuations(beams, torch.zeros(2, 4), 6)
+    assert texts(longer) == [[5, 0], [5, 1], [5, 2], [5, 3], [3, 0], [3, 1]]
 
 
 def test_what_is_impossible_is_no_continuation() -> None:
-    found = continuations([Hypothesis(Node(0), 0.0)], logs([0.0, 1.0, 0.0]), 3)
-    assert texts(found) == [[1]]
+    longer = continuations([Hypothesis(Node(0), 0.0)], logs([0.0, 1.0, 0.0]), 3)
+    assert texts(longer) == [[1]]
 
 
 def test_a_forced_token_gets_all_the_mass() -> None:

@@ -58,10 +58,10 @@ def test_no_prompts_give_no_beams() -> None:
 
 def test_a_drafter_that_is_no_model_leaves_it_plain() -> None:
     spec = speculator(target("Llama"), "lookup")
-    found = spec.beam_search(PROMPTS[0], max_new_tokens=5)[0][0]
-    assert found.stats.draft_runtime == "none" and found.stats.draft_calls == 0
-    assert found.stats.target_calls == found.stats.steps == 5
-    assert found.stats.to_dict()["depths"] == (0,) * 5
+    beam = spec.beam_search(PROMPTS[0], max_new_tokens=5)[0][0]
+    assert beam.stats.draft_runtime == "none" and beam.stats.draft_calls == 0
+    assert beam.stats.target_calls == beam.stats.steps == 5
+    assert beam.stats.to_dict()["depths"] == (0,) * 5
 
 
 def test_fewer_texts_than_beams() -> None:
@@ -70,8 +70,8 @@ def test_fewer_texts_than_beams() -> None:
         TableModel.markov([[0.6, 0.4], [0.3, 0.7]]),
         LMDrafter(TableModel.markov([[0.5, 0.5]] * 2), 2),
     )
-    found = spec.beam_search([0], num_beams=8, num_return_sequences=8, max_new_tokens=2)[0]
-    assert [x.tokens for x in found] == [[0, 0], [1, 1], [0, 1], [1, 0]]
+    beams = spec.beam_search([0], num_beams=8, num_return_sequences=8, max_new_tokens=2)[0]
+    assert [x.tokens for x in beams] == [[0, 0], [1, 1], [0, 1], [1, 0]]
     assert len(spec.beam_search([0], num_beams=8, num_return_sequences=8, max_new_tokens=1)[0]) == 2
 
 
@@ -85,8 +85,8 @@ def test_a_draft_that_cannot_follow_falls_silent(draft: dict) -> None:
         spec = Speculator(tables().target, LMDrafter(TableModel(lambda text: law, 2), 4))
     else:
         spec = tables(**draft)
-    found = spec.beam_search([[1, 0], [2]], **options)
-    assert [[b.tokens for b in beams] for beams in found] == [
+    hypotheses = spec.beam_search([[1, 0], [2]], **options)
+    assert [[b.tokens for b in beams] for beams in hypotheses] == [
         [b.tokens for b in beams] for beams in plain
     ]
 
@@ -125,11 +125,11 @@ def test_rows_on_openvino_find_the_same_beams(name: str) -> None:
     torch.manual_seed(0)
     model = network(name, 0).float()
     options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 8}
-    found = [
+    results = [
         speculator(model, relative(model), runtime=runtime).beam_search(PROMPTS, **options)
         for runtime in ("openvino", "transformers")
     ]
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*results, strict=True):
         assert ours[0].stats.runtime == "openvino" and theirs[0].stats.runtime == "transformers"
         assert [b.tokens for b in ours] == [b.tokens for b in theirs]
         assert [b.score for b in ours] == pytest.approx([b.score for b in theirs], abs=1e-4)
@@ -146,7 +146,7 @@ def test_the_default_pair_saves_target_calls() -> None:
 
 
 def test_a_beam_is_shown_in_a_line():
-    told = beam_stats(Task(None), "table", "none")
-    long = Beam(None, [1] * 400, -0.12345, "length", told)
+    stats_of = beam_stats(Task(None), "table", "none")
+    long = Beam(None, [1] * 400, -0.12345, "length", stats_of)
     assert repr(long).startswith("Beam(tokens=[1, 1, ") and len(repr(long)) < 140
     assert repr(long).endswith("..., 400 tokens, score=-0.1235, finish_reason='length')")

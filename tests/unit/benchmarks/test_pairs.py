@@ -27,8 +27,8 @@ def law(pairs: ModuleType, kind: str, width: int, layers: int, eps: float, rest_
     config = family.config(width, layers, V, 64)
     model = pairs.network(family, torch.float32, 0, config, rest_seed, eps)
     ids = torch.randint(2, V, (2, 24), generator=torch.Generator().manual_seed(0))
-    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "t5" else {})
-    return pairs.laws(model, given, 20)
+    arguments = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "t5" else {})
+    return pairs.laws(model, arguments, 20)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
@@ -48,8 +48,8 @@ def test_alpha_falls_as_eps_grows(pairs, kind):
 
 
 def test_bisection_finds_eps_or_refuses(pairs):
-    eps, found = pairs.bisect(lambda eps: 0.97 / (1 + eps), 0.5)
-    assert found == pytest.approx(0.5, abs=pairs.CLOSE) and eps == pytest.approx(0.94, abs=0.03)
+    eps, reached = pairs.bisect(lambda eps: 0.97 / (1 + eps), 0.5)
+    assert reached == pytest.approx(0.5, abs=pairs.CLOSE) and eps == pytest.approx(0.94, abs=0.03)
     assert pairs.bisect(lambda eps: 0.97 / (1 + eps), 0.98) == (0.0, 0.97)
     with pytest.raises(SystemExit, match="out of reach"):
         pairs.bisect(lambda eps: 0.9 / (1 + eps), 0.95)

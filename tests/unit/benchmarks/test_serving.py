@@ -16,8 +16,8 @@ differences, streams = sys.modules["differences"], sys.modules["streams"]
 
 
 def asked(**other):
-    made = streams.Asked(3, [[5, 6], [7, 8, 9]], 4, 0.0, ignore_eos=True)
-    return replace(made, **other)
+    query = streams.Asked(3, [[5, 6], [7, 8, 9]], 4, 0.0, ignore_eos=True)
+    return replace(query, **other)
 
 
 def chunk(i, ids, reason=None):
@@ -25,24 +25,24 @@ def chunk(i, ids, reason=None):
 
 
 def heard(*chunks, usage=8, done=True, prompts=5, **other):
-    found = streams.fresh(asked(**other))
+    answer = streams.fresh(asked(**other))
     for seconds, each in enumerate(chunks):
-        found.read(each, float(seconds))
-    found.read(
+        answer.read(each, float(seconds))
+    answer.read(
         {"choices": [], "usage": {"prompt_tokens": prompts, "completion_tokens": usage}}, 9.0
     )
-    found.close(done=done)
-    return found
+    answer.close(done=done)
+    return answer
 
 
 WHOLE = [chunk(0, [1]), chunk(1, [1, 2]), chunk(0, [2, 3, 4], "length"), chunk(1, [3, 4], "length")]
 
 
 def test_texts_that_share_a_stream():
-    found = heard(*WHOLE)
-    assert found.failure == "" and found.tokens == [[1, 2, 3, 4], [1, 2, 3, 4]]
-    assert found.traces[0].gaps(counted=True) == pytest.approx([2 / 3] * 3)
-    assert found.traces[1].gaps(counted=False) == [2.0]
+    answer = heard(*WHOLE)
+    assert answer.failure == "" and answer.tokens == [[1, 2, 3, 4], [1, 2, 3, 4]]
+    assert answer.traces[0].gaps(counted=True) == pytest.approx([2 / 3] * 3)
+    assert answer.traces[1].gaps(counted=False) == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_a_difference_is_judged_by_its_margin(tmp_path, temperature):
     # the same, were passes noisy enough to tip the choice
     offline.shapes = replace(offline.shapes, noise=off.gap)
     assert offline.difference(request, 1, wrong).rounding
-    told = serving.counts({"a": None, "b": off}, {"a": 3, "b": 2})
-    assert told["texts"]["beyond"] == {"distinct": 1, "served": 2}
-    assert len(serving.beyond(told["differences"])) == 1
+    tally = serving.counts({"a": None, "b": off}, {"a": 3, "b": 2})
+    assert tally["texts"]["beyond"] == {"distinct": 1, "served": 2}
+    assert len(serving.beyond(tally["differences"])) == 1

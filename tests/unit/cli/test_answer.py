@@ -19,11 +19,11 @@ def completion(count: int = 4, reason: str = "length", **known):
     return SimpleNamespace(tokens=[7] * count, finish_reason=reason, stats=stats, **known)
 
 
-def made(done, lines=None, **given) -> list[Answer]:
+def made(completions, lines=None, **given) -> list[Answer]:
     """Each of a prompt of its own, unless `lines` are given."""
-    lines = lines or [Line(chr(ord("a") + i)) for i in range(len(done))]
-    requests = [SimpleNamespace(prompt=[1], source=None)] * len(done)
-    return list(answers(tasks(lines, given), requests, done))
+    lines = lines or [Line(chr(ord("a") + i)) for i in range(len(completions))]
+    requests = [SimpleNamespace(prompt=[1], source=None)] * len(completions)
+    return list(answers(tasks(lines, given), requests, completions))
 
 
 def test_texts_that_the_context_ended():
@@ -55,13 +55,13 @@ def test_a_text_without_bias_or_guesses_is_the_target_s():
 
 
 def test_bias_is_a_mean_over_all_tokens():
-    done = [completion(3, bias=0.2, drafted=2), completion(1)]
-    drawn = departure(made(done, temperature=1.0), 0.5)
+    completions = [completion(3, bias=0.2, drafted=2), completion(1)]
+    drawn = departure(made(completions, temperature=1.0), 0.5)
     assert "law that is 0.1500 away (total variation, mean of 4 tokens)" in drawn
     assert "2 times it" in drawn
-    assert "1 of 4 tokens are not its first choice" in departure(made(done), 0.5)
+    assert "1 of 4 tokens are not its first choice" in departure(made(completions), 0.5)
     mixed = [Line("a", wishes={"temperature": 1.0}), Line("b")]
-    assert "0.1500 away" in departure(made(done, mixed), 0.5)
+    assert "0.1500 away" in departure(made(completions, mixed), 0.5)
 
 
 def test_several_texts_have_headings(capsys):
@@ -71,8 +71,8 @@ def test_several_texts_have_headings(capsys):
     assert capsys.readouterr().out == "==> prompt 0 (x): a b <==\n7,7\n\n==> prompt 1: 1,2 <==\n7\n"
     show(spec, made([completion(2)], lines[:1]), steps=False)
     assert capsys.readouterr().out == "7,7\n"
-    asked = {"num_return_sequences": 2, "temperature": 1.0}
-    show(spec, made([completion(2), completion(1)], lines[:1], **asked), steps=False)
+    options = {"num_return_sequences": 2, "temperature": 1.0}
+    show(spec, made([completion(2), completion(1)], lines[:1], **options), steps=False)
     assert "\n\n==> prompt 0, text 1 (x): a b <==\n7\n" in capsys.readouterr().out
 
 
@@ -85,22 +85,22 @@ def test_messages_are_headed_by_the_last():
 
 
 def test_texts_that_failed_are_remarks_in_any_form():
-    done = [completion(1), completion(1, "error", error="no token is left")]
+    completions = [completion(1), completion(1, "error", error="no token is left")]
     for as_json in (True, False):
-        said = list(remarks(made(done, max_new_tokens=1), 0.5, as_json=as_json))
-        assert said[0] == "error: prompt 1: no token is left" and len(said) == 2 - as_json
-    assert list(remarks(made(done[:1], max_new_tokens=1), 1.0, as_json=False)) == []
+        lines = list(remarks(made(completions, max_new_tokens=1), 0.5, as_json=as_json))
+        assert lines[0] == "error: prompt 1: no token is left" and len(lines) == 2 - as_json
+    assert list(remarks(made(completions[:1], max_new_tokens=1), 1.0, as_json=False)) == []
 
 
 def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
     spec = SimpleNamespace(
         target_name="t", draft_name="d", target=SimpleNamespace(runtime="table"), tokenizer=None
     )
-    known = [Logprobs(7, -0.5, ((7, -0.5), (8, -float("inf"))))]
+    likelihoods = [Logprobs(7, -0.5, ((7, -0.5), (8, -float("inf"))))]
     lines = [Line("a", wishes={"logprobs": 2}), Line("b")]
-    done = [completion(1, logprobs=known), completion(1, "stop", stop_reason="x")]
+    completions = [completion(1, logprobs=likelihoods), completion(1, "stop", stop_reason="x")]
     dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    passing = begin(spec, made(done, lines, temperature=0.5), dials)
+    passing = begin(spec, made(completions, lines, temperature=0.5), dials)
     assert next(passing).task.number == 0
     early = capsys.readouterr().out
     assert early.count("\n") == 1 and json.loads(early + "]}")["completions"][0]["tokens"] == [7]
@@ -108,8 +108,8 @@ def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
     end(None)
     document = early + capsys.readouterr().out
     assert document.count("\n") == 4  # a line for each text
-    found = json.loads(document)["completions"]
-    assert found[0]["params"] == {"temperature": 0.5, "logprobs": 2} and found[0]["prompt"] == 0
-    assert found[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
-    assert found[1]["stop_reason"] == "x" and found[1]["gamma"] == 2
-    assert found[1].keys() & {"logprobs", "prompt_logprobs"} == set()
+    report = json.loads(document)["completions"]
+    assert report[0]["params"] == {"temperature": 0.5, "logprobs": 2} and report[0]["prompt"] == 0
+    assert report[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
+    assert report[1]["stop_reason"] == "x" and report[1]["gamma"] == 2
+    assert report[1].keys() & {"logprobs", "prompt_logprobs"} == set()

@@ -40,31 +40,31 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: Path):
     code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--out", tmp_path / "new", "--json")
     assert code == 0
-    found = json.loads(out)
-    assert found["rounds"] == 2 and not found["interrupted"]
-    names = [(row["name"], row["variant"]) for row in found["figures"]]
+    document = json.loads(out)
+    assert document["rounds"] == 2 and not document["interrupted"]
+    names = [(row["name"], row["variant"]) for row in document["figures"]]
     own = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
     assert names == [*own, ("transformers", "plain"), ("transformers", "gamma 2")]
-    for row in found["figures"]:
+    for row in document["figures"]:
         assert row["agreement"] == {"share": 1.0, "first_difference": None}
         assert row["seconds_per_token"]["n"] == 2 and row["tokens_per_second"] > 0
-    plain, two = found["figures"][:2]
+    plain, two = document["figures"][:2]
     assert plain["speedup"] == 1.0 and plain["tokens_per_call"] == 1.0
     assert sum(two["shares"].values()) == pytest.approx(1.0)
     assert two["measured_over_predicted"] == two["speedup"] / two["predicted"]["speedup"]
-    assert found["precision"]["transformers"]["weights"] == "float32"
-    (duel,) = found["duels"]
+    assert document["precision"]["transformers"]["weights"] == "float32"
+    (duel,) = document["duels"]
     assert duel["name"] == "transformers" and duel["plain"] > 0 and duel["best"] > 0
-    assert json.loads((tmp_path / "new" / "bench.json").read_text()) == found
+    assert json.loads((tmp_path / "new" / "bench.json").read_text()) == document
     for name in ("time-per-token.svg", "shares.svg"):
         assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
 
 
 def test_a_peer_that_cannot_read_the_draft_decodes_plainly(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, "--draft", "lookup", *QUICK, "--vs", "transformers", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["notes"]["transformers"] == "plain only: it cannot read the draft"
-    names = [(row["name"], row["variant"]) for row in found["figures"]]
+    document = json.loads(out)
+    assert code == 0 and document["notes"]["transformers"] == "plain only: it cannot read the draft"
+    names = [(row["name"], row["variant"]) for row in document["figures"]]
     own = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
     assert names == [*own, ("transformers", "plain")]
 
@@ -76,12 +76,12 @@ def test_a_document_of_batches(call: Run, pair: tuple[object, ...], tmp_path: Pa
     """Three texts of two prompts at once; transformers, as it is, takes them together."""
     args = (*pair, *BATCHES, "--assisted", 3, "--vs", "transformers", "--json", "--out", tmp_path)
     code, out, _ = call(*args)
-    found = json.loads(out)
-    assert code == 0 and found["asked"]["batch"] == [1, 3] and not found["interrupted"]
-    assert [at["batch"] for at in found["batches"]] == [1, 3]
+    document = json.loads(out)
+    assert code == 0 and document["asked"]["batch"] == [1, 3] and not document["interrupted"]
+    assert [at["batch"] for at in document["batches"]] == [1, 3]
     ours = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
     theirs = [("transformers", "plain"), ("transformers", "gamma 2")]
-    for at, names in zip(found["batches"], ([*ours, theirs[0]], [*ours, *theirs]), strict=True):
+    for at, names in zip(document["batches"], ([*ours, theirs[0]], [*ours, *theirs]), strict=True):
         assert at["rounds"] == 2
         assert [(row["name"], row["variant"]) for row in at["figures"]] == names
         for row in at["figures"]:
@@ -94,15 +94,15 @@ def test_a_document_of_batches(call: Run, pair: tuple[object, ...], tmp_path: Pa
         assert plain["speedup"] == 1.0 and 0 <= plain["padding"] < 1
         assert plain["occupancy"] == pytest.approx(1.0)  # all have the same length
         assert sum(plain["shares"].values()) == pytest.approx(1.0)
-    assert json.loads((tmp_path / "bench.json").read_text()) == found
+    assert json.loads((tmp_path / "bench.json").read_text()) == document
     assert (tmp_path / "throughput.svg").read_text().lstrip().startswith("<?xml")
 
 
 def test_tables(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--temperature", 1)
     assert code == 0
-    for told in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
-        assert told in out
+    for words in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
+        assert words in out
     assert "…" not in out and "against" not in out
 
 
@@ -152,12 +152,12 @@ def test_a_peer_that_cannot_run_the_pair_is_named_and_the_others_go_on(
     call: Run, pair: tuple[object, ...]
 ):
     code, out, _ = call(*pair, *QUICK, *VS, "--json")
-    found = json.loads(out)
-    assert code == 0 and found["rounds"] == 2 and not found["interrupted"]
-    assert found["unable"] == UNABLE
-    assert {row["name"] for row in found["figures"]} == {"foretoken", "transformers"}
-    assert [duel["name"] for duel in found["duels"]] == ["transformers"]
-    assert set(found["precision"]) == {"foretoken", "transformers"}
+    document = json.loads(out)
+    assert code == 0 and document["rounds"] == 2 and not document["interrupted"]
+    assert document["unable"] == UNABLE
+    assert {row["name"] for row in document["figures"]} == {"foretoken", "transformers"}
+    assert [duel["name"] for duel in document["duels"]] == ["transformers"]
+    assert set(document["precision"]) == {"foretoken", "transformers"}
 
 
 @pytest.mark.usefixtures("peers")
@@ -173,11 +173,11 @@ def test_a_peer_that_cannot_guess_for_several_is_named_with_their_number(
     call: Run, pair: tuple[object, ...]
 ):
     code, out, _ = call(*pair, *BATCHES, *VS[2:], "--json")
-    found = json.loads(out)
-    assert code == 0 and found["unable"] == {
+    document = json.loads(out)
+    assert code == 0 and document["unable"] == {
         "openvino-genai": "batch 1, gamma 2: no room for guesses"
     }
-    for at in found["batches"]:
+    for at in document["batches"]:
         assert {row["name"] for row in at["figures"]} == {"foretoken", "transformers"}
 
 
@@ -196,9 +196,9 @@ def test_text_prompts_and_an_encoder_decoder(call: Run, tmp_path: Path, vs: tupl
 
 def test_without_a_draft_there_is_plain_decoding_only(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--draft", "none", "--json")
-    found = json.loads(out)
-    assert code == 0 and [row["gamma"] for row in found["figures"]] == [0]
-    assert found["automatic_over_best"] is None and found["duels"] == []
+    document = json.loads(out)
+    assert code == 0 and [row["gamma"] for row in document["figures"]] == [0]
+    assert document["automatic_over_best"] is None and document["duels"] == []
 
 
 @pytest.fixture
@@ -223,26 +223,26 @@ def test_ctrl_c_leaves_whole_rounds(
 ):
     interrupted(17)  # two prompts and three gammas are six runs: in the round after the first
     code, _, _ = call(*pair, *QUICK, "--out", tmp_path)
-    found = json.loads((tmp_path / "bench.json").read_text())
-    assert code == 130 and found["interrupted"] and found["rounds"] == 1
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert code == 130 and document["interrupted"] and document["rounds"] == 1
 
 
 def test_ctrl_c_leaves_the_batches_that_were_done(
     call: Run, pair: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Three contestants and three rounds with the one that warms up are nine turns of a batch."""
-    left, turn = iter(range(1, 14)), Own.turn
+    numbers, turn = iter(range(1, 14)), Own.turn
 
     def impatient(self: Own, tasks: list[race.Task]) -> list[race.Run]:
-        if next(left) == 12:
+        if next(numbers) == 12:
             raise KeyboardInterrupt
         return turn(self, tasks)
 
     monkeypatch.setattr(Own, "turn", impatient)
     code, out, _ = call(*pair, *BATCHES, "--out", tmp_path)
-    found = json.loads((tmp_path / "bench.json").read_text())
-    assert code == 130 and found["interrupted"] and "1 at once" in out
-    assert [(at["batch"], at["rounds"]) for at in found["batches"]] == [(1, 2)]
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert code == 130 and document["interrupted"] and "1 at once" in out
+    assert [(at["batch"], at["rounds"]) for at in document["batches"]] == [(1, 2)]
 
 
 def test_ctrl_c_while_it_warms_up(

@@ -52,20 +52,23 @@ def test_a_server_that_tells_the_usage_only(call: Run, custom: tuple[object, ...
     with replaying(completions=[TEXT]) as server:
         more = ("--num-prompts", 3, "--max-concurrency", 1, "--seed", 7, "--custom-output-len", 9)
         code, out, err = call("--base-url", f"{server.url}/v1", *custom, *more, "--json")
-        asked = server.bodies("/v1/completions")
+        bodies = server.bodies("/v1/completions")
     assert code == 0 and err == ""
-    found = json.loads(out)
-    assert (found["completed"], found["failed"], found["failures"]) == (3, 0, {})
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (9, 15)
-    assert found["itl_between"] == "chunks" and found["speculation"] is found["server"] is None
-    assert found["model_id"] == "other" and found["request_rate"] == "inf"
+    document = json.loads(out)
+    assert (document["completed"], document["failed"], document["failures"]) == (3, 0, {})
+    assert (document["total_input_tokens"], document["total_output_tokens"]) == (9, 15)
+    assert (
+        document["itl_between"] == "chunks"
+        and document["speculation"] is document["server"] is None
+    )
+    assert document["model_id"] == "other" and document["request_rate"] == "inf"
     for name in ("ttft", "tpot", "itl", "e2el"):
-        assert found[f"p50_{name}_ms"] == pytest.approx(found[f"median_{name}_ms"])
-        assert 0 < found[f"p90_{name}_ms"] <= found[f"p99_{name}_ms"]
+        assert document[f"p50_{name}_ms"] == pytest.approx(document[f"median_{name}_ms"])
+        assert 0 < document[f"p90_{name}_ms"] <= document[f"p99_{name}_ms"]
     same = {"model": "other", "stream": True, "stream_options": {"include_usage": True}}
     same |= {"max_tokens": 9, "temperature": 0.0}
     prompts = ["It was", [5, 17], "It was", [5, 17]]  # the first is a warm-up
-    assert asked == [same | {"prompt": p, "seed": 7 + i} for i, p in enumerate(prompts)]
+    assert bodies == [same | {"prompt": p, "seed": 7 + i} for i, p in enumerate(prompts)]
 
 
 def test_random_prompts_and_tokens_that_chunks_tell(call: Run, tmp_path: Path):
@@ -77,21 +80,21 @@ def test_random_prompts_and_tokens_that_chunks_tell(call: Run, tmp_path: Path):
         call("--base-url", server.url, *RANDOM, *more, "--num-prompts", 1)
         first = server.bodies("/v1/completions")
         code, out, _ = call("--base-url", server.url, *RANDOM, *more, *saved, *limits)
-        asked = server.bodies("/v1/completions")[len(first) :]
+        bodies = server.bodies("/v1/completions")[len(first) :]
     assert code == 0
-    prompts = {tuple(one["prompt"]) for one in asked}
+    prompts = {tuple(one["prompt"]) for one in bodies}
     assert len(prompts) == 9 and {len(prompt) for prompt in prompts} == {4}
     assert all(0 <= id < 50 for prompt in prompts for id in prompt)
-    assert [one["prompt"] for one in first] == [one["prompt"] for one in asked[:2]]
-    for one in asked:
+    assert [one["prompt"] for one in first] == [one["prompt"] for one in bodies[:2]]
+    for one in bodies:
         assert one["ignore_eos"] is one["return_token_ids"] is True and one["temperature"] == 0.5
-    found = json.loads((tmp_path / "one.json").read_text())
+    document = json.loads((tmp_path / "one.json").read_text())
     (named,) = (tmp_path / "new").iterdir()
-    assert json.loads(named.read_text()) == found
-    assert named.name == f"openai-200.0qps-theirs-{found['date']}.json"
-    assert found["itl_between"] == "tokens" and found["request_goodput"] > 0
-    assert found["goodput"] == {"ttft": 60000, "e2el": 60000}
-    for said in (
+    assert json.loads(named.read_text()) == document
+    assert named.name == f"openai-200.0qps-theirs-{document['date']}.json"
+    assert document["itl_between"] == "tokens" and document["request_goodput"] > 0
+    assert document["goodput"] == {"ttft": 60000, "e2el": 60000}
+    for words in (
         "theirs at http://127.0.0.1:",
         "8 requests, 200 a second, at random times; random prompts of 4 tokens, up to 5 new ones",
         "Successful requests       8\n",
@@ -99,7 +102,7 @@ def test_random_prompts_and_tokens_that_chunks_tell(call: Run, tmp_path: Path):
         "requests/s; 8 of 8 within ttft 60000 ms, e2el 60000 ms",
         "those of one chunk share the time",
     ):
-        assert said in out, out
+        assert words in out, out
 
 
 def test_failures_are_counted_by_status(call: Run, custom: tuple[object, ...]):
@@ -111,7 +114,7 @@ def test_failures_are_counted_by_status(call: Run, custom: tuple[object, ...]):
         more = ("--num-prompts", 7, "--max-concurrency", 1)
         code, out, _ = call("--base-url", server.url, *custom, *more)
     assert code == 1
-    for said in (
+    for words in (
         "Successful requests       1\n",
         "Failed requests           6\n",
         "  429                     2, the first: full\n",
@@ -119,7 +122,7 @@ def test_failures_are_counted_by_status(call: Run, custom: tuple[object, ...]):
         "  stream                  3, the first: the server broke off before the text's end\n",
         "Total generated tokens    5\n",
     ):
-        assert said in out, out
+        assert words in out, out
 
 
 def test_all_fail(call: Run, custom: tuple[object, ...]):

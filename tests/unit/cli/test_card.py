@@ -30,19 +30,19 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.openvino
 def test_a_card_is_made_kept_and_listed(console: Run, base: Path) -> None:
     args = ("doctor", base / "m", "--dtype", "int8", "--held-out", base / "text.txt")
-    made = console(*args)
-    assert made.code == 0 and made.out.startswith(f"# {base / 'm'} in int8\n")
-    for told in ("text.txt (sha256 ", "| bits per byte | ", "sum min(p, q)", "--dtype int8"):
-        assert told in made.out
+    result = console(*args)
+    assert result.code == 0 and result.out.startswith(f"# {base / 'm'} in int8\n")
+    for phrase in ("text.txt (sha256 ", "| bits per byte | ", "sum min(p, q)", "--dtype int8"):
+        assert phrase in result.out
     listed = console("doctor", "--cache").out
     assert "    | bits per byte | " in listed and "# " not in listed
     cards = {row["dtype"]: row["card"] for row in _cache(console)}
-    assert cards == {"float32": None, "int8": made.out}
-    found = json.loads(console(*args, "--json").out)
-    assert found["kept"] and found["dtype"] == "int8" and found["tokens"] > 100
-    assert 0.5 < found["overlap"]["value"] < 1 and found["same"]["value"] <= 1
-    more = found["rounded_bits_per_byte"]["value"] - found["bits_per_byte"]["value"]
-    assert more == pytest.approx(found["more_bits_per_byte"]["value"])
+    assert cards == {"float32": None, "int8": result.out}
+    document = json.loads(console(*args, "--json").out)
+    assert document["kept"] and document["dtype"] == "int8" and document["tokens"] > 100
+    assert 0.5 < document["overlap"]["value"] < 1 and document["same"]["value"] <= 1
+    more = document["rounded_bits_per_byte"]["value"] - document["bits_per_byte"]["value"]
+    assert more == pytest.approx(document["more_bits_per_byte"]["value"])
     assert console("doctor", "--clear-cache").code == 0 and _cache(console) == []
 
 
@@ -53,9 +53,9 @@ def _cache(console: Run) -> list[dict[str, str]]:
 @pytest.mark.openvino
 def test_a_model_without_a_tokenizer_is_refused(console: Run, base: Path) -> None:
     args = ("--dtype", "int8", "--held-out", base / "text.txt")
-    found = console("doctor", base / "bare", *args)
-    assert found.code == 2 and found.out == ""  # a conversion is told before
-    assert "error: " in found.err and "bare has no tokenizer, so no bits per byte" in found.err
+    result = console("doctor", base / "bare", *args)
+    assert result.code == 2 and result.out == ""  # a conversion is told before
+    assert "error: " in result.err and "bare has no tokenizer, so no bits per byte" in result.err
 
 
 def test_mistakes(console: Run, base: Path) -> None:
@@ -67,7 +67,7 @@ def test_mistakes(console: Run, base: Path) -> None:
 
 
 def test_what_a_card_says() -> None:
-    found = Rounding(
+    loss = Rounding(
         tokens=900,
         bytes=3000,
         bits_per_byte=Estimate(1.5, 1.4, 1.6),
@@ -76,7 +76,7 @@ def test_what_a_card_says() -> None:
         same=Estimate(0.93, 0.92, 0.94),
         overlap=Estimate(0.95, 0.94, 0.96),
     )
-    lines = markdown("m", "int4", found, "a.txt", "foretoken doctor m").splitlines()
+    lines = markdown("m", "int4", loss, "a.txt", "foretoken doctor m").splitlines()
     assert lines[0] == "# m in int4" and lines[2].startswith("Measured on 900 tokens of a.txt, 20")
     assert "| bits per byte | 1.500 | 1.510 (+0.0100 ± 0.0020) |" in lines
     assert "| likeliest token is float32's | | 93.0% ± 1.0% |" in lines

@@ -81,14 +81,14 @@ def test_a_broken_rule_in_json(run, base, monkeypatch):
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
     monkeypatch.setattr(options, "RULES", ("broken", *options.RULES))
     code, out, _ = run(*pair(base, "--rule", "broken", "--json"))
-    found = json.loads(out)
-    assert code == 1 and found["verdict"] == "not lossless"
-    assert any("target's law, by rank: p-value" in fault for fault in found["faults"])
-    assert found["plan"]["rule"] == "broken" and found["false_alarm"] == 1e-4
-    assert found["identity"]["same"] == found["identity"]["tokens"] == 288
-    assert found["shapes"]["noise"] <= found["shapes"]["allowed"]
-    least = min(test["p_value"] for test in found["tests"])
-    assert least < found["level"] < 1e-4
+    document = json.loads(out)
+    assert code == 1 and document["verdict"] == "not lossless"
+    assert any("target's law, by rank: p-value" in fault for fault in document["faults"])
+    assert document["plan"]["rule"] == "broken" and document["false_alarm"] == 1e-4
+    assert document["identity"]["same"] == document["identity"]["tokens"] == 288
+    assert document["shapes"]["noise"] <= document["shapes"]["allowed"]
+    least = min(test["p_value"] for test in document["tests"])
+    assert least < document["level"] < 1e-4
 
 
 def test_a_law_of_ones_own(quick):

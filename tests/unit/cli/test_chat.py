@@ -62,12 +62,12 @@ def turns(*texts: str) -> list[dict[str, str]]:
 def test_a_quick_one_is_generate_s(run, pair, template, spec):
     system = {"role": "system", "content": "Be brief."}
     wishes = {"temperature": 1.0, "max_new_tokens": 12}
-    (done,) = spec.generate(
+    (completion,) = spec.generate(
         [system, *turns("Where?")], gamma=2, seed=3, chat_template=TEMPLATE, **wishes
     )
     flags = ("--system-prompt", "Be brief.", "--temperature", 1, "--max-new-tokens", 12)
     result = run("chat", "-q", "Where?", *pair, *template, *flags, "--seed", 3)
-    assert result == Result(0, done.text + "\n", "")
+    assert result == Result(0, completion.text + "\n", "")
     coloured = run("chat", "-q", "Where?", *pair, *template, *flags, "--seed", 3, "--show-tokens")
     assert coloured.out.replace("[", "").replace("]", "") == result.out and "[" in coloured.out
 
@@ -84,9 +84,9 @@ def test_lines_are_turns(run, pair, template, spec):
 def test_variables_of_a_template(run, pair, base, spec):
     (base / "named.jinja").write_text("{{ name }}: {{ messages[-1].content }}")
     flags = ("--chat-template", base / "named.jinja", "--chat-template-kwargs", '{"name": "It"}')
-    (done,) = spec.generate("It: was", gamma=2, max_new_tokens=5)
+    (completion,) = spec.generate("It: was", gamma=2, max_new_tokens=5)
     result = run("chat", "-q", "was", *pair, *flags, "--max-new-tokens", 5)
-    assert result.out == done.text + "\n"
+    assert result.out == completion.text + "\n"
 
 
 def test_answers_fill_what_the_context_holds(run, pair, template):

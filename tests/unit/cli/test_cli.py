@@ -75,10 +75,10 @@ def test_exact_shapes_and_coupled_draws(run, base):
     """A seed gives one text, whatever gamma."""
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
     args += ("--exact-shapes", "--rule", "coupled", "--temperature", 1, "--seed", 3, "--json")
-    found = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
-    plain, fast = (document["completions"][0] for document in found)
+    outputs = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
+    plain, fast = (document["completions"][0] for document in outputs)
     assert plain["tokens"] == fast["tokens"] and fast["stats"]["drafted"]
-    assert found[0]["runtime"] == "transformers, exact shapes"
+    assert outputs[0]["runtime"] == "transformers, exact shapes"
 
 
 def test_json_is_one_document(run, base):
@@ -152,11 +152,11 @@ def test_compare(run, base, monkeypatch):
     assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
     assert "Theorem 3.8 with alpha" in predicted and said.startswith("other processes took 23%")
     document = json.loads(run("generate", "It was", *args, "--compare", "--gamma", 2, "--json").out)
-    found = document["comparison"]
-    assert found["others"] == 0.23
-    assert found["gamma"] == 2 and 0 <= found["alpha"] <= 1 and found["c"] > 0
-    ratio = found["plain_seconds_per_token"] / found["seconds_per_token"]
-    assert found["speedup"] == pytest.approx(ratio)
+    comparison = document["comparison"]
+    assert comparison["others"] == 0.23
+    assert comparison["gamma"] == 2 and 0 <= comparison["alpha"] <= 1 and comparison["c"] > 0
+    ratio = comparison["plain_seconds_per_token"] / comparison["seconds_per_token"]
+    assert comparison["speedup"] == pytest.approx(ratio)
 
 
 def test_show_tokens(run, base):
@@ -203,8 +203,8 @@ def test_a_file_of_prompts(run, base, tmp_path):
     args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 6)
     result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--seed", 3)
     spec = foretoken.load(base / "target", "none")
-    done = spec.generate(["It was", "The day"], max_new_tokens=6, temperature=1.0, seed=3)
-    texts = zip(("It was", "The day"), done, strict=True)
+    completions = spec.generate(["It was", "The day"], max_new_tokens=6, temperature=1.0, seed=3)
+    texts = zip(("It was", "The day"), completions, strict=True)
     shown = [f"==> prompt {i}: {p} <==\n{c.text}\n" for i, (p, c) in enumerate(texts)]
     assert result.out == "\n".join(shown) and result.err == ""
     empty = tmp_path / "empty.txt"
@@ -224,8 +224,8 @@ def test_jsonl(run, base, tmp_path):
     document = json.loads(run("generate", "--prompt-file", file, *args, "--json").out)
     assert [c["id"] for c in document["completions"]] == ["a", None, [1]]
     assert [c["seed"] for c in document["completions"]] == [[0, 0], [0, 1], [0, 2]]
-    done = foretoken.load(base / "target", "none").generate([5, 6], max_new_tokens=6)[0]
-    assert document["completions"][1]["tokens"] == done.tokens
+    completion = foretoken.load(base / "target", "none").generate([5, 6], max_new_tokens=6)[0]
+    assert document["completions"][1]["tokens"] == completion.tokens
 
 
 @pytest.mark.parametrize(
@@ -260,10 +260,10 @@ def test_many_prompts_show_progress_on_standard_error(run, base, tmp_path):
     result = run("generate", "--prompt-file", file, *args, "--temperature", 1, "--json")
     assert "generating" in result.err and "100%" in result.err
     completions = json.loads(result.out)["completions"]
-    done = foretoken.load(base / "target", "none").generate(
+    texts = foretoken.load(base / "target", "none").generate(
         [f"Day {i}" for i in range(many)], **options
     )
-    assert [c["tokens"] for c in completions] == [c.tokens for c in done]
+    assert [c["tokens"] for c in completions] == [c.tokens for c in texts]
 
 
 def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
@@ -327,7 +327,7 @@ def test_a_generation_config_that_changes_the_law(run, base, tmp_path):
     assert run(*args, "--ignore-generation-config").code == 0
 
 
-def test_logits_that_are_none_are_told_with_their_place(run, tmp_path):
+def test_invalid_logits_are_told_with_their_place(run, tmp_path):
     target = llama(64)
     target.lm_head.weight.data[5] = float("nan")
     args = ("--target", folder(tmp_path / "m", target), "--draft", "none")
@@ -380,9 +380,9 @@ def test_a_text_that_ends_with_the_context_says_so(run, base, tmp_path):
     """The context has 96 places."""
     model = folder(tmp_path / "m", llama(64, eos_token_id=None))
     args = ("--target", model, "--draft", "none", "--max-new-tokens")
-    made = run("generate", "1,2,3", *args, 200)
+    result = run("generate", "1,2,3", *args, 200)
     says = "the text ends where the model's context does, after 93 new tokens of 200 asked for\n"
-    assert made.code == 0 and made.err == says and made.out.count(",") == 92
+    assert result.code == 0 and result.err == says and result.out.count(",") == 92
     assert run("generate", "1,2,3", *args, 93).err == ""
     assert run("generate", "1,2,3", *args, 200, "--json").err == ""
     (tmp_path / "p.txt").write_text("1,2,3\n" + ",".join("5" * 60) + "\n")
@@ -467,8 +467,8 @@ def test_ngram(run, base, tmp_path, source):
 def test_options_of_samples_are_none_of_text(run, base, tmp_path):
     of = ("--from-text", base / "text", "--tokenizer", base / "target")
     for option in (("--tokens", 5), ("--temperature", 0.5)):
-        said = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
-        mistake(said, "--tokens and --temperature are of samples; give --from-samples too")
+        result = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
+        mistake(result, "--tokens and --temperature are of samples; give --from-samples too")
 
 
 def test_bad_training_input(run, base, tmp_path):
@@ -499,9 +499,9 @@ def test_bad_training_input(run, base, tmp_path):
     mistake(run(*lm, "--data", text, "--steps", 0), "steps is 0; give 1 or more")
     assert not out.exists()
     lm = (*lm, "--context", 16)
-    known = ("--tokenizer", target, "--init")
-    mistake(run(*lm, "--data", text, *known, text), "holds no Llama model that can be read")
-    mistake(run(*lm, "--data", text, *known, base / "bare"), "has 64 rows for 320 tokens")
+    flags = ("--tokenizer", target, "--init")
+    mistake(run(*lm, "--data", text, *flags, text), "holds no Llama model that can be read")
+    mistake(run(*lm, "--data", text, *flags, base / "bare"), "has 64 rows for 320 tokens")
     mistake(run(*lm, "--data", text, "--tokenizer", text), "holds no tokenizer that can be read")
     mistake(run(*lm, "--data", tmp_path / "short", "--tokenizer", target), "give more text")
 

@@ -41,12 +41,12 @@ def test_every_line_is_continued_by_itself(run, pair, base):
     wishes = {"temperature": 1.0, "max_new_tokens": 9}
     prompts = ["It was", " /the day"]
     spec = foretoken.load(base / "target", base / "draft")
-    done = spec.generate(prompts, gamma=2, seed=[(7, 0), (7, 1)], **wishes)
+    completions = spec.generate(prompts, gamma=2, seed=[(7, 0), (7, 1)], **wishes)
     flags = ("--temperature", 1, "--max-new-tokens", 9, "--seed", 7)
     result = run("complete", *pair, *flags, stdin=b"It was\n\n /the day\n")
-    assert result == Result(0, "".join(f"{each.text}\n" for each in done), "")
+    assert result == Result(0, "".join(f"{each.text}\n" for each in completions), "")
     quick = run("complete", "-q", "It was", *pair, *flags)
-    assert quick == Result(0, f"{done[0].text}\n", "")
+    assert quick == Result(0, f"{completions[0].text}\n", "")
 
 
 def test_a_seed_is_drawn_where_none_is_given(run, pair):
@@ -61,9 +61,9 @@ def test_stop_strings_are_held_back(run, pair):
 
 
 def test_ids(run, base):
-    (done,) = foretoken.load(base / "bare", "none").generate([1, 2], max_new_tokens=4)
+    (completion,) = foretoken.load(base / "bare", "none").generate([1, 2], max_new_tokens=4)
     flags = ("--target", base / "bare", "--draft", "none", "--max-new-tokens", 4)
-    assert run("complete", "-q", "1,2", *flags).out == ",".join(map(str, done.tokens)) + "\n"
+    assert run("complete", "-q", "1,2", *flags).out == ",".join(map(str, completion.tokens)) + "\n"
 
 
 def test_the_context_s_end_is_said(run, pair):
@@ -77,10 +77,10 @@ def test_a_server_instead(run, monkeypatch):
     with replaying(completions=[streamed({"choices": [choice]})]) as server:
         result = run("complete", "--url", server.url, "--seed", 3, stdin=b"It was\nIt is\n")
         assert result == Result(0, " cold.\n cold.\n", "")
-        asked = server.bodies("/v1/completions")
+        bodies = server.bodies("/v1/completions")
         broken = run("complete", "--url", server.url, "-q", "a\udcff")  # a byte that is no text
         mistake(broken, "the request is not valid text; give text in UTF-8")
-    assert [(body["prompt"], body["seed"]) for body in asked] == [("It was", 3), ("It is", 4)]
+    assert [(body["prompt"], body["seed"]) for body in bodies] == [("It was", 3), ("It is", 4)]
 
 
 def test_mistakes(run, pair):

@@ -76,10 +76,10 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
 
     def interrupted(self, *args, **options):
         calls.append(1)
-        found = generate(self, *args, **options)
+        completions = generate(self, *args, **options)
         if len(calls) == 4:  # the exam, two steps, and then
-            object.__setattr__(found[0], "finish_reason", "interrupted")
-        return found
+            object.__setattr__(completions[0], "finish_reason", "interrupted")
+        return completions
 
     monkeypatch.setattr(spec, "generate", interrupted)
     args = ("--target", base / "target", "--data", base / "text", "--out", tmp_path / "run")
@@ -105,9 +105,9 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
 )
 def test_mistakes_are_one_line(run, base, tmp_path, monkeypatch, args, said):
     monkeypatch.chdir(base)
-    given = {"--target": "target", "--data": "text", "--out": tmp_path / "run"}
-    given |= {"--shape": SHAPE[1], args[0]: args[1]}
-    result = run(*(part for pair in given.items() for part in pair))
+    arguments = {"--target": "target", "--data": "text", "--out": tmp_path / "run"}
+    arguments |= {"--shape": SHAPE[1], args[0]: args[1]}
+    result = run(*(part for pair in arguments.items() for part in pair))
     assert result.code == 2 and result.err.startswith("error: ") and said in result.err
     assert result.err.count("\n") == 1 and not result.out
     assert not (tmp_path / "run").exists()
@@ -126,8 +126,8 @@ def test_a_disk_too_full_for_the_draft_leaves_the_last_one(run, base, tmp_path, 
 
 
 def test_fields_of_a_shape():
-    found = fields("num_hidden_layers=1, rms_norm_eps=1e-5,tie=true,hidden_act=gelu")
-    assert found == {
+    values = fields("num_hidden_layers=1, rms_norm_eps=1e-5,tie=true,hidden_act=gelu")
+    assert values == {
         "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "tie": True, "hidden_act": "gelu"
     }  # fmt: skip
     assert fields(None) == {} == fields("")

@@ -56,9 +56,9 @@ def completions(result) -> list[dict]:
 
 
 def test_controls_shape_the_text_that_is_streamed(run, pair, spec):
-    asked = {"repetition_penalty": 1.8, "max_new_tokens": 20, "presence_penalty": 0.5}
-    flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
-    expected = spec.generate("It was", gamma=2, **asked)[0].text
+    wishes = {"repetition_penalty": 1.8, "max_new_tokens": 20, "presence_penalty": 0.5}
+    flags = [part for n, v in wishes.items() for part in (f"--{n.replace('_', '-')}", v)]
+    expected = spec.generate("It was", gamma=2, **wishes)[0].text
     assert run("generate", "It was", *pair, *flags).out == expected + "\n"
     assert expected != spec.generate("It was", gamma=2, max_new_tokens=20)[0].text
 
@@ -69,33 +69,33 @@ def test_a_stop_string_ends_it_and_is_not_shown(run, pair, spec):
     flags = ("--stop", "no such text", "--stop", stop, "--max-new-tokens", 20)
     before = whole[: whole.index(stop)]
     assert run("generate", "It was", *pair, *flags).out == before + "\n"
-    kept = run("generate", "It was", *pair, *flags, "--include-stop-string")
-    assert kept.out == before + stop + "\n"
-    (found,) = completions(run("generate", "It was", *pair, *flags, "--json"))
-    assert found["stop_reason"] == stop and found["finish_reason"] == "stop"
-    assert found["params"] == {"max_new_tokens": 20, "stop_strings": ["no such text", stop]}
+    result = run("generate", "It was", *pair, *flags, "--include-stop-string")
+    assert result.out == before + stop + "\n"
+    (completion,) = completions(run("generate", "It was", *pair, *flags, "--json"))
+    assert completion["stop_reason"] == stop and completion["finish_reason"] == "stop"
+    assert completion["params"] == {"max_new_tokens": 20, "stop_strings": ["no such text", stop]}
 
 
 def test_several_texts_of_a_prompt(run, pair, spec, tmp_path):
-    asked = {"num_return_sequences": 2, "temperature": 1.0, "max_new_tokens": 6}
+    wishes = {"num_return_sequences": 2, "temperature": 1.0, "max_new_tokens": 6}
     flags = ("--num-return-sequences", 2, "--temperature", 1, "--max-new-tokens", 6)
     file = lines(tmp_path, {"prompt": "It was"}, {"prompt": "The", "num_return_sequences": 1})
-    done = spec.generate("It was", gamma=2, seed=5, **asked)
+    texts = spec.generate("It was", gamma=2, seed=5, **wishes)
     shown = run("generate", *file, *pair, *flags, "--seed", 5).out
-    assert shown.startswith(f"==> prompt 0, text 0: It was <==\n{done[0].text}\n")
-    assert f"\n==> prompt 0, text 1: It was <==\n{done[1].text}\n\n==> prompt 1: The" in shown
-    found = completions(run("generate", *file, *pair, *flags, "--seed", 5, "--json"))
-    assert [c["tokens"] for c in found[:2]] == [c.tokens for c in done]
-    assert [(c["prompt"], c["seed"]) for c in found] == [(0, [5, 0]), (0, [5, 1]), (1, [5, 2])]
+    assert shown.startswith(f"==> prompt 0, text 0: It was <==\n{texts[0].text}\n")
+    assert f"\n==> prompt 0, text 1: It was <==\n{texts[1].text}\n\n==> prompt 1: The" in shown
+    rows = completions(run("generate", *file, *pair, *flags, "--seed", 5, "--json"))
+    assert [c["tokens"] for c in rows[:2]] == [c.tokens for c in texts]
+    assert [(c["prompt"], c["seed"]) for c in rows] == [(0, [5, 0]), (0, [5, 1]), (1, [5, 2])]
 
 
 def test_more_texts_than_share_a_pass(run, pair, spec):
     many = BATCH + 2
-    asked = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
+    wishes = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
     flags = ("--num-return-sequences", many, "--temperature", 1, "--max-new-tokens", 2, "--json")
-    found = completions(run("generate", "It was", *pair, *flags))
-    assert [c["tokens"] for c in found] == [
-        c.tokens for c in spec.generate("It was", gamma=2, **asked)
+    rows = completions(run("generate", "It was", *pair, *flags))
+    assert [c["tokens"] for c in rows] == [
+        c.tokens for c in spec.generate("It was", gamma=2, **wishes)
     ]
 
 
@@ -118,24 +118,28 @@ def test_a_line_has_wishes_of_its_own(run, pair, spec, tmp_path):
 
 def test_logprobs_are_a_table_under_the_text(run, pair, spec):
     flags = ("--max-new-tokens", 3, "--logprobs", 1, "--prompt-logprobs", 0)
-    (done,) = spec.generate("It was", gamma=2, max_new_tokens=3, logprobs=1, prompt_logprobs=0)
+    (completion,) = spec.generate(
+        "It was", gamma=2, max_new_tokens=3, logprobs=1, prompt_logprobs=0
+    )
     shown = run("generate", "It was", *pair, *flags).out
-    assert shown.startswith(done.text + "\n")
-    found = [re.search(r" (-\d+\.\d{3})( |$)", line) for line in shown.splitlines()]
-    rows = [float(each[1]) for each in found if each]
-    known = [*done.prompt_logprobs, *done.logprobs]
+    assert shown.startswith(completion.text + "\n")
+    searches = [re.search(r" (-\d+\.\d{3})( |$)", line) for line in shown.splitlines()]
+    rows = [float(each[1]) for each in searches if each]
+    known = [*completion.prompt_logprobs, *completion.logprobs]
     assert rows == pytest.approx([each.logprob for each in known], abs=1e-3)
     assert len(rows) == len(known) and shown.count("likeliest") == 1
-    (found,) = completions(run("generate", "It was", *pair, *flags, "--json"))
-    assert [each["token"] for each in found["logprobs"]] == done.tokens
-    assert len(found["prompt_logprobs"]) == len(done.prompt_logprobs)
+    (row,) = completions(run("generate", "It was", *pair, *flags, "--json"))
+    assert [each["token"] for each in row["logprobs"]] == completion.tokens
+    assert len(row["prompt_logprobs"]) == len(completion.prompt_logprobs)
 
 
 def test_logprobs_of_ids(run, base):
     args = ("--target", base / "bare", "--draft", "none", "--logprobs", 2, "--max-new-tokens", 2)
-    (done,) = foretoken.load(base / "bare", "none").generate([1, 2], max_new_tokens=2, logprobs=2)
+    (completion,) = foretoken.load(base / "bare", "none").generate(
+        [1, 2], max_new_tokens=2, logprobs=2
+    )
     shown = run("generate", "1,2", *args).out
-    first = done.logprobs[0]
+    first = completion.logprobs[0]
     assert re.search(rf"^ +{first.token} +{first.logprob:.3f} +{first.top[0][0]} ", shown, re.M)
 
 
@@ -147,8 +151,8 @@ def test_chat(run, pair, base, spec):
     briefly = spec.generate([{"role": "system", "content": "Be brief."}, USER], gamma=2,
                             chat_template=TEMPLATE, max_new_tokens=6)[0]  # fmt: skip
     flags = ("--chat", "--system", "Be brief.", *template, "--json")
-    (found,) = completions(run("generate", "Where?", *pair, *flags))
-    assert found["tokens"] == briefly.tokens
+    (completion,) = completions(run("generate", "Where?", *pair, *flags))
+    assert completion["tokens"] == briefly.tokens
 
 
 def test_lines_of_messages(run, pair, base, spec, tmp_path):

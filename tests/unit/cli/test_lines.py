@@ -38,7 +38,10 @@ def test_what_cannot_be_continued_is_told_and_passed_over(tmp_path, capsys) -> N
         found = dict(complete(names, tally))
     assert set(found) == {(2, 0), (2, 1), (5, 0), (5, 1)} and tally.failed == 2
     assert capsys.readouterr().err.count("error: line 6: prompt 0 holds the id 999") == 2
-    assert all(len(done.tokens) == 5 and done.seed == asked.key(n) for n, done in found.items())
+    assert all(
+        len(completion.tokens) == 5 and completion.seed == asked.key(n)
+        for n, completion in found.items()
+    )
     assert found[2, 0].tokens != found[2, 1].tokens
 
 

@@ -41,17 +41,17 @@ def answered(source: Local, prompt, number: int = 0, **wishes):
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_text_is_what_generate_gives(spec, number):
     wishes = {"temperature": 1.0, "max_new_tokens": 20}
-    (done,) = spec.generate("It was", gamma=2, seed=[(5, number)], **wishes)
+    (completion,) = spec.generate("It was", gamma=2, seed=[(5, number)], **wishes)
     with opened(spec) as source:
         text, tokens, reply = answered(source, "It was", number, **wishes)
-    assert text == done.text == "".join(token.text for token in tokens)
+    assert text == completion.text == "".join(token.text for token in tokens)
     fates = [
         "accepted" if i < step.accepted else "plain" if not step.drafted
         else "corrected" if step.accepted < step.drafted else "bonus"
-        for step in done.steps for i in range(len(step.kept))
+        for step in completion.steps for i in range(len(step.kept))
     ]  # fmt: skip
     assert [token.fate for token in tokens] == fates and {"accepted", "corrected"} <= {*fates}
-    stats = done.stats
+    stats = completion.stats
     assert (reply.tokens, reply.calls, reply.drafted, reply.accepted, reply.finish_reason) == (
         20, stats.target_calls, stats.drafted, stats.accepted, "length")  # fmt: skip
     assert sum(reply.overlaps) / len(reply.overlaps) == pytest.approx(stats.alpha)
@@ -65,16 +65,18 @@ def test_plain_decoding_is_plain(spec):
 
 
 def test_lenience_is_counted(spec):
-    (done,) = spec.generate("It was", gamma=2, seed=[(5, 0)], lenience=0.2, temperature=1.0)
+    (completion,) = spec.generate("It was", gamma=2, seed=[(5, 0)], lenience=0.2, temperature=1.0)
     with opened(spec, lenience=0.2) as source:
         text, _, reply = answered(source, "It was", temperature=1.0)
-    assert text == done.text and reply.bias / reply.tokens == pytest.approx(done.stats.bias)
+    assert text == completion.text and reply.bias / reply.tokens == pytest.approx(
+        completion.stats.bias
+    )
 
 
 def test_messages_go_through_the_template(spec):
-    (done,) = spec.generate([TALK], gamma=2, chat_template=TEMPLATE.text, max_new_tokens=9)
+    (completion,) = spec.generate([TALK], gamma=2, chat_template=TEMPLATE.text, max_new_tokens=9)
     with opened(spec, messages=True) as source:
-        assert answered(source, TALK, max_new_tokens=9)[0] == done.text
+        assert answered(source, TALK, max_new_tokens=9)[0] == completion.text
 
 
 def test_an_answer_has_as_much_room_as_there_is(spec):
@@ -99,20 +101,20 @@ def test_a_text_that_is_dropped_leaves_no_row(spec):
 
 def test_ids_where_there_is_no_tokenizer():
     bare = foretoken.load(llama(64), "none")
-    (done,) = bare.generate([1, 2], max_new_tokens=5)
+    (completion,) = bare.generate([1, 2], max_new_tokens=5)
     with opened(bare, gamma=None) as source:
         text, tokens, _ = answered(source, "1, 2", max_new_tokens=5)
-        assert text == ",".join(map(str, done.tokens))
-        assert [token.text for token in tokens] == [str(token) for token in done.tokens]
+        assert text == ",".join(map(str, completion.tokens))
+        assert [token.text for token in tokens] == [str(token) for token in completion.tokens]
         with pytest.raises(InputError, match="no tokenizer, and 'It was' is not ids"):
             answered(source, "It was")
 
 
 def test_encoder_decoders_continue_too():
     spec = foretoken.load(t5(320), "none", tokenizer=byte_level())
-    (done,) = spec.generate("It was", max_new_tokens=8)
+    (completion,) = spec.generate("It was", max_new_tokens=8)
     with opened(spec, gamma=None) as source:
-        assert answered(source, "It was", max_new_tokens=8)[0] == done.text
+        assert answered(source, "It was", max_new_tokens=8)[0] == completion.text
 
 
 def test_a_text_that_fails_is_not_the_last(spec):

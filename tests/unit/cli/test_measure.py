@@ -65,12 +65,12 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
 
     plan = run("plan", out)
     assert plan.code == 0 and plan.err == "" and "speculate" in plan.out
-    found = json.loads(run("plan", out, "--json").out)
-    assert found["command"] in plan.out and f"--gamma {found['gamma']}" in found["command"]
-    (candidate,) = found["candidates"]
+    report = json.loads(run("plan", out, "--json").out)
+    assert report["command"] in plan.out and f"--gamma {report['gamma']}" in report["command"]
+    (candidate,) = report["candidates"]
     assert candidate["draft"] == str(base / "draft")
     assert candidate["alpha"] == saved["alpha"]
-    assert found["speculate"] == (candidate["speedup"]["value"] > 1)
+    assert report["speculate"] == (candidate["speedup"]["value"] > 1)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -81,9 +81,9 @@ def test_what_is_printed_fits_the_terminal(monkeypatch, capsys, tmp_path, run, w
     facts = {"target": folder, "passes": [1.5 + n / 10 for n in range(16)]}
     files, shown = [], ""
     for i, draft in enumerate(["/a/folder/of/models/draft", "/another/folder/draft", "lookup"]):
-        found = document([0.8] * 5, 0.1, draft=draft, speedup=1.3 + i / 10, **facts)
+        content = document([0.8] * 5, 0.1, draft=draft, speedup=1.3 + i / 10, **facts)
         files.append(tmp_path / f"{i}.json")
-        files[-1].write_text(json.dumps(found))
+        files[-1].write_text(json.dumps(content))
         sheet.show(load(files[-1]), page())
         shown += capsys.readouterr().out
     plan = run("plan", *files)
@@ -99,10 +99,10 @@ def test_what_is_printed_fits_the_terminal(monkeypatch, capsys, tmp_path, run, w
 
 def test_json_is_one_document(run, base):
     result = run("measure", *pair(base, "--limit", 2, "--json"))
-    found = json.loads(result.out)
-    assert result.code == 0 and len(found["prompts"]) == 2
-    derived = found["derived"]
-    assert derived["d_lk"] == pytest.approx(1 - found["alpha"]["value"])
+    report = json.loads(result.out)
+    assert result.code == 0 and len(report["prompts"]) == 2
+    derived = report["derived"]
+    assert derived["d_lk"] == pytest.approx(1 - report["alpha"]["value"])
     assert derived["v"][0] == 1 and len(derived["v"]) == 16
     assert 0 < derived["c_hat"] < 1 and derived["floor_seconds"] > 0
     assert [one["gamma"] for one in derived["predictions"]] == list(range(16))
@@ -133,10 +133,10 @@ def test_ids_and_copies(run, base):
 
 def test_drafts_are_measured_and_planned(run, base):
     result = run("plan", *pair(base, "--draft", "uniform", "--draft", "lookup", "--json"))
-    found = json.loads(result.out)
-    names = [one["draft"] for one in found["candidates"]]
+    report = json.loads(result.out)
+    names = [one["draft"] for one in report["candidates"]]
     assert sorted(names) == sorted([str(base / "draft"), "uniform", "lookup"])
-    factors = [one["speedup"]["value"] for one in found["candidates"]]
+    factors = [one["speedup"]["value"] for one in report["candidates"]]
     assert factors == sorted(factors, reverse=True)
 
 

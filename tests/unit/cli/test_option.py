@@ -94,13 +94,13 @@ def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, comm
     refused = run(*commands[name], *words)
     mistake(refused, "guidance_scale=1.5")
     assert "--ignore-generation-config" in refused.err
-    done = run(*commands[name], *words, "--ignore-generation-config")
-    assert done.code == 0, done.err
+    result = run(*commands[name], *words, "--ignore-generation-config")
+    assert result.code == 0, result.err
     again = f"--tokenizer {base / 'words'} --ignore-generation-config"
     if name == "plan":  # what was measured so is generated so
-        assert again in json.loads(done.out)["command"]
+        assert again in json.loads(result.out)["command"]
     elif name in ("ngram", "heads", "distill"):
-        assert again in done.out
+        assert again in result.out
 
 
 def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
@@ -113,14 +113,19 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "load", load)
-    asked = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
-    asked |= {"draft_dtype": "float32", "kv_dtype": "int8", "device": "cuda", "runtime": "graphs"}
-    flags = [part for n, v in asked.items() for part in (f"--{n.replace('_', '-')}", v)]
+    arguments = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
+    arguments |= {
+        "draft_dtype": "float32",
+        "kv_dtype": "int8",
+        "device": "cuda",
+        "runtime": "graphs",
+    }
+    flags = [part for n, v in arguments.items() for part in (f"--{n.replace('_', '-')}", v)]
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
     run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
     on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
     on |= {"tensor_parallel": 1}  # more is refused beside these
-    assert seen == asked | on | {"target": str(tmp_path), "draft": "d"}
+    assert seen == arguments | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")
     assert seen == {one.name: one.default for one in parameters}
@@ -128,8 +133,8 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
 def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
     pair = ("--target", base / "draft", "--draft", "lookup", "--prompts", base / "prompts.txt")
-    asked = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
-    assert run("measure", *pair, *asked).code == 0
+    arguments = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
+    assert run("measure", *pair, *arguments).code == 0
     plan = json.loads(run("plan", tmp_path / "m.json", "--json").out)
     assert plan["command"].endswith("--max-new-tokens 6 --exact-shapes")
 
@@ -137,8 +142,8 @@ def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
 def test_options_without_a_model_to_load(run, base, tmp_path):
     mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
     mistake(run("plan", tmp_path / "m.json", "--dtype", "int8"), "options of loading; not both")
-    found = run("doctor", base / "draft", "--runtime", "transformers", "--json")
-    assert json.loads(found.out)["why"].startswith("it was asked for")
+    result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
+    assert json.loads(result.out)["why"].startswith("it was asked for")
 
 
 # How the model's own generation config would sample
@@ -160,9 +165,9 @@ SAYS = (
 
 
 def test_what_the_model_suggests_is_said_once(run, base, sampling):
-    said = run("generate", "It was", *sampling)
-    assert said.code == 0 and said.err == SAYS and "suggests" not in said.out
-    assert run("complete", "-q", "It was", *sampling) == said
+    result = run("generate", "It was", *sampling)
+    assert result.code == 0 and result.err == SAYS and "suggests" not in result.out
+    assert run("complete", "-q", "It was", *sampling) == result
     document = run("generate", "It was", *sampling, "--json", "--compare")
     assert document.err == SAYS and json.loads(document.out)["completions"]
     measured = run("measure", "--prompts", base / "prompts.txt", *sampling, *FEW)
@@ -170,6 +175,6 @@ def test_what_the_model_suggests_is_said_once(run, base, sampling):
 
 
 def test_what_is_asked_for_is_not_missed(run, sampling):
-    asked = ("--temperature", 0.6, "--top-p", 0.9)
-    assert run("generate", "It was", *sampling, *asked).err == ""
+    arguments = ("--temperature", 0.6, "--top-p", 0.9)
+    assert run("generate", "It was", *sampling, *arguments).err == ""
     assert run("generate", "It was", *sampling, "--ignore-generation-config").err == ""

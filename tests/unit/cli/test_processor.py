@@ -21,12 +21,12 @@ def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
 
 
 def test_what_the_processor_can_do_and_how_fast_it_reads(run: Run) -> None:
-    found: dict[str, Any] = json.loads(run("doctor", "--json").out)["processor"]
-    assert found["name"] and found["threads"] >= 1 and found["bytes_per_second"] > 0
+    document: dict[str, Any] = json.loads(run("doctor", "--json").out)["processor"]
+    assert document["name"] and document["threads"] >= 1 and document["bytes_per_second"] > 0
     shown = run("doctor").out
-    assert f"processor: {found['name']}, {found['threads']} threads" in shown
+    assert f"processor: {document['name']}, {document['threads']} threads" in shown
     assert " GB/s, reading 1 MiB" in shown
-    assert all(name in shown for name in found["abilities"] or ())
+    assert all(name in shown for name in document["abilities"] or ())
 
 
 @pytest.mark.openvino
@@ -46,17 +46,17 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
     assert "200" in one and eight.split()[-2] == "int8"
     assert "-: time or memory did not suffice" in shown.out
     assert shown.out.count("other processes took 23%") == 2
-    found = json.loads(run("doctor", "--speed", "--json").out)
-    assert found["tokens"] == [1, 8] and found["others"] == 0.23
-    assert found["speeds"][2] == {"parameters": 10**7, "dtype": "bfloat16", "seconds": None}
+    document = json.loads(run("doctor", "--speed", "--json").out)
+    assert document["tokens"] == [1, 8] and document["others"] == 0.23
+    assert document["speeds"][2] == {"parameters": 10**7, "dtype": "bfloat16", "seconds": None}
 
 
 @pytest.mark.openvino
 def test_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "STACKS", (Stack(64, 1),))
     monkeypatch.setattr(speed, "ENOUGH", 0.0)
-    found = json.loads(run("doctor", "--speed", "--json").out)["speeds"]
-    assert len(found) == 4 and all(len(each["seconds"]) == 2 for each in found)
+    document = json.loads(run("doctor", "--speed", "--json").out)["speeds"]
+    assert len(document) == 4 and all(len(each["seconds"]) == 2 for each in document)
 
 
 def test_without_openvino_it_says_so(run: Run) -> None:

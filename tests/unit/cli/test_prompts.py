@@ -68,7 +68,7 @@ def test_a_line_with_messages_and_wishes(tmp_path):
         ('{"prompt": "a", "logit_bias": {"5": -Infinity}}', "logit_bias: NaN and Infinity are no"),
     ],
 )
-def test_lines_that_are_none_are_told_by_place(tmp_path, row, says):
+def test_invalid_lines_are_told_by_place(tmp_path, row, says):
     with pytest.raises(InputError) as error:
         parse(tmp_path, {"prompt": "a"}, row)
     assert str(error.value).startswith(f"{tmp_path / 'p.jsonl'}, line 2: {says}")

@@ -68,8 +68,8 @@ def test_ours_says_what_became_of_the_guesses():
     counts = reply.tokens, reply.calls, reply.accepted, reply.drafted, reply.overlaps
     assert counts == (2, 1, 1, 3, [0.9, 0.5]) and reply.finish_reason == "length"
     assert source.name == f"other at {server.url}, d" and source.runtime == "r, draft s"
-    (asked,) = server.bodies("/v1/chat/completions")
-    assert asked["speculation"] == {"steps": True, "gamma": 3, "lenience": 0.5}
+    (payload,) = server.bodies("/v1/chat/completions")
+    assert payload["speculation"] == {"steps": True, "gamma": 3, "lenience": 0.5}
 
 
 def test_completions():
@@ -78,9 +78,9 @@ def test_completions():
     with replaying(completions=[streamed(*texts)]) as server:
         with opened(server.url, model="m", messages=False, seed=2**63 - 1) as source:
             assert answered(source, "It was", 1)[0] == "a b"
-    (asked,) = server.bodies("/v1/completions")
-    assert asked["prompt"] == "It was" and asked["max_tokens"] == 64 and asked["seed"] == 0
-    assert asked["model"] == "m" and not server.bodies("/v1/models")
+    (payload,) = server.bodies("/v1/completions")
+    assert payload["prompt"] == "It was" and payload["max_tokens"] == 64 and payload["seed"] == 0
+    assert payload["model"] == "m" and not server.bodies("/v1/models")
 
 
 def test_wishes_have_the_names_of_the_api():
@@ -92,10 +92,10 @@ def test_wishes_have_the_names_of_the_api():
     variables = {"enable_thinking": False}
     with replaying(chat=[said("a")]) as server, opened(server.url, variables=variables) as source:
         answered(source, **wishes)
-    (asked,) = server.bodies("/v1/chat/completions")
+    (payload,) = server.bodies("/v1/chat/completions")
     renamed = dict(zip(names, sent, strict=True))
-    assert {renamed.get(n, n): v for n, v in wishes.items()}.items() <= asked.items()
-    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+    assert {renamed.get(n, n): v for n, v in wishes.items()}.items() <= payload.items()
+    assert payload["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +233,6 @@ def test_what_a_server_cannot_do_is_told_before_anything_is_asked():
 def test_requests_are_json_in_utf8():
     with replaying(chat=[said("a")]) as server, opened(server.url) as source:
         answered(source, [{"role": "user", "content": "naïve \U0001f600"}])
-    path, asked, headers = server.requests[-1]
-    assert headers["content-type"] == "application/json" and json.dumps(asked)
-    assert asked["messages"][0]["content"] == "naïve \U0001f600"
+    path, payload, headers = server.requests[-1]
+    assert headers["content-type"] == "application/json" and json.dumps(payload)
+    assert payload["messages"][0]["content"] == "naïve \U0001f600"

@@ -48,11 +48,11 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     monkeypatch.setattr(plots, "DPI", 20)  # the same, sooner
     monkeypatch.setattr(curves, "MAX_GAMMA", 8)
     out = tmp_path / "new" / "report"
-    done = console("report", recipe, "--out", out)
-    assert done.code == 1 and done.out.splitlines() == [
+    result = console("report", recipe, "--out", out)
+    assert result.code == 1 and result.out.splitlines() == [
         str(out / name) for name in ("report.html", "report.md", "report.json")
     ]
-    failures = [line for line in done.err.splitlines() if line.startswith("failed: ")]
+    failures = [line for line in result.err.splitlines() if line.startswith("failed: ")]
     assert len(failures) == 2 and all("no-such/folder" in line for line in failures)
     lines = (out / "results.jsonl").read_text().splitlines()
     assert len(lines) == 6  # what they were made with, and the measurements
@@ -60,12 +60,12 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     document = json.loads(again.out)
     own = document["chapters"][0]
     assert set(own["rows"]) == {"acceptance", "walltime", "trace"} and not document["quick"]
-    kept = (out / "results.jsonl").read_text().splitlines()
-    assert kept[:6] == lines and len(kept) == 8  # what failed was tried again
-    assert all("wrong" in line for line in kept[6:])
+    kept_lines = (out / "results.jsonl").read_text().splitlines()
+    assert kept_lines[:6] == lines and len(kept_lines) == 8  # what failed was tried again
+    assert all("wrong" in line for line in kept_lines[6:])
     shown = console("report", recipe, "--out", out, "--as-measured", "--json")
     assert json.loads(shown.out)["chapters"] == document["chapters"]
-    assert (out / "results.jsonl").read_text().splitlines() == kept
+    assert (out / "results.jsonl").read_text().splitlines() == kept_lines
     assert f"foretoken report {recipe} --out {out}" in (out / "report.md").read_text()
 
 
@@ -86,8 +86,8 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     own.write_text(text + "\n")
     assert "measured anew" not in console("report", own, "--out", out).err
     own.write_text(text.replace("max_new_tokens = 8", "max_new_tokens = 9"))
-    said = console("report", own, "--out", out).err
-    assert f"tiny: measured anew; {out}/results.jsonl has it of another recipe" in said
+    result = console("report", own, "--out", out).err
+    assert f"tiny: measured anew; {out}/results.jsonl has it of another recipe" in result
     (tmp_path / "prompts.txt").unlink()
     mistake(console("report", own, "--out", out), "there is no")
     content = (out / "results.jsonl").read_bytes()
@@ -135,8 +135,8 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
 
 def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("foretoken.cli.report.find_spec", lambda name: None)
-    said = console("report", recipe, "--out", tmp_path / "out")
-    mistake(said, "a report needs matplotlib; pip install 'foretoken[report]'")
+    result = console("report", recipe, "--out", tmp_path / "out")
+    mistake(result, "a report needs matplotlib; pip install 'foretoken[report]'")
 
 
 def test_time_left_in_words():

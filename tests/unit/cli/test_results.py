@@ -54,13 +54,13 @@ ROWS = [{"prompt": f"It was {i}", "id": f"n{i}", "max_new_tokens": 3 + i % 9} fo
 def test_results_are_those_of_generate(run, pair, base, tmp_path) -> None:
     result = run("generate", *prompts(tmp_path, *ROWS), *pair, *OPTIONS)
     assert result.code == 0 and "tokens/s" in result.err and result.out == ""
-    found = read(tmp_path)
+    parsed = read(tmp_path)
     spec = foretoken.load(base / "target", base / "draft", dtype="float64")
     params = [foretoken.SamplingParams(1.0, max_new_tokens=r["max_new_tokens"]) for r in ROWS]
-    done = spec.generate([r["prompt"] for r in ROWS], params, gamma=2, seed=5)
-    assert sorted(found) == [(i + 1, 0) for i in range(30)]
-    for i, completion in enumerate(done):
-        row = found[i + 1, 0]
+    completions = spec.generate([r["prompt"] for r in ROWS], params, gamma=2, seed=5)
+    assert sorted(parsed) == [(i + 1, 0) for i in range(30)]
+    for i, completion in enumerate(completions):
+        row = parsed[i + 1, 0]
         assert (row["id"], row["text"], row["tokens"]) == (
             f"n{i}",
             completion.text,
@@ -71,18 +71,18 @@ def test_results_are_those_of_generate(run, pair, base, tmp_path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 17])
 def test_it_goes_on_where_it_was_broken_off(run, pair, tmp_path, kept) -> None:
-    asked = prompts(tmp_path, *ROWS)
-    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    file = prompts(tmp_path, *ROWS)
+    assert run("generate", *file, *pair, *OPTIONS).code == 0
     whole = read(tmp_path)
     out = tmp_path / "out.jsonl"
     lines = out.read_bytes().splitlines(keepends=True)
     out.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])  # as a kill may leave it
-    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    assert run("generate", *file, *pair, *OPTIONS).code == 0
     assert {n: row["tokens"] for n, row in read(tmp_path).items()} == {
         n: row["tokens"] for n, row in whole.items()
     }
     before = out.read_bytes()
-    assert run("generate", *asked, *pair, *OPTIONS).code == 0
+    assert run("generate", *file, *pair, *OPTIONS).code == 0
     assert out.read_bytes() == before
 
 
@@ -98,35 +98,35 @@ def test_bad_lines_are_told_and_the_rest_is_done(run, pair, tmp_path) -> None:
     ]
     result = run("generate", *prompts(tmp_path, *rows), *pair, *OPTIONS)
     assert result.code == 1
-    for said in (
+    for message in (
         "line 2: ",
         "line 3: temprature is no key of a line here; did you mean temperature?",
         "line 4: prompt 0 holds the id 999",
     ):
-        assert said in result.err
-    found = read(tmp_path)
-    assert sorted(found) == [(1, 0), (6, 0), (7, 0)]
-    assert found[6, 0]["finish_reason"] == "error" and "suppress" in found[6, 0]["error"]
-    assert found[7, 0]["seed"] == [9, 0] and found[1, 0]["seed"] == [5, 0]
+        assert message in result.err
+    parsed = read(tmp_path)
+    assert sorted(parsed) == [(1, 0), (6, 0), (7, 0)]
+    assert parsed[6, 0]["finish_reason"] == "error" and "suppress" in parsed[6, 0]["error"]
+    assert parsed[7, 0]["seed"] == [9, 0] and parsed[1, 0]["seed"] == [5, 0]
 
 
 def test_several_texts_of_a_line(run, pair, tmp_path) -> None:
-    asked = prompts(tmp_path, {"prompt": "a", "num_return_sequences": 3}, {"prompt": "a"})
-    assert run("generate", *asked, *pair, *OPTIONS).code == 0
-    found = read(tmp_path)
-    assert sorted(found) == [(1, 0), (1, 1), (1, 2), (2, 0)]
-    assert len({tuple(row["seed"]) for row in found.values()}) == 4
+    file = prompts(tmp_path, {"prompt": "a", "num_return_sequences": 3}, {"prompt": "a"})
+    assert run("generate", *file, *pair, *OPTIONS).code == 0
+    parsed = read(tmp_path)
+    assert sorted(parsed) == [(1, 0), (1, 1), (1, 2), (2, 0)]
+    assert len({tuple(row["seed"]) for row in parsed.values()}) == 4
 
 
 def test_what_is_refused(run, pair, tmp_path) -> None:
-    asked = prompts(tmp_path, {"prompt": "a"})
+    file = prompts(tmp_path, {"prompt": "a"})
     mistake(run("generate", "a", "--output", tmp_path / "x"), "--output is for a file of prompts")
-    mistake(run("generate", *asked, "--json"), "--json and --output are both given")
-    unused = run("generate", *asked, *pair, "--system", "Be brief.")
+    mistake(run("generate", *file, "--json"), "--json and --output are both given")
+    unused = run("generate", *file, *pair, "--system", "Be brief.")
     mistake(unused, "--system is for messages, and there are none; add --chat")
     (tmp_path / "out.jsonl").write_text('{"line": 1}\n')
     message = "out.jsonl, line 1 is no result of this command; give another --output"
-    mistake(run("generate", *asked, *pair), message)
+    mistake(run("generate", *file, *pair), message)
 
 
 def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) -> None:
@@ -175,14 +175,14 @@ def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
 
 def test_results_of_something_else_are_not_gone_on_with(run, pair, tmp_path) -> None:
     """Another prompt in a line, another order, seed or option: nothing is mixed."""
-    given = prompts(tmp_path, *ROWS[:3])
-    assert run("generate", *given, *pair, *OPTIONS).code == 0
+    file = prompts(tmp_path, *ROWS[:3])
+    assert run("generate", *file, *pair, *OPTIONS).code == 0
     before = (tmp_path / "out.jsonl").read_bytes()
-    again = run("generate", *given, *pair, *OPTIONS)
+    again = run("generate", *file, *pair, *OPTIONS)
     assert again.code == 0 and "all 3 texts were there" in again.err
     says = "another prompt, seed, model or option"
-    mistake(run("generate", *given, *pair, *OPTIONS, "--top-k", 3), says)
-    mistake(run("generate", *given, *pair, *OPTIONS[:-4], "--seed", 6, *OPTIONS[-2:]), says)
+    mistake(run("generate", *file, *pair, *OPTIONS, "--top-k", 3), says)
+    mistake(run("generate", *file, *pair, *OPTIONS[:-4], "--seed", 6, *OPTIONS[-2:]), says)
     mistake(run("generate", *prompts(tmp_path, *ROWS[1:4]), *pair, *OPTIONS), says)
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
@@ -198,12 +198,12 @@ def test_one_process_at_a_time_writes_a_file(tmp_path) -> None:
 
 def test_what_is_no_file_is_refused(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, said in (
+    for path, message in (
         (tmp_path / "pipe", "no file"),
         (tmp_path, "no file"),
         (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             Results(path).__enter__()
 
 
@@ -215,11 +215,11 @@ def test_parquet_in_and_out(run, pair, tmp_path) -> None:
     files = ("--prompt-file", tmp_path / "in.parquet", "--output", tmp_path / "out.parquet")
     result = run("generate", *files, *pair, *OPTIONS)
     assert result.code == 0, result.err
-    found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     lines = read(tmp_path)  # beside it: what is gone on with
-    assert [row["line"] for row in found] == [1, 2, 3, 4, 5] and len(lines) == 5
-    assert [json.loads(row["id"]) for row in found] == [row["id"] for row in ROWS[:5]]
-    assert [row["tokens"] for row in found] == [lines[n, 0]["tokens"] for n in range(1, 6)]
+    assert [row["line"] for row in rows] == [1, 2, 3, 4, 5] and len(lines) == 5
+    assert [json.loads(row["id"]) for row in rows] == [row["id"] for row in ROWS[:5]]
+    assert [row["tokens"] for row in rows] == [lines[n, 0]["tokens"] for n in range(1, 6)]
     again = run("generate", *files, *pair, *OPTIONS)
     assert again.code == 0 and "all 5 texts were there" in again.err
 

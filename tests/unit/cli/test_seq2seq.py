@@ -39,9 +39,9 @@ def test_a_model_is_trained_and_used_and_a_draft_for_it(run, console, pairs, tmp
     assert nats in shown.out
     assert shown.out.endswith(f"\nuse it: foretoken generate --target {model} PROMPT\n")
     further = ("--data", pairs, "--out", tmp_path / "draft", *TINY, "--tokenizer", model)
-    made = run(*further)
-    assert "step 2: loss " in made.err
-    assert made.out.endswith(f"generate --target {model} --draft {draft} PROMPT\n")
+    result = run(*further)
+    assert "step 2: loss " in result.err
+    assert result.out.endswith(f"generate --target {model} --draft {draft} PROMPT\n")
     used = console("generate", "the day 3", "--target", model, "--draft", draft, "--gamma", 2)
     assert used.code == 0
     table = tmp_path / "table.safetensors"
@@ -68,6 +68,6 @@ def test_an_interrupted_run_says_how_to_go_on(run, pairs, tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(seq2seq, "train_seq2seq", interrupted)
-    found = run("--data", pairs, "--out", tmp_path / "run")
-    said = f"interrupted; the same command goes on from {tmp_path / 'run'}\n"
-    assert (found.code, found.out, found.err) == (130, "", said)
+    result = run("--data", pairs, "--out", tmp_path / "run")
+    message = f"interrupted; the same command goes on from {tmp_path / 'run'}\n"
+    assert (result.code, result.out, result.err) == (130, "", message)

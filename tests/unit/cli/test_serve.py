@@ -39,14 +39,14 @@ def test_mistakes_are_told_at_once(console: Run, arguments: list[str], said: str
 
 
 def test_a_port_that_is_taken(console: Run) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        said = (
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        message = (
             f"127.0.0.1:{port} cannot be listened on (Address already in use); give another --port"
         )
-        mistake(console("serve", "--port", port), said)
+        mistake(console("serve", "--port", port), message)
 
 
 def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
     target, _ = pair(tmp_path)
     command = [sys.executable, "-m", "foretoken", "serve", target, "--draft", "none", "--port", "0"]
     command += ["--runtime", "transformers", "--kv-memory", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "error: kv_memory is 5 bytes" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 2 and "error: kv_memory is 5 bytes" in process.stderr
 
 
 def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
@@ -66,9 +66,13 @@ def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
     mistake(console("serve", "--config", file, "--port", 8000), "'xml'")
     file.write_text("target: nowhere/at/all\napi-key: [a]\n")
     mistake(console("serve", "--config", file), "nowhere")
-    for text, said in (("prot: 1", "did you mean port?"), ("- a", "no mapping"), ("a: [", "YAML")):
+    for text, message in (
+        ("prot: 1", "did you mean port?"),
+        ("- a", "no mapping"),
+        ("a: [", "YAML"),
+    ):
         file.write_text(text)
-        mistake(console("serve", "--config", file), said)
+        mistake(console("serve", "--config", file), message)
 
 
 def test_a_server_answers_and_ends_in_order(tmp_path: Path) -> None:
@@ -80,8 +84,8 @@ def test_a_server_answers_and_ends_in_order(tmp_path: Path) -> None:
     try:
 
         def address() -> str | None:
-            found = re.search(r"http://127\.0\.0\.1:\d+", (tmp_path / "log").read_text())
-            return found.group() if found else None
+            match = re.search(r"http://127\.0\.0\.1:\d+", (tmp_path / "log").read_text())
+            return match.group() if match else None
 
         until(address)
         url = str(address())
@@ -96,7 +100,7 @@ def test_a_server_answers_and_ends_in_order(tmp_path: Path) -> None:
         assert process.wait(30) == 0
     finally:
         process.kill()
-    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    (line,) = [each for each in told if each["logger"] == "foretoken.requests"]
+    entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    (line,) = [each for each in entries if each["logger"] == "foretoken.requests"]
     assert line["status"] == 200 and line["completion_tokens"] == 400
     assert not Path(f"/proc/{engine}").exists()

@@ -66,14 +66,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         stdin = io.TextIOWrapper(io.BytesIO(piped or b""), encoding="utf-8")
         stdin.isatty = lambda: typed is not None
         monkeypatch.setattr(sys, "stdin", stdin)
-        left = list(typed or [])
+        lines = list(typed or [])
 
         def line(_: str) -> str:
-            if not left:
+            if not lines:
                 raise EOFError
-            if isinstance(left[0], BaseException):
-                raise left.pop(0)
-            return left.pop(0)
+            if isinstance(lines[0], BaseException):
+                raise lines.pop(0)
+            return lines.pop(0)
 
         monkeypatch.setattr("builtins.input", line)
         monkeypatch.setattr(session.signal, "signal", lambda *_: None)
@@ -119,7 +119,10 @@ def test_lines_are_messages_and_only_answers_are_printed(run):
     source = Said("a", "b")
     piped = b"Hi\n\n /help\\ \n"
     assert run(source, piped=piped) == Result(0, "a\nb\n", "")
-    assert [asked[0] for asked in source.asked] == [turns("Hi"), turns("Hi", "a", " /help\\ ")]
+    assert [question[0] for question in source.asked] == [
+        turns("Hi"),
+        turns("Hi", "a", " /help\\ "),
+    ]
     source = Said("a", "b")
     assert run(source, piped=b"Hi\r\nHo", talk=False).out == "a\nb\n"
     assert source.asked == [("Hi", {}, 0), ("Ho", {}, 1)]
@@ -149,7 +152,7 @@ def test_turns_and_commands(run, tmp_path):
     result = run(source, typed=[*typed, f"/load {file}", "i", "/exit", "never"])
     assert result.code == 0 and result.out == "b\nd\nf\nh\nj\n"
     system = {"role": "system", "content": "Be brief."}
-    assert [asked[0] for asked in source.asked] == [
+    assert [question[0] for question in source.asked] == [
         turns("a"),
         turns("a", "b", "c"),
         [system, *turns("a", "b", "e")],
@@ -170,9 +173,9 @@ def test_wishes_are_set_and_checked(run):
     wrong = ["/set temperature -1", "/set typical_p 0.5", "/set nonsense 1", "/set top_k x"]
     result = run(source, typed=[*typed, *wrong])
     assert [wishes for _, wishes, _ in source.asked] == [{"temperature": 0.5}, {}]
-    told = result.err.splitlines()[1:-1]
-    assert told[:4] == ["temperature 0.5", "temperature 0.5", "nothing is set", "nothing is set"]
-    assert [line.split(";")[0] for line in told[4:]] == [
+    lines = result.err.splitlines()[1:-1]
+    assert lines[:4] == ["temperature 0.5", "temperature 0.5", "nothing is set", "nothing is set"]
+    assert [line.split(";")[0] for line in lines[4:]] == [
         "error: temperature is -1.0",
         "error: typical_p is nothing here",
         "error: 'nonsense' cannot be set",
@@ -203,7 +206,7 @@ def test_mistakes_end_nothing(run, typed, says):
 def test_plain_text_has_no_turns(run):
     source = Said("a", "b")
     result = run(source, typed=["x", "//y", "/undo", "/help"], talk=False)
-    assert [asked[0] for asked in source.asked] == ["x", "/y"]
+    assert [question[0] for question in source.asked] == ["x", "/y"]
     assert "/undo is no command" in result.err and "/system" not in result.out
     for name in ("/set [NAME VALUE]", "/stats", "/exit", "//..."):
         assert name in result.out
@@ -248,7 +251,7 @@ def test_lines_that_go_on(run):
     source = Said("1", "2")
     typed = ["a\\", " b\\", "c", "x\\", KeyboardInterrupt(), "y", KeyboardInterrupt(), "never"]
     result = run(source, typed=typed, talk=False)
-    assert [asked[0] for asked in source.asked] == ["a\n b\nc", "y"] and result.code == 0
+    assert [question[0] for question in source.asked] == ["a\n b\nc", "y"] and result.code == 0
 
 
 # A terminal of its own, with keys
@@ -282,8 +285,8 @@ def test_keys(direct):
             screen.until("> ")
             screen.type(CTRL_D)
             assert screen.code() == 0
-    asked = [each["messages"] for each in server.bodies("/v1/chat/completions")]
-    assert asked == [turns("Hi"), turns("Hi", "Once upon", "and\nso, then?")]
+    bodies = [each["messages"] for each in server.bodies("/v1/chat/completions")]
+    assert bodies == [turns("Hi"), turns("Hi", "Once upon", "and\nso, then?")]
 
 
 def test_ctrl_c_at_an_empty_prompt_leaves(direct):

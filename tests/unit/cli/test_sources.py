@@ -46,5 +46,5 @@ def test_wishes_are_checked_before_models_load():
 
 def test_only_what_was_said_of_guesses():
     assert Asked().speculation == {} and Asked(gamma=0).speculation == {"gamma": 0}
-    said = {"rule": "coupled", "lenience": 0.5}
-    assert Asked(**said).speculation == said
+    dials = {"rule": "coupled", "lenience": 0.5}
+    assert Asked(**dials).speculation == dials

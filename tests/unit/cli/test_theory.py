@@ -57,25 +57,25 @@ def test_no_finite_optimum():
 
 
 def test_json():
-    found = json.loads(run("--alpha", "0.8", "--c", "0.02", "--gamma", "5", "--json"))
-    assert found["optimal"]["gamma"] == 11 and found["improves"] is True
-    assert found["c_hat"] == 0.02 and found["tokens"] is None
-    assert [row["gamma"] for row in found["table"]] == list(range(17))
-    assert found["asked"] == found["table"][5]
-    assert found["asked"]["walltime_factor"] == walltime_factor(0.8, 5, 0.02)
-    assert found["asked"]["operations_factor"] == operations_factor(0.8, 5, 0.02)
+    document = json.loads(run("--alpha", "0.8", "--c", "0.02", "--gamma", "5", "--json"))
+    assert document["optimal"]["gamma"] == 11 and document["improves"] is True
+    assert document["c_hat"] == 0.02 and document["tokens"] is None
+    assert [row["gamma"] for row in document["table"]] == list(range(17))
+    assert document["asked"] == document["table"][5]
+    assert document["asked"]["walltime_factor"] == walltime_factor(0.8, 5, 0.02)
+    assert document["asked"]["operations_factor"] == operations_factor(0.8, 5, 0.02)
 
 
 def test_json_knows_no_infinity():
-    found = json.loads(run("--alpha", "1", "--c", "0", "--json"), parse_constant=pytest.fail)
-    assert found["oracle_factor"] is None
+    document = json.loads(run("--alpha", "1", "--c", "0", "--json"), parse_constant=pytest.fail)
+    assert document["oracle_factor"] is None
 
 
 def test_a_long_table_is_quick():
     """As many terms as rows, summed for every row, took a minute."""
     began = time.process_time()
-    found = json.loads(run("--alpha", "0.999", "--c", "0.001", "--max-gamma", "20000", "--json"))
-    assert len(found["table"]) == 20_001 and time.process_time() - began < 10
+    document = json.loads(run("--alpha", "0.999", "--c", "0.001", "--max-gamma", "20000", "--json"))
+    assert len(document["table"]) == 20_001 and time.process_time() - began < 10
 
 
 def test_figures_are_drawn_beside_what_is_printed(tmp_path):

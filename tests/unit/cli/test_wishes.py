@@ -69,9 +69,9 @@ def shown(wishes: Wishes) -> None:
 
 @pytest.fixture(scope="module")
 def app() -> typer.Typer:
-    made = typer.Typer()
-    made.command()(shown)
-    return made
+    program = typer.Typer()
+    program.command()(shown)
+    return program
 
 
 @pytest.mark.parametrize(("options", "given"), SAID)

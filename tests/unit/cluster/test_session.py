@@ -19,12 +19,12 @@ from foretoken.errors import InputError
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two nodes of 4 processors and 10 GB, and what Ray was started with."""
-    told: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
 
     def init(address: str | None, **options: Any) -> None:
-        told.update(options, address=address)
-        if told.get("fails"):
-            raise told["fails"]
+        keywords.update(options, address=address)
+        if keywords.get("fails"):
+            raise keywords["fails"]
 
     node = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 10e9}}
     gone = {"Alive": False, "Resources": {"CPU": 4.0, "memory": 10e9}}
@@ -32,7 +32,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         init=init, nodes=lambda: [node, node, gone], cluster_resources=lambda: {"CPU": 8.0}
     )
     monkeypatch.setitem(sys.modules, "ray", fake)
-    return told
+    return keywords
 
 
 def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -> None:
@@ -78,15 +78,15 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_what_is_started_here_listens_on_the_loopback_alone() -> None:
     pytest.importorskip("ray")
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", STARTED],
         env=os.environ | {"RAY_PORTS_OF": "here"},
         capture_output=True,
         text=True,
         timeout=180,
     )
-    assert told.returncode == 0, told.stderr
-    listening = told.stdout.split()
+    assert process.returncode == 0, process.stderr
+    listening = process.stdout.split()
     assert len(listening) > 4  # the head, the node, its agents, the driver and a worker
     assert set(listening) <= LOOPBACK
 
@@ -107,18 +107,18 @@ def test_an_address_that_does_not_answer_is_told_at_once() -> None:
 @pytest.mark.parametrize("kind", [RuntimeError, ConnectionError, ValueError, Exception])
 def test_what_ray_says_is_one_line(cluster, kind: type[Exception]) -> None:
     cluster["fails"] = kind("Version mismatch: Ray 2.50\nPython 3.12")
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         session.join("auto")
-    assert "\n" not in str(told.value) and "Version mismatch: Ray 2.50" in str(told.value)
+    assert "\n" not in str(caught.value) and "Version mismatch: Ray 2.50" in str(caught.value)
 
 
 def test_threads_are_shared_out_and_too_many_are_refused(cluster) -> None:
     assert [session.threads(n, None) for n in (1, 2, 3, 8)] == [8, 4, 2, 1]
     assert session.threads(2, 3) == 3
-    for replicas, asked in ((9, None), (3, 3)):
-        need = replicas * (asked or 1)
+    for replicas, count in ((9, None), (3, 3)):
+        need = replicas * (count or 1)
         with pytest.raises(InputError, match=f"need {need} processors; there are 8 in"):
-            session.threads(replicas, asked)
+            session.threads(replicas, count)
 
 
 def test_weights_count_once_a_machine_and_caches_for_every_replica(cluster) -> None:

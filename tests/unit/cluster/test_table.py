@@ -21,8 +21,8 @@ def test_rows_are_lines_without_what_is_null(tmp_path: Path) -> None:
         {"prompt": None, "id": None, "messages": [{"role": "user", "content": "é"}]},
     ]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    found = [json.loads(line) for line in table.lines(tmp_path / "in.parquet")]
-    assert found == [{k: v for k, v in row.items() if v is not None} for row in rows]
+    lines = [json.loads(line) for line in table.lines(tmp_path / "in.parquet")]
+    assert lines == [{k: v for k, v in row.items() if v is not None} for row in rows]
 
 
 def test_what_is_no_parquet(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_results_are_all_there_and_in_order(tmp_path: Path) -> None:
     ]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table.convert(tmp_path / "out.jsonl", tmp_path / "out.parquet")
-    found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    for row in found:
+    records = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    for row in records:
         row |= {name: json.loads(row[name]) for name in ("id", "stop_reason", "stats")}
-    assert found == sorted(rows, key=lambda row: row["line"])
+    assert records == sorted(rows, key=lambda row: row["line"])
     assert [path.name for path in tmp_path.iterdir() if "part" in path.suffixes] == []

@@ -36,10 +36,10 @@ def theirs(processor, text: list[int]) -> torch.Tensor:
 
 
 def history(text: list[int], prompt: int = 1) -> History:
-    made = History(text[:prompt])
+    past = History(text[:prompt])
     for token in text[prompt:]:
-        made.push(token)
-    return made
+        past.push(token)
+    return past
 
 
 @given(TEXTS, NGRAMS)

@@ -47,9 +47,9 @@ def request(prompt: list[int], eos: frozenset[int] = frozenset(), **wishes) -> R
 
 
 def made(prompt: list[int], eos: frozenset[int] = frozenset(), **wishes) -> Chain:
-    found = chain(request(prompt, eos, **wishes), V)
-    assert found is not None
-    return found
+    controls = chain(request(prompt, eos, **wishes), V)
+    assert controls is not None
+    return controls
 
 
 class Alternating:
@@ -66,8 +66,8 @@ class Alternating:
 
     def __call__(self, scores):
         (token,) = self.forced()[:1]
-        kept = float(scores[token])
-        scores.fill_(-torch.inf)[token] = kept
+        score = float(scores[token])
+        scores.fill_(-torch.inf)[token] = score
         return scores
 
     def forced(self) -> list[int]:
@@ -216,16 +216,16 @@ def test_a_row_that_fails_leaves_its_mates_alone(gamma, temperature):
     fine = SamplingParams(temperature, repetition_penalty=1.5, max_new_tokens=9)
     spec, seeds = pair(), [(0, 0), (0, 1), (0, 2), (0, 3)]
     prompts = [[1], [2, 3], [1, 4], [2, 2]]
-    found = spec.generate(prompts, [fine, stops, never, fine], gamma=gamma, seed=seeds)
+    completions = spec.generate(prompts, [fine, stops, never, fine], gamma=gamma, seed=seeds)
     for i in (0, 3):
         (alone,) = spec.generate([prompts[i]], fine, gamma=gamma, seed=[seeds[i]])
-        assert found[i].tokens == alone.tokens and found[i].error is None
-        assert found[i].finish_reason == "length"
-    assert sorted([*found[1].tokens, 2, 3]) == list(range(V))
-    assert found[1].finish_reason == found[2].finish_reason == "error"
-    assert found[1].error == "no_repeat_ngram_size leaves no token behind 5 tokens"
-    assert found[2].error == "suppress_tokens leaves no token behind 2 tokens"
-    assert found[2].tokens == [] and found[2].logprobs == []
+        assert completions[i].tokens == alone.tokens and completions[i].error is None
+        assert completions[i].finish_reason == "length"
+    assert sorted([*completions[1].tokens, 2, 3]) == list(range(V))
+    assert completions[1].finish_reason == completions[2].finish_reason == "error"
+    assert completions[1].error == "no_repeat_ngram_size leaves no token behind 5 tokens"
+    assert completions[2].error == "suppress_tokens leaves no token behind 2 tokens"
+    assert completions[2].tokens == [] and completions[2].logprobs == []
 
 
 def test_where_all_rows_fail_the_first_error_is_raised():

@@ -33,9 +33,9 @@ ENDS = frozenset({0})
 
 
 def structured(**wish) -> Structured:
-    made = SamplingParams(structured=wish).structured
-    assert made is not None
-    return made
+    params = SamplingParams(structured=wish).structured
+    assert params is not None
+    return params
 
 
 def spelling(words: list[str], decoder=None) -> PreTrainedTokenizerFast:
@@ -152,19 +152,19 @@ def test_exactly_the_beginnings_of_matches(decoder, pattern):
     """All sequences of up to four tokens, in all tokenizations: those that some text begins with
     are allowed, those that spell a text may end."""
     space = "Ġ" if decoder else "▁"
-    words = ["a", "b", "c", "ab", "ba", space, f"{space}a", f"a{space}"]
-    tokenizer = spelling(words, decoder or decoders.Metaspace(prepend_scheme="never"))
-    texts = [word.replace(space, " ") for word in words]
+    spellings = ["a", "b", "c", "ab", "ba", space, f"{space}a", f"a{space}"]
+    tokenizer = spelling(spellings, decoder or decoders.Metaspace(prepend_scheme="never"))
+    texts = [word.replace(space, " ") for word in spellings]
     row = matcher(tokenizer, regex=pattern)
     for n in range(5):
-        for tokens in product(range(len(words)), repeat=n):
+        for tokens in product(range(len(spellings)), repeat=n):
             for token in tokens:
                 row.push(token + 1)
             text = "".join(texts[token] for token in tokens)
             ends = [0] if re.fullmatch(pattern, text) else []
-            wanted = [i + 1 for i, word in enumerate(texts) if begins(pattern, text + word)]
+            allowed_ids = [i + 1 for i, word in enumerate(texts) if begins(pattern, text + word)]
             assert row.dead == (not begins(pattern, text))
-            assert ids(row.allowed()) == ends + wanted
+            assert ids(row.allowed()) == ends + allowed_ids
             for _ in tokens:
                 row.pop()
 
@@ -295,12 +295,12 @@ def test_scores(dtype):
     row = matcher(byte_level(), 333, regex="ab?")
     row.push(65)
     scores = torch.randn(333, generator=torch.manual_seed(0)).to(dtype)
-    kept = scores.clone()
+    before = scores.clone()
     masked = row(scores)
-    assert torch.equal(scores, kept) and masked.dtype == dtype
-    assert ids(masked.isfinite()) == [0, 66] and torch.equal(masked[[0, 66]], kept[[0, 66]])
+    assert torch.equal(scores, before) and masked.dtype == dtype
+    assert ids(masked.isfinite()) == [0, 66] and torch.equal(masked[[0, 66]], before[[0, 66]])
     row.push(0)
-    assert torch.equal(row(scores), kept)  # behind the end nothing is kept
+    assert torch.equal(row(scores), before)  # behind the end nothing is kept
 
 
 def test_scores_of_a_matcher_without_tokens():

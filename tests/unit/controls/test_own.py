@@ -34,17 +34,17 @@ def pair(drafter=None) -> Speculator:
 
 
 def test_it_is_given_the_rows_own_ids_and_scores():
-    seen = []
+    calls = []
 
     def look(ids, scores):
-        seen.append((ids.tolist(), tuple(scores.shape), scores.dtype))
+        calls.append((ids.tolist(), tuple(scores.shape), scores.dtype))
         return scores
 
     (own,) = processors([look], 0)
     history = History([3, 1])
     history.push(4)
     own(torch.zeros(V, dtype=torch.float64), history)
-    assert seen == [([[3, 1, 4]], (1, V), torch.float64)]
+    assert calls == [([[3, 1, 4]], (1, V), torch.float64)]
 
 
 def test_what_it_does_to_its_ids_is_forgotten():
@@ -98,11 +98,11 @@ def broken(scores):
 def test_one_that_fails_ends_its_row_and_no_other(gamma, how, message):
     spec = pair()
     options = {"gamma": gamma, "max_new_tokens": 12}
-    found = spec.generate(PROMPTS, processors=Breaks(how), **options)
+    completions = spec.generate(PROMPTS, processors=Breaks(how), **options)
     plain = pair().generate(PROMPTS, **options)
-    assert found[0].finish_reason == "error" and found[0].tokens == []
-    assert [one.tokens for one in found[1:]] == [one.tokens for one in plain[1:]]
-    assert {one.finish_reason for one in found[1:]} == {"length"}
+    assert completions[0].finish_reason == "error" and completions[0].tokens == []
+    assert [one.tokens for one in completions[1:]] == [one.tokens for one in plain[1:]]
+    assert {one.finish_reason for one in completions[1:]} == {"length"}
     with pytest.raises(ControlError, match=f"^row 0: {message}"):
         spec.generate(PROMPTS[:1], processors=Breaks(how), **options)
 
@@ -111,20 +111,20 @@ def test_one_that_fails_ends_its_row_and_no_other(gamma, how, message):
 def test_a_prefix_constraint_counts_the_rows_of_the_call(drafter):
     """transformers' own class would see each row as number 0 here."""
     allowed = [[0, 1], [2, 3], [4, 1]]
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    calls: set[tuple[int, tuple[int, ...]]] = set()
 
     def by_row(row, ids):
-        seen.add((row, tuple(ids.tolist())))
+        calls.add((row, tuple(ids.tolist())))
         return allowed[row]
 
     constraint = PrefixConstrainedLogitsProcessor(by_row, num_beams=1)
     for gamma in 0, 2:
         for given in (constraint, [constraint], LogitsProcessorList([constraint])):
-            found = pair(drafter).generate(PROMPTS, gamma=gamma, processors=given)
-            for row, one in enumerate(found):
+            completions = pair(drafter).generate(PROMPTS, gamma=gamma, processors=given)
+            for row, one in enumerate(completions):
                 assert {*one.tokens} <= {*allowed[row]}
-    assert {(row, tuple(prompt)) for row, prompt in enumerate(PROMPTS)} <= seen
-    assert all(list(ids[: len(PROMPTS[row])]) == PROMPTS[row] for row, ids in seen)
+    assert {(row, tuple(prompt)) for row, prompt in enumerate(PROMPTS)} <= calls
+    assert all(list(ids[: len(PROMPTS[row])]) == PROMPTS[row] for row, ids in calls)
 
 
 def test_a_prefix_constraint_without_any_id_is_an_error():
@@ -147,14 +147,14 @@ def test_lists_of_transformers_are_taken_apart():
 def test_what_no_single_row_can_honour_is_refused(name):
     """Each of them is a class of transformers."""
     kind = getattr(logits_process, name, None) or getattr(stopping_criteria, name)
-    made = object.__new__(kind)
+    instance = object.__new__(kind)
     with pytest.raises(RefusedError, match=f"^{name} .*, which no single row can honour"):
-        require_own([made])
+        require_own([instance])
     with pytest.raises(RefusedError, match=f"^{name} "):
-        require_own([LogitsProcessorList([made])])
+        require_own([LogitsProcessorList([instance])])
     option = "stopping" if name == "ConfidenceCriteria" else "processors"
     with pytest.raises(RefusedError, match=f"^{name} "):
-        pair().generate([1], gamma=0, **{option: [made]})
+        pair().generate([1], gamma=0, **{option: [instance]})
 
 
 def test_a_subclass_of_what_is_refused_is_refused():
@@ -180,28 +180,30 @@ def test_ctrl_c_in_a_criterion_leaves_text_tokens_and_reports_alike(gamma):
 
 
 def test_a_criterion_sees_the_text_token_by_token_and_ends_it():
-    seen = []
+    calls = []
 
     def third(ids, scores):
         assert scores is None
-        seen.append(ids.tolist())
+        calls.append(ids.tolist())
         return torch.tensor([ids.shape[1] == 4])
 
     ending = OwnEnding(third, [7])
     assert [ending.read(token) for token in (1, 2, 3)] == [None, None, "function"]
-    assert seen == [[[7, 1]], [[7, 1, 2]], [[7, 1, 2, 3]]]
+    assert calls == [[[7, 1]], [[7, 1, 2]], [[7, 1, 2, 3]]]
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 5])
 def test_a_criterion_ends_a_text_inside_a_block(gamma):
     criteria = StoppingCriteriaList([MaxLengthCriteria(5)])
-    found = pair().generate(PROMPTS, gamma=gamma, stopping=criteria)
+    completions = pair().generate(PROMPTS, gamma=gamma, stopping=criteria)
     plain = pair().generate(PROMPTS, gamma=gamma)
-    for prompt, one, whole in zip(PROMPTS, found, plain, strict=True):
+    for prompt, one, whole in zip(PROMPTS, completions, plain, strict=True):
         assert one.tokens == whole.tokens[: 5 - len(prompt)]
         assert (one.finish_reason, one.stop_reason) == ("stop", "MaxLengthCriteria")
-    found = pair().generate(PROMPTS, gamma=gamma, stopping=lambda ids, scores: ids.shape[1] > 4)
-    assert [len(one.tokens) for one in found] == [4, 3, 2]
+    completions = pair().generate(
+        PROMPTS, gamma=gamma, stopping=lambda ids, scores: ids.shape[1] > 4
+    )
+    assert [len(one.tokens) for one in completions] == [4, 3, 2]
 
 
 def test_a_criterion_that_raises_ends_its_row_and_no_other():
@@ -209,10 +211,10 @@ def test_a_criterion_that_raises_ends_its_row_and_no_other():
         assert ids[0, 0] != 2, "not\nthis"
         return False
 
-    found = pair().generate(PROMPTS, gamma=2, max_new_tokens=5, stopping=wants_short)
-    assert [one.finish_reason for one in found] == ["length", "error", "length"]
-    assert found[1].error is not None
-    assert found[1].error.startswith("stopping function raised AssertionError: not this")
+    completions = pair().generate(PROMPTS, gamma=2, max_new_tokens=5, stopping=wants_short)
+    assert [one.finish_reason for one in completions] == ["length", "error", "length"]
+    assert completions[1].error is not None
+    assert completions[1].error.startswith("stopping function raised AssertionError: not this")
 
 
 @pytest.mark.parametrize("value", [TopKLogitsWarper, 5, "x", [None]])

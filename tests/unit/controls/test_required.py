@@ -41,9 +41,9 @@ def test_ids_beyond_the_vocabulary(name, within, beyond):
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_more_logprobs_than_tokens(name):
-    (found,) = spec().generate([1, 2], max_new_tokens=3, **{name: V})
-    told = found.logprobs if name == "logprobs" else found.prompt_logprobs
-    assert told and all(len(one.top) == V for one in told)
+    (completion,) = spec().generate([1, 2], max_new_tokens=3, **{name: V})
+    likelihoods = completion.logprobs if name == "logprobs" else completion.prompt_logprobs
+    assert likelihoods and all(len(one.top) == V for one in likelihoods)
     with pytest.raises(InputError, match=f"^{name} is {V + 1}, but there are {V} tokens"):
         spec().generate([1], **{name: V + 1})
 

@@ -14,10 +14,10 @@ def test_a_block_becomes_mathml():
     hook("formulas").on_config(config)
     extension = "pymdownx.superfences"
     page = Markdown(extensions=[extension], extension_configs=config.mdx_configs)
-    made = page.convert("```math\n\\frac{1}{1 - \\alpha}\n```\n\n```python\nx\n```\n")
-    assert '<div class="formula"><math' in made and 'display="block"' in made
-    assert "<mfrac>" in made and "&#x003B1;" in made and "\\frac" not in made
-    assert made.count("<math") == 1
+    html = page.convert("```math\n\\frac{1}{1 - \\alpha}\n```\n\n```python\nx\n```\n")
+    assert '<div class="formula"><math' in html and 'display="block"' in html
+    assert "<mfrac>" in html and "&#x003B1;" in html and "\\frac" not in html
+    assert html.count("<math") == 1
 
 
 def test_every_formula_of_the_pages_can_be_drawn():

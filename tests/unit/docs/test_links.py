@@ -47,9 +47,9 @@ def test_what_is_linked_goes_along(site):
 def test_links_lead_there(site):
     config, files = site
     pages = {name: Page(None, files.src_uris[name], config) for name in PAGES}
-    found = {n: links.on_page_markdown(PAGES[n], p, config, files) for n, p in pages.items()}
-    assert found["a.md"] == PAGES["a.md"].replace("../results", "repository/results")
-    assert found["b/c.md"] == PAGES["b/c.md"].replace("../../results", "../repository/results")
+    pages_out = {n: links.on_page_markdown(PAGES[n], p, config, files) for n, p in pages.items()}
+    assert pages_out["a.md"] == PAGES["a.md"].replace("../results", "repository/results")
+    assert pages_out["b/c.md"] == PAGES["b/c.md"].replace("../../results", "../repository/results")
 
 
 def test_a_link_that_leads_nowhere_breaks_the_build(site):

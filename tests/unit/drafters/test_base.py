@@ -44,9 +44,9 @@ def test_what_stands_apart_runs() -> None:
     model = table()
     parts = [(CascadeDrafter(table(), LMDrafter(table())), 2), (LookupDrafter(), None)]
     spec = Speculator(model, MixtureDrafter(parts))
-    found = spec.generate([[0], [1]], gamma=4, max_new_tokens=9)
+    completions = spec.generate([[0], [1]], gamma=4, max_new_tokens=9)
     plain = spec.generate([[0], [1]], gamma=0, max_new_tokens=9)
-    assert [c.tokens for c in found] == [c.tokens for c in plain]
+    assert [c.tokens for c in completions] == [c.tokens for c in plain]
 
 
 def test_heads_that_were_loaded_for_another_target(tmp_path) -> None:
@@ -64,5 +64,5 @@ def test_a_model_in_memory_may_draft_for_itself() -> None:
     """Two places of one network are two models, each with a cache of its own."""
     model = tiny.llama()
     spec = foretoken.load(model, model)
-    done = spec.generate([[1, 2], [3]], gamma=2, max_new_tokens=8)
-    assert all(c.stats.accepted == c.stats.drafted for c in done)
+    completions = spec.generate([[1, 2], [3]], gamma=2, max_new_tokens=8)
+    assert all(c.stats.accepted == c.stats.drafted for c in completions)

@@ -39,10 +39,12 @@ def test_untrained_heads_repeat_the_target(file):
 def test_they_are_attached_by_path(file):
     spec = load(tiny.llama(), f"heads:{file}")
     assert isinstance(spec.drafter, HeadsDrafter) and spec.draft_name == f"heads:{file}"
-    (done,) = spec.generate([5, 6], max_new_tokens=8, gamma=4)
-    assert done.stats.draft_calls == len(done.steps) - 2  # none in the first, no room in the last
-    assert max(step.drafted for step in done.steps) == 2
-    assert [step.drafted for step in done.steps][0] == 0
+    (completion,) = spec.generate([5, 6], max_new_tokens=8, gamma=4)
+    assert (
+        completion.stats.draft_calls == len(completion.steps) - 2
+    )  # none in the first, no room in the last
+    assert max(step.drafted for step in completion.steps) == 2
+    assert [step.drafted for step in completion.steps][0] == 0
     spec.generate([5, 6], max_new_tokens=8)  # costs are measured, gamma is chosen
 
 

@@ -82,8 +82,8 @@ def test_at_temperature_0_guesses_are_certain_and_the_middle_models_own():
     for each in drafter, alone:
         each.start([0], [[1, 2]], None)
     greedy = SamplingParams()
-    found, expected = (each.propose([6], draw([2], greedy)) for each in (drafter, alone))
-    assert found.q is None and torch.equal(found.tokens, expected.tokens)
+    draft, expected = (each.propose([6], draw([2], greedy)) for each in (drafter, alone))
+    assert draft.q is None and torch.equal(draft.tokens, expected.tokens)
 
 
 def test_rows_that_have_outgrown_the_middle_model_fall_silent():
@@ -163,43 +163,45 @@ def spec(**options) -> Speculator:
 
 
 def test_what_load_returned_may_draft():
-    found = spec()
-    assert isinstance(found.drafter, CascadeDrafter)
-    assert isinstance(found.drafter.drafter, CascadeDrafter)
-    assert found.draft_name.startswith("LlamaForCausalLM drafted for by LlamaForCausalLM drafted")
+    speculator = spec()
+    assert isinstance(speculator.drafter, CascadeDrafter)
+    assert isinstance(speculator.drafter.drafter, CascadeDrafter)
+    assert speculator.draft_name.startswith(
+        "LlamaForCausalLM drafted for by LlamaForCausalLM drafted"
+    )
     prompts = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
-    plain = foretoken.load(found.target.model, "none").generate(prompts, max_new_tokens=30)
-    fast = found.generate(prompts, max_new_tokens=30, gamma=4)
+    plain = foretoken.load(speculator.target.model, "none").generate(prompts, max_new_tokens=30)
+    fast = speculator.generate(prompts, max_new_tokens=30, gamma=4)
     assert [c.tokens for c in fast] == [c.tokens for c in plain]
     assert sum(c.stats.drafted for c in fast) > 0
 
 
 def test_a_text_does_not_depend_on_its_mates_and_a_cascade_accepts_what_its_middle_model_would():
-    found, prompts = spec(), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
+    speculator, prompts = spec(), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
     options = {"max_new_tokens": 40, "temperature": 1.0, "gamma": 3}
-    together = found.generate(prompts, seed=7, **options)
+    together = speculator.generate(prompts, seed=7, **options)
     for i, prompt in enumerate(prompts):
-        (alone,) = found.generate(prompt, seed=[(7, i)], **options)
+        (alone,) = speculator.generate(prompt, seed=[(7, i)], **options)
         assert alone.tokens == together[i].tokens
-    single = Speculator(found.target, LMDrafter(CausalModel(found.drafter.middle.model)))
+    single = Speculator(speculator.target, LMDrafter(CausalModel(speculator.drafter.middle.model)))
     seeds = [(seed, 0) for seed in range(12)]
     alphas = [
         sum(c.stats.alpha for c in each.generate([[1, 2]] * 12, seed=seeds, **options)) / 12
-        for each in (found, single)
+        for each in (speculator, single)
     ]
     assert alphas[0] == pytest.approx(alphas[1], abs=0.15)  # both are estimates
 
 
 def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
     options = {"max_new_tokens": 30, "temperature": 1.0, "gamma": 4, "rule": "coupled", "seed": 3}
-    found, prompts = spec(), [[1, 2, 3], [4]]
-    plain = found.generate(prompts, **options | {"gamma": 0})
-    assert [c.tokens for c in found.generate(prompts, **options)] == [c.tokens for c in plain]
+    speculator, prompts = spec(), [[1, 2, 3], [4]]
+    plain = speculator.generate(prompts, **options | {"gamma": 0})
+    assert [c.tokens for c in speculator.generate(prompts, **options)] == [c.tokens for c in plain]
     same = Speculator(
-        found.target, CascadeDrafter(CausalModel(found.target.model), LookupDrafter())
+        speculator.target, CascadeDrafter(CausalModel(speculator.target.model), LookupDrafter())
     )
-    parts = [(LMDrafter(CausalModel(found.target.model)), most) for most in (1, None)]
-    for each in same, Speculator(found.target, MixtureDrafter(parts)):
+    parts = [(LMDrafter(CausalModel(speculator.target.model)), most) for most in (1, None)]
+    for each in same, Speculator(speculator.target, MixtureDrafter(parts)):
         again = each.generate(prompts, **options)
         assert [c.tokens for c in again] == [c.tokens for c in plain]
         assert all(c.stats.accepted == c.stats.drafted for c in again)
@@ -207,9 +209,9 @@ def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
 
 
 def test_automatic_gamma_over_a_cascade():
-    found = spec()
-    (plain,) = found.generate([1, 2], gamma=0, max_new_tokens=20)
-    assert found.generate([1, 2], max_new_tokens=20)[0].tokens == plain.tokens
+    speculator = spec()
+    (plain,) = speculator.generate([1, 2], gamma=0, max_new_tokens=20)
+    assert speculator.generate([1, 2], max_new_tokens=20)[0].tokens == plain.tokens
 
 
 def test_vocabularies_are_compared_at_load():

@@ -37,8 +37,8 @@ def proposed(given: list[list[int]], gamma: list[int], predicted: frozenset[int]
 
 
 def test_given_tokens_cost_nothing() -> None:
-    draft, asked = proposed([[1, 2]], [2], frozenset({0}))
-    assert draft.tokens.tolist() == [[1, 2]] and draft.q is None and asked is None
+    draft, budgets = proposed([[1, 2]], [2], frozenset({0}))
+    assert draft.tokens.tolist() == [[1, 2]] and draft.q is None and budgets is None
     assert draft.predicted == {0} and not draft.calls
 
 
@@ -54,8 +54,8 @@ def test_invalid_logits_of_the_drafter_are_seen_beside_given_tokens() -> None:
 
 
 def test_rows_side_by_side() -> None:
-    draft, asked = proposed([[4], [], []], [3, 2, 1], frozenset({0}))
-    assert asked == [0, 2, 1] and draft.lengths.tolist() == [1, 2, 1]
+    draft, budgets = proposed([[4], [], []], [3, 2, 1], frozenset({0}))
+    assert budgets == [0, 2, 1] and draft.lengths.tolist() == [1, 2, 1]
     assert draft.q is not None and draft.predicted == {0}
     assert draft.q[0, 0].tolist() == [0, 0, 0, 0, 1]  # certain
     torch.testing.assert_close(draft.q[1], torch.full((2, V), 1 / V).double())
@@ -74,8 +74,8 @@ def test_the_drafter_hears_what_was_kept_and_who_leaves() -> None:
         def leave(self, rows):
             heard.append(rows)
 
-    given = GivenDrafter(Hears(V), [[1]])
-    given.start([0], [[2]], None)
-    given.commit([[1, 3]])
-    given.leave([0])
+    drafter = GivenDrafter(Hears(V), [[1]])
+    drafter.start([0], [[2]], None)
+    drafter.commit([[1, 3]])
+    drafter.leave([0])
     assert heard == [([0], [[2]], None), [[1, 3]], [0]]

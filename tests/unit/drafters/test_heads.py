@@ -25,15 +25,15 @@ class Target:
 
 
 def heads() -> Heads:
-    made = Heads.fresh(NETWORK, K)
-    torch.nn.init.normal_(made.outer, generator=torch.Generator().manual_seed(1))
-    return made
+    fresh_heads = Heads.fresh(NETWORK, K)
+    torch.nn.init.normal_(fresh_heads.outer, generator=torch.Generator().manual_seed(1))
+    return fresh_heads
 
 
 def drafter(target: Target) -> HeadsDrafter:
-    made = HeadsDrafter(target, heads(), OUTPUT, WORDS)  # pyright: ignore[reportArgumentType]
-    made.start([0, 1, 2], [[1], [2, 3], [4]], None)
-    return made
+    heads_drafter = HeadsDrafter(target, heads(), OUTPUT, WORDS)  # pyright: ignore[reportArgumentType]
+    heads_drafter.start([0, 1, 2], [[1], [2, 3], [4]], None)
+    return heads_drafter
 
 
 def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
@@ -44,9 +44,9 @@ def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
 def expected(hidden: torch.Tensor, token: int, k: int) -> torch.Tensor:
     """Head k's logits, written out."""
     both = [x / x.pow(2).mean().sqrt() for x in (hidden, WORDS.weight[token])]
-    made = heads()
-    wide = made.inner[k] @ torch.cat(both)
-    return OUTPUT.weight @ (hidden + made.outer[k] @ (wide * wide.sigmoid()))
+    fresh_heads = heads()
+    wide = fresh_heads.inner[k] @ torch.cat(both)
+    return OUTPUT.weight @ (hidden + fresh_heads.outer[k] @ (wide * wide.sigmoid()))
 
 
 @torch.inference_mode()

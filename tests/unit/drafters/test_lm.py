@@ -32,8 +32,8 @@ class Careful(TableModel):
     def score(self, blocks, need):
         assert any(need)
         logits = super().score(blocks, need)
-        for text, block, wanted in zip(self._texts, blocks, need, strict=True):
-            assert bool(block) == bool(wanted)
+        for text, block, count in zip(self._texts, blocks, need, strict=True):
+            assert bool(block) == bool(count)
             assert self.context is None or len(text) <= self.context
             assert not text or max(text) < self.vocab_size
         return logits

@@ -100,8 +100,14 @@ def test_repeats_say_what_followed_the_last_four_tokens():
     assert repeats([*four, 9, 3, *four]).after([], 2) == [9, 3]
     assert repeats([5], [*four, 1]).after(four[1:], 4) == [1]
     text = repeats([*four, 9, 3])
-    for new, told in (([], []), (four, [9, 3]), ([*four, 9], [3, 5]), ([4, 4], []), (four, [9, 3])):
-        assert text.after(new, 2) == told  # a function of the text alone
+    for new, guesses_expected in (
+        ([], []),
+        (four, [9, 3]),
+        ([*four, 9], [3, 5]),
+        ([4, 4], []),
+        (four, [9, 3]),
+    ):
+        assert text.after(new, 2) == guesses_expected  # a function of the text alone
 
 
 def test_rows_join_behind_and_leave_closes_the_gap():

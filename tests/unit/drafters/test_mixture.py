@@ -42,9 +42,9 @@ def test_the_first_makes_its_guesses_and_the_next_goes_on_from_them():
             for i in range(gamma[b]):
                 law = (Q if i < 2 else R)((*text, *draft.tokens[b, :i].tolist()))
                 assert draft.q[b, i].tolist() == pytest.approx(law, abs=1e-12)
-        kept = [[*draft.tokens[b, :1].tolist(), 2] if gamma[b] else [0] for b in range(3)]
-        drafter.commit([list(x) for x in kept])
-        texts = [text + x for text, x in zip(texts, kept, strict=True)]
+        commits = [[*draft.tokens[b, :1].tolist(), 2] if gamma[b] else [0] for b in range(3)]
+        drafter.commit([list(x) for x in commits])
+        texts = [text + x for text, x in zip(texts, commits, strict=True)]
     drafter.leave([0, 1])
     assert drafter.propose([3], draw([9])).lengths.tolist() == [3]
 
@@ -99,8 +99,8 @@ def test_no_number_is_drawn_twice():
     drafter = MixtureDrafter([(UniformDrafter(1000), 2), (UniformDrafter(1000), None)])
     drafter.start([0], [[1]], None)
     numbers = [uniform(RowKey(0, 0), 1, i, Purpose.DRAFT) for i in range(4)]
-    found = drafter.propose([4], draw([1])).tokens[0].tolist()
-    assert found == [int(u * 1000) for u in numbers]
+    tokens = drafter.propose([4], draw([1])).tokens[0].tolist()
+    assert tokens == [int(u * 1000) for u in numbers]
 
 
 @pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])

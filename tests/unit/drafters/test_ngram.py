@@ -69,10 +69,10 @@ def test_a_law_by_hand(context, expected):
 
 
 def test_asking_for_a_law_leaves_the_table_alone():
-    made = table()
-    made.law([0, 1])[:] = 0
-    assert made.law([0]).tolist() == AFTER_0
-    assert made.law([]).tolist() == UNIGRAM
+    ngram = table()
+    ngram.law([0, 1])[:] = 0
+    assert ngram.law([0]).tolist() == AFTER_0
+    assert ngram.law([]).tolist() == UNIGRAM
 
 
 def test_greedy_guesses_are_certain_and_the_lowest_on_ties():

@@ -87,20 +87,20 @@ def test_every_row_ends_where_it_should():
 def test_gamma_is_trimmed_near_the_end():
     """No guess is made that the limit would cut off."""
     for row in run(engine(), REQUESTS, gamma=8):
-        left = row.request.limit
+        limit = row.request.limit
         for record in row.records:
-            assert record.gamma == min(8, left - 1)
-            left -= len(record.kept)
+            assert record.gamma == min(8, limit - 1)
+            limit -= len(record.kept)
 
 
 def test_a_row_per_step_and_none_after_its_end():
     rows = fresh(REQUESTS)
-    seen = [
+    lengths = [
         [len(row.tokens) for row in rows]
         for _ in engine().run(rows, Sampled(speculative), Fixed(2))
     ]
-    assert seen[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
-    for before, after, row_ends in zip(seen, seen[1:], range(1, 99), strict=False):
+    assert lengths[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
+    for before, after, row_ends in zip(lengths, lengths[1:], range(1, 99), strict=False):
         for b, row in enumerate(rows):
             running = row_ends <= len(row.records)
             assert (after[b] > before[b]) == running
@@ -192,8 +192,8 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
     torch.set_num_threads(3)
     try:
         row = Row.of(Request([1], 3, RowKey(0, 0)))
-        made = Batch(Elsewhere(P, V), NoDrafter())
-        for _ in made.run([row], Greedy(), Fixed(0)):
+        batch = Batch(Elsewhere(P, V), NoDrafter())
+        for _ in batch.run([row], Greedy(), Fixed(0)):
             assert torch.get_num_threads() == 3
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3
     finally:
@@ -230,9 +230,9 @@ class Tensors(TableModel):
 def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
     """Its last token is unread as its mates' are, but this pass does not advance it."""
     wishes = SamplingParams(temperature=1.0, prompt_logprobs=0)
-    told = replace(REQUESTS[1], params=wishes)
+    request = replace(REQUESTS[1], params=wishes)
     expected = [run(Batch(TableModel(P, V), NoDrafter()), [each])[0] for each in REQUESTS[:2]]
-    rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(told)]
+    rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(request)]
     for _ in Batch(Tensors(P, V), NoDrafter()).run(rows, choose(speculative), Fixed(0)):
         pass
     assert texts(rows) == texts(expected) and len(rows[1].prompt_logprobs) == 4

@@ -33,12 +33,12 @@ def test_text_and_logprobs_come_with_their_tokens() -> None:
     shown = row(logprobs=0)
     transcript = Transcript(tokenizer, [3])
     shown.endings.append(transcript)
-    outbox, text, known = Outbox(shown, transcript), "", list[Logprobs]()
+    outbox, text, likelihoods = Outbox(shown, transcript), "", list[Logprobs]()
     for token in ids:
         shown.commit([token])
         shown.logprobs.append(Logprobs(token, -1.0, []))
         piece = outbox.piece()
         assert piece is not None and piece.text is not None and piece.logprobs is not None
-        text, known = text + piece.text, [*known, *piece.logprobs]
+        text, likelihoods = text + piece.text, [*likelihoods, *piece.logprobs]
     shown.close()
-    assert text + transcript.shown() == transcript.text and known == shown.logprobs
+    assert text + transcript.shown() == transcript.text and likelihoods == shown.logprobs

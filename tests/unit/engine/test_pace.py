@@ -10,9 +10,9 @@ from foretoken.sampling.keys import RowKey
 
 
 def row(behind: int) -> Row:
-    made = Row.of(Request([1] * 5000, 9, RowKey(0, 0)))
-    made.behind = behind
-    return made
+    state = Row.of(Request([1] * 5000, 9, RowKey(0, 0)))
+    state.behind = behind
+    return state
 
 
 def after(base: float, each: float, token: float, rows: range = range(1, 5)) -> Pace:

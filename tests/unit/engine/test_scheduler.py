@@ -91,7 +91,7 @@ ARRIVALS = st.lists(
 def test_rows_that_come_and_go_are_what_they_are_alone(
     drafter: str, arrivals: list[tuple[list[int], int, int, float, int, int]]
 ) -> None:
-    made = scheduler(drafters()[drafter])
+    sched = scheduler(drafters()[drafter])
     rows = [
         Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
@@ -99,14 +99,14 @@ def test_rows_that_come_and_go_are_what_they_are_alone(
     for now in range(200):
         for row, (_, _, gamma, _, comes, goes) in zip(rows, arrivals, strict=True):
             if comes == now:
-                made.submit([Task(row, BLOCK, Fixed(gamma))])
+                sched.submit([Task(row, BLOCK, Fixed(gamma))])
             if goes + comes == now:
-                made.abort([row])
-        made.step()
-        if now > 12 and not made.running and not made.waiting:
+                sched.abort([row])
+        sched.step()
+        if now > 12 and not sched.running and not sched.waiting:
             break
-    assert not made.running and not made.waiting and not made.batch.rows
-    target: Any = made.batch.target
+    assert not sched.running and not sched.waiting and not sched.batch.rows
+    target: Any = sched.batch.target
     assert target._texts == []
     for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
         whole = alone(row, gamma, drafter)
@@ -128,9 +128,9 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
 ) -> None:
     """In memory for the longest of them and a few tokens; never is more in the caches."""
     target, small = Sized(P, V), Sized(Q, V)
-    made = Scheduler(target, LMDrafter(small, V), 3)
+    sched = Scheduler(target, LMDrafter(small, V), 3)
     total = 2 * max(len(prompt) + limit for prompt, limit, *_ in arrivals) + spare
-    made.engage(3, total, keep=False)
+    sched.engage(3, total, keep=False)
     rows = [
         Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
@@ -138,21 +138,21 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     held: list[int] = []
     for model in (target, small):
         watched(model, lambda: held.append(sum(map(len, target._texts + small._texts))))
-    made.submit(
+    sched.submit(
         [
             Task(row, BLOCK, Fixed(gamma), priority)
             for row, (_, _, gamma, _, priority, _) in zip(rows, arrivals, strict=True)
         ]
     )
     for _ in range(400):
-        if not made.step():
+        if not sched.step():
             break
     assert max(held) <= total
     for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
         assert row.finish_reason == "length" and row.new_tokens == alone(row, gamma, "unlimited")
     with pytest.raises(InputError, match="take"):
-        made.submit([Task(Row.of(Request([0], total, RowKey(0, 0))), BLOCK, Fixed(0))])
-    assert not made.waiting
+        sched.submit([Task(Row.of(Request([0], total, RowKey(0, 0))), BLOCK, Fixed(0))])
+    assert not sched.waiting
 
 
 def watched(model: Any, look: Any) -> None:
@@ -169,55 +169,55 @@ def watched(model: Any, look: Any) -> None:
 
 def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
-    made = Scheduler(Sized(P, V), NoDrafter(), 3)
-    made.engage(3, 24, keep=False)
+    sched = Scheduler(Sized(P, V), NoDrafter(), 3)
+    sched.engage(3, 24, keep=False)
     rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
-    made.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
+    sched.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
     ran: list[list[int]] = []
-    while made.step():
-        running = [task.row for task in made.running]
+    while sched.step():
+        running = [task.row for task in sched.running]
         ran.append([i for i, row in enumerate(rows) if row in running])
     assert ran[0] == [0, 1, 2] and [0, 1] in ran  # 24 bytes: 8 tokens for each of three
-    assert made.preempted >= 1 and all(row.finish_reason == "length" for row in rows)
+    assert sched.preempted >= 1 and all(row.finish_reason == "length" for row in rows)
     ends = [max(i for i, running in enumerate(ran) if n in running) for n in range(4)]
     assert ends == sorted(ends)
 
 
 def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
-    made = Scheduler(Sized(P, V), NoDrafter(), 2)
-    made.engage(2, 20, keep=False)
+    sched = Scheduler(Sized(P, V), NoDrafter(), 2)
+    sched.engage(2, 20, keep=False)
     rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
     priorities = (0, 0, 5, 0)
-    made.submit([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])
+    sched.submit([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])
     ended: list[int] = []
-    while made.step():
+    while sched.step():
         ended += [i for i, row in enumerate(rows) if row.finish_reason and i not in ended]
-    assert ended == [2, 0, 1, 3] and made.preempted
+    assert ended == [2, 0, 1, 3] and sched.preempted
 
 
 def test_first_come_first_served() -> None:
-    made = scheduler(most=2)
+    sched = scheduler(most=2)
     rows = [Row.of(Request([1], 4 + i, RowKey(0, i))) for i in range(6)]
-    made.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
+    sched.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
     began: list[int] = []
-    while made.running or made.waiting:
-        made.step()
+    while sched.running or sched.waiting:
+        sched.step()
         began += [i for i, row in enumerate(rows) if row.records and i not in began]
     assert began == list(range(6))
 
 
 def test_no_place_is_left_free_for_long() -> None:
     """More wait than there is room for, and that is less than a quarter of the batch."""
-    made = scheduler(most=8)
+    sched = scheduler(most=8)
     long = [Row.of(Request([1], 60, RowKey(0, i))) for i in range(7)]
-    made.submit([Task(row, BLOCK, Fixed(0)) for row in long])
-    made.step()
+    sched.submit([Task(row, BLOCK, Fixed(0)) for row in long])
+    sched.step()
     short = [Row.of(Request([1], 2, RowKey(1, i))) for i in range(3)]
-    made.submit([Task(row, BLOCK, Fixed(0)) for row in short])
+    sched.submit([Task(row, BLOCK, Fixed(0)) for row in short])
     steps = 0
     while short[-1].finish_reason is None:
-        made.step()
+        sched.step()
         steps += 1
     assert steps <= 3 * (HELD + 2)
 
@@ -231,21 +231,21 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
             return super().score(blocks, need)
 
     even = map(float, count())  # every step takes as long
-    made = Scheduler(Watched(P, V), LookupDrafter(), 4, clock=even.__next__)
+    sched = Scheduler(Watched(P, V), LookupDrafter(), 4, clock=even.__next__)
     first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
-    made.submit([Task(first, BLOCK, Fixed(0))])
-    made.step()
+    sched.submit([Task(first, BLOCK, Fixed(0))])
+    sched.step()
     long = Row.of(Request([3, 4] * 30, 5, RowKey(0, 1), params=SamplingParams(1.0)))
-    made.submit([Task(long, BLOCK, Fixed(2))])
+    sched.submit([Task(long, BLOCK, Fixed(2))])
     grown: list[int] = []
     while not long.records:
         before = len(first.tokens)
-        made.step()
+        sched.step()
         grown.append(len(first.tokens) - before)
     # four at most before steps are measured, and two guesses with the last of them
     assert min(grown) == 1 and len(grown) >= 15 and max(widths) <= 4 + 2
-    while made.running:
-        made.step()
+    while sched.running:
+        sched.step()
     assert long.new_tokens == alone(long, 2, "lookup")
 
 
@@ -261,15 +261,15 @@ def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
             read[-1] += sum(map(len, prompts))
             super().start(prompts, sources)
 
-    made = Scheduler(Watched(P, V), LookupDrafter(), 6)
+    sched = Scheduler(Watched(P, V), LookupDrafter(), 6)
     first, *short = [Row.of(Request([1, 2, 0, 1], 40, RowKey(0, i))) for i in range(6)]
-    made.submit([Task(first, BLOCK, Fixed(0))])
+    sched.submit([Task(first, BLOCK, Fixed(0))])
     read.append(0)
-    made.step()
-    made.submit([Task(row, BLOCK, Fixed(0)) for row in short])
+    sched.step()
+    sched.submit([Task(row, BLOCK, Fixed(0)) for row in short])
     while not short[-1].records:
         read.append(0)
-        made.step()
+        sched.step()
     # of four at most, the first one's three when it joins, and one that always goes on
     assert max(read) <= 4 and len(read) >= 5
 
@@ -280,40 +280,40 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     """It is read by a few positions a step, also behind a step that was broken off and a row that
     had to wait again."""
     monkeypatch.setattr(batch, "CHUNK", 4)
-    made = scheduler()
+    sched = scheduler()
     first = Row.of(Request([1, 2], 60, RowKey(0, 0)))
-    made.submit([Task(first, BLOCK, Fixed(2))])
-    made.step()
+    sched.submit([Task(first, BLOCK, Fixed(2))])
+    sched.step()
     wishes = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
-    told = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=wishes)
-    long, whole = Row.of(told), Row.of(told)
+    request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=wishes)
+    long, whole = Row.of(request), Row.of(request)
     for _ in Batch(TableModel(P, V), drafters()["lm"]).run([whole], BLOCK, Fixed(2)):
         pass
-    made.submit([Task(long, BLOCK, Fixed(2))])
+    sched.submit([Task(long, BLOCK, Fixed(2))])
     parts: list[int] = []
     while not long.finish_reason:
         before = len(first.tokens)
         if len(parts) == 3:
-            made.preempt()
-        made.step()
+            sched.preempt()
+        sched.step()
         assert len(first.tokens) > before
         parts.append(len(long.prompt_logprobs))
     assert parts[:3] == [4, 8, 12] and parts[3:6] == [4, 8, 12]  # from the beginning again
     assert len(long.prompt_logprobs) == 26 and long.prompt_logprobs == whole.prompt_logprobs
     assert long.new_tokens == whole.new_tokens and long.logprobs == whole.logprobs
-    while made.step():
+    while sched.step():
         pass
 
 
 def test_another_judge_waits_until_those_before_are_done() -> None:
-    made = scheduler()
+    sched = scheduler()
     rows = [Row.of(Request([1], 6, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
     for row, judge in zip(rows, (BLOCK, COUPLED, BLOCK), strict=True):
-        made.submit([Task(row, judge, Fixed(2))])
+        sched.submit([Task(row, judge, Fixed(2))])
     seen: list[list[int]] = []
-    while made.running or made.waiting:
-        made.step()
-        seen.append([rows.index(row) for row in made.suspects])
+    while sched.running or sched.waiting:
+        sched.step()
+        seen.append([rows.index(row) for row in sched.suspects])
     assert sorted(map(tuple, seen)) == [tuple(x) for x in seen] and {(0,), (1,), (2,)} == {
         tuple(x) for x in seen
     }
@@ -329,15 +329,15 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
     target = TableModel(poisoned(P) if broken == "target" else P, V)
     draft = LMDrafter(TableModel(poisoned(Q) if broken == "draft" else Q, V), V)
     middle = CascadeDrafter(TableModel(poisoned(R), V), LMDrafter(TableModel(Q, V), V), 2)
-    made = Scheduler(target, middle if broken == "middle" else draft, 4)
+    sched = Scheduler(target, middle if broken == "middle" else draft, 4)
     sampled = SamplingParams(1.0)
     rows = [
         Row.of(Request(prompt, 8, RowKey(0, i), params=sampled))
         for i, prompt in enumerate(([1, 2], [5, 5], [3]))
     ]
-    made.submit([Task(row, BLOCK, Fixed(3)) for row in rows])
-    while made.running or made.waiting:
-        made.step()
+    sched.submit([Task(row, BLOCK, Fixed(3)) for row in rows])
+    while sched.running or sched.waiting:
+        sched.step()
     assert [row.finish_reason for row in rows] == ["length", "error", "length"]
     assert isinstance(rows[1].error, NumericsError)
     kind = "cascade" if broken == "middle" else "unlimited"
@@ -346,18 +346,18 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
 
 
 def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
-    made = scheduler()
+    sched = scheduler()
     rows = [Row.of(Request([1, i], 8, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
-    made.submit([Task(row, BLOCK, Fixed(2)) for row in rows])
-    made.step()
-    target: Any = made.batch.target
+    sched.submit([Task(row, BLOCK, Fixed(2)) for row in rows])
+    sched.step()
+    target: Any = sched.batch.target
     score, target.score = target.score, None
     with pytest.raises(TypeError):
-        made.step()
-    assert not made.running and [task.row for task in made.waiting] == rows
+        sched.step()
+    assert not sched.running and [task.row for task in sched.waiting] == rows
     target.score = score
-    while made.running or made.waiting:
-        made.step()
+    while sched.running or sched.waiting:
+        sched.step()
     assert [row.new_tokens for row in rows] == [alone(row, 2) for row in rows]
 
 
@@ -366,12 +366,12 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
     came, nth = True, 0
     while came:
         nth += 2
-        made = scheduler(most=2)
+        sched = scheduler(most=2)
         rows = [Row.of(Request([1, i], 3, RowKey(0, i))) for i in range(3)]
-        made.submit([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
-        came = interrupted(lambda made=made: (made.step(), made.step()), nth, ("engine/",))
+        sched.submit([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
+        came = interrupted(lambda sched=sched: (sched.step(), sched.step()), nth, ("engine/",))
         for _ in range(20):
-            made.step()
+            sched.step()
         assert [row.new_tokens for row in rows] == [
             alone(row, gamma) for gamma, row in enumerate(rows)
         ], f"line {nth}"

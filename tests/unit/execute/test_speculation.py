@@ -272,10 +272,10 @@ def test_an_object_whose_call_is_a_coroutine_function_is_refused() -> None:
 
 @pytest.mark.parametrize("whose", ["f", "g", "q"])
 def test_a_function_that_turns_out_to_give_coroutines_is_refused(whose: str) -> None:
-    given = {"f": law_a, "g": twice, "q": law_a} | {whose: lambda y: law_soon(y)}
+    arguments = {"f": law_a, "g": twice, "q": law_a} | {whose: lambda y: law_soon(y)}
     says = "^law_soon is a coroutine function; await speculate_async"
     with pytest.raises(InputError, match=says):
-        speculate(given["f"], given["g"], given["q"], None)
+        speculate(arguments["f"], arguments["g"], arguments["q"], None)
 
 
 def test_the_event_is_given_by_name() -> None:

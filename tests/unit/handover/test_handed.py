@@ -144,10 +144,10 @@ def test_guesses_are_made_and_accepted(causal):
     score = spec.target.score
     spec.target.score = lambda *args: calls.append(1) or score(*args)
     try:
-        found = ours(spec, [PROMPTS[1]])
+        outputs = ours(spec, [PROMPTS[1]])
     finally:
         del spec.target.score
-    assert found.shape[1] == len(PROMPTS[1]) + LIMIT and len(calls) < LIMIT
+    assert outputs.shape[1] == len(PROMPTS[1]) + LIMIT and len(calls) < LIMIT
 
 
 # Batches
@@ -161,19 +161,19 @@ def test_left_padded_rows_are_those_of_each_alone(causal, name, ended):
     if ended:
         options["eos_token_id"] = an_end(model, PROMPTS[1], LIMIT)
     rows, mask = mask_of(PROMPTS)
-    found = ours(spec, rows, attention_mask=mask, **options)
+    outputs = ours(spec, rows, attention_mask=mask, **options)
     width = mask.shape[1]
-    assert found[:, :width].tolist() == rows
+    assert outputs[:, :width].tolist() == rows
     alone = [theirs(spec, [p], **options)[0, len(p) :].tolist() for p in PROMPTS]
     longest = max(map(len, alone))
-    assert found[:, width:].tolist() == [new + [1] * (longest - len(new)) for new in alone]
+    assert outputs[:, width:].tolist() == [new + [1] * (longest - len(new)) for new in alone]
 
 
 def test_a_batch_is_padded_exactly_as_transformers_pads_it(pair):
     model, spec = pair
     eos = an_end(model, PROMPTS[1], LIMIT)
-    heard = model.config.is_encoder_decoder
-    rows, mask = mask_of(PROMPTS, right=heard)
+    encoder_decoder = model.config.is_encoder_decoder
+    rows, mask = mask_of(PROMPTS, right=encoder_decoder)
     options = {"attention_mask": mask, "eos_token_id": eos}
     assert ours(spec, rows, **options).tolist() == theirs(spec, rows, **options).tolist()
 
@@ -191,16 +191,16 @@ def test_more_rows_than_share_a_pass(causal):
     _, spec = causal
     prompts = [PROMPTS[i % 3][: 2 + i % 3] + [20 + i] for i in range(19)]
     rows, mask = mask_of(prompts)
-    found = ours(spec, rows, attention_mask=mask, max_new_tokens=4)
+    outputs = ours(spec, rows, attention_mask=mask, max_new_tokens=4)
     alone = [theirs(spec, [p], max_new_tokens=4)[0, -4:].tolist() for p in prompts]
-    assert found[:, -4:].tolist() == alone
+    assert outputs[:, -4:].tolist() == alone
 
 
 def test_a_prefix_constraint_counts_the_rows_of_the_call(causal):
     _, spec = causal
     allowed = {"prefix_allowed_tokens_fn": lambda b, ids: [20 + b, 30 + b]}
-    found = ours(spec, [[5, 6], [7, 8], [9, 10]], **allowed)
-    assert [{*row} for row in (found[:, 2:] % 10).tolist()] == [{0}, {1}, {2}]
+    outputs = ours(spec, [[5, 6], [7, 8], [9, 10]], **allowed)
+    assert [{*row} for row in (outputs[:, 2:] % 10).tolist()] == [{0}, {1}, {2}]
 
 
 # Encoder-decoders
@@ -239,9 +239,9 @@ def test_sources_are_repeated_with_their_rows():
     _, spec = made("T5")
     options = {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
     rows, mask = mask_of(PROMPTS[:2], right=True)
-    found = ours(spec, rows, attention_mask=mask, **options).tolist()
+    outputs = ours(spec, rows, attention_mask=mask, **options).tolist()
     single = [theirs(spec, [p])[0].tolist() for p in PROMPTS[:2]]
-    assert found == [single[0], single[0], single[1], single[1]]
+    assert outputs == [single[0], single[0], single[1], single[1]]
 
 
 def test_what_an_encoder_has_read_must_be_ids():
@@ -282,8 +282,8 @@ def test_greedy_decoding_leaves_torch_s_numbers_alone(causal):
 def test_rows_of_one_prompt_differ(causal):
     _, spec = causal
     torch.manual_seed(0)
-    found = ours(spec, [PROMPTS[0]], do_sample=True, num_return_sequences=6, top_k=0)
-    assert len({tuple(row) for row in found.tolist()}) == 6
+    outputs = ours(spec, [PROMPTS[0]], do_sample=True, num_return_sequences=6, top_k=0)
+    assert len({tuple(row) for row in outputs.tolist()}) == 6
 
 
 WARPED: list[dict[str, Any]] = [
@@ -301,17 +301,17 @@ def test_the_sampled_law_is_the_one_of_transformers(causal, options):
     """The first new token of many rows against the softmax of transformers' own scores."""
     _, spec = causal
     prompt, rows = PROMPTS[0], 3000
-    told = {"do_sample": True, "max_new_tokens": 1, "return_dict_in_generate": True}
-    scores = theirs(spec, [prompt], output_scores=True, **(told | options)).scores[0]
+    common = {"do_sample": True, "max_new_tokens": 1, "return_dict_in_generate": True}
+    scores = theirs(spec, [prompt], output_scores=True, **(common | options)).scores[0]
     law = scores[0].double().softmax(-1)
     torch.manual_seed(0)
     options = options | {"num_return_sequences": rows, "max_new_tokens": 1, "do_sample": True}
-    found = ours(spec, [prompt], num_assistant_tokens=0, **(told | options))
-    counts = torch.bincount(found.sequences[:, -1], minlength=V)
+    outputs = ours(spec, [prompt], num_assistant_tokens=0, **(common | options))
+    counts = torch.bincount(outputs.sequences[:, -1], minlength=V)
     assert not counts[law == 0].any()
-    kept = law > 0
-    chi2 = ((counts - rows * law)[kept] ** 2 / (rows * law[kept]).clamp(min=1)).sum()
-    freedom = int(kept.sum()) - 1
+    support = law > 0
+    chi2 = ((counts - rows * law)[support] ** 2 / (rows * law[support]).clamp(min=1)).sum()
+    freedom = int(support.sum()) - 1
     assert chi2 <= freedom + 6 * (2 * freedom) ** 0.5 + 1e-9
 
 
@@ -455,9 +455,9 @@ def test_a_processor_of_transformers_that_reads_no_place_is_passed_on_in_a_batch
     _, spec = causal
     own = {"logits_processor": [NoRepeatNGramLogitsProcessor(2)]}
     rows, mask = mask_of(PROMPTS)
-    found = ours(spec, rows, attention_mask=mask, **own)
+    outputs = ours(spec, rows, attention_mask=mask, **own)
     alone = [theirs(spec, [p], no_repeat_ngram_size=2)[0, len(p) :].tolist() for p in PROMPTS]
-    assert found[:, mask.shape[1] :].tolist() == alone
+    assert outputs[:, mask.shape[1] :].tolist() == alone
 
 
 def test_an_assistant_is_not_left_out_without_a_word(causal):

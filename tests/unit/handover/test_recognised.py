@@ -39,8 +39,8 @@ def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
     """transformers applies both: the user's own in its place, the config's at the end."""
     own = TemperatureLogitsWarper(0.5)
     prepared = [own, Mine(), TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]
-    found = given(prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)])
-    assert len(found) == 2 and found[0] is own
+    processors = given(prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)])
+    assert len(processors) == 2 and processors[0] is own
 
 
 @pytest.mark.parametrize(

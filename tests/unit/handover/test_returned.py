@@ -52,13 +52,13 @@ def near(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) ->
 )
 def test_scores_and_logits(pair, options):
     model, _ = pair
-    found, expected = both(pair, [PROMPTS[1]], **options)
+    outputs, expected = both(pair, [PROMPTS[1]], **options)
     kinds = {True: GenerateEncoderDecoderOutput, False: GenerateDecoderOnlyOutput}
-    assert type(found) is type(expected) is kinds[model.config.is_encoder_decoder]
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    near(found.scores, expected.scores)
-    near(found.logits, expected.logits)
-    assert found.past_key_values is None
+    assert type(outputs) is type(expected) is kinds[model.config.is_encoder_decoder]
+    assert outputs.sequences.tolist() == expected.sequences.tolist()
+    near(outputs.scores, expected.scores)
+    near(outputs.logits, expected.logits)
+    assert outputs.past_key_values is None
 
 
 @pytest.mark.parametrize(
@@ -71,37 +71,37 @@ def test_scores_and_logits(pair, options):
 )
 def test_sampled_scores_are_those_that_transformers_would_have_there(pair, options):
     """Of the first place; what follows was drawn by other numbers."""
-    found, expected = both(pair, [PROMPTS[0]], do_sample=True, **options)
-    near(found.scores[:1], expected.scores[:1])
-    near(found.logits[:1], expected.logits[:1])
+    outputs, expected = both(pair, [PROMPTS[0]], do_sample=True, **options)
+    near(outputs.scores[:1], expected.scores[:1])
+    near(outputs.logits[:1], expected.logits[:1])
     first = 1 if pair[0].config.is_encoder_decoder else len(PROMPTS[0])
-    for scores, token in zip(found.scores, found.sequences[0, first:], strict=True):
+    for scores, token in zip(outputs.scores, outputs.sequences[0, first:], strict=True):
         assert scores[0, token] > -torch.inf
 
 
 def test_rows_that_have_ended_have_zeros(pair):
     model, _ = pair
     eos = an_end(model, PROMPTS[1], LIMIT)
-    found, expected = both(pair, [PROMPTS[1], PROMPTS[1][::-1]], eos_token_id=eos)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    begin = found.sequences.shape[1] - len(found.scores)
+    outputs, expected = both(pair, [PROMPTS[1], PROMPTS[1][::-1]], eos_token_id=eos)
+    assert outputs.sequences.tolist() == expected.sequences.tolist()
+    begin = outputs.sequences.shape[1] - len(outputs.scores)
     ended = [False, False]
-    for at, (scores, logits) in enumerate(zip(found.scores, found.logits, strict=True)):
+    for at, (scores, logits) in enumerate(zip(outputs.scores, outputs.logits, strict=True)):
         for b in range(2):
             if ended[b]:
                 assert not scores[b].any() and not logits[b].any()
             else:
                 near((scores[b],), (expected.scores[at][b],))
                 near((logits[b],), (expected.logits[at][b],))
-            ended[b] |= found.sequences[b, begin + at].item() == eos
+            ended[b] |= outputs.sequences[b, begin + at].item() == eos
     assert any(ended)
 
 
 def test_nothing_is_kept_that_was_not_asked_for(pair):
-    found, _ = both(pair, [PROMPTS[0]], output_scores=False, output_logits=False)
-    assert found.scores is None and found.logits is None and found.sequences.ndim == 2
-    found, _ = both(pair, [PROMPTS[0]], return_dict_in_generate=False)
-    assert isinstance(found, torch.Tensor) and not found.is_inference()
+    outputs, _ = both(pair, [PROMPTS[0]], output_scores=False, output_logits=False)
+    assert outputs.scores is None and outputs.logits is None and outputs.sequences.ndim == 2
+    outputs, _ = both(pair, [PROMPTS[0]], return_dict_in_generate=False)
+    assert isinstance(outputs, torch.Tensor) and not outputs.is_inference()
 
 
 class Recorder:
@@ -133,8 +133,8 @@ def test_a_streamer_of_text_comes_to_its_end():
     ids = byte_level()("It was the", return_tensors="pt").input_ids
     streamer = TextIteratorStreamer(byte_level(), skip_prompt=True, timeout=1.0)
     options = {"streamer": streamer, "custom_generate": spec, "prompt_lookup_num_tokens": 2}
-    found = model.generate(ids, **options, **PLAIN)
-    assert "".join(streamer) == byte_level().decode(found[0, ids.shape[1] :])
+    completions = model.generate(ids, **options, **PLAIN)
+    assert "".join(streamer) == byte_level().decode(completions[0, ids.shape[1] :])
 
 
 def test_a_streamer_takes_one_row(pair):

@@ -45,21 +45,21 @@ def test_a_model_as_draft():
 def test_a_source():
     target = TableModel(P, V, encoder_decoder=True)
     drafter = LMDrafter(TableModel(Q, V), V)  # reads the source as the head of its prompt
-    found = overlaps(target, drafter, request([0], source=[3, 4]), NEW, SAMPLED)
+    shares = overlaps(target, drafter, request([0], source=[3, 4]), NEW, SAMPLED)
     texts = prefixes((3, 4, 0))
-    assert found == pytest.approx([np.minimum(P(t), Q(t)).sum() for t in texts])
+    assert shares == pytest.approx([np.minimum(P(t), Q(t)).sum() for t in texts])
 
 
 def test_greedy_is_whether_the_argmax_agrees():
-    found = overlaps(
+    shares = overlaps(
         TableModel(P, V), LMDrafter(TableModel(Q, V), V), request(), NEW, SamplingParams()
     )
-    assert found == [float(np.argmax(P(t)) == np.argmax(Q(t))) for t in prefixes()]
+    assert shares == [float(np.argmax(P(t)) == np.argmax(Q(t))) for t in prefixes()]
 
 
 def test_uniform_guesses():
-    found = overlaps(TableModel(P, V), UniformDrafter(V), request(), NEW, SAMPLED)
-    assert found == pytest.approx([np.minimum(P(t), 1 / V).sum() for t in prefixes()])
+    shares = overlaps(TableModel(P, V), UniformDrafter(V), request(), NEW, SAMPLED)
+    assert shares == pytest.approx([np.minimum(P(t), 1 / V).sum() for t in prefixes()])
 
 
 def test_heads_read_the_states_of_the_very_token():
@@ -68,7 +68,7 @@ def test_heads_read_the_states_of_the_very_token():
     torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
     target, (output, embeddings) = CausalModel(network), ends_of(network)
     new = NEW[: CHUNK + 3]
-    found = overlaps(
+    shares = overlaps(
         target, HeadsDrafter(target, heads, output, embeddings), request(), new, SAMPLED
     )
     text = torch.tensor([[1, 2, *new]])
@@ -76,18 +76,18 @@ def test_heads_read_the_states_of_the_very_token():
         hidden = network.model(text).last_hidden_state[0]
         p = output(hidden[2:-1]).softmax(-1)  # from the second new token on
         q = output(heads(hidden[1:-2], embeddings(text[0, 2:-1]), 0, 1)).softmax(-1)[:, 0]
-    assert found[0] is None
-    assert found[1:] == pytest.approx(torch.minimum(p, q).sum(-1).tolist())
+    assert shares[0] is None
+    assert shares[1:] == pytest.approx(torch.minimum(p, q).sum(-1).tolist())
 
 
 def test_copies_overlap_by_p_and_silence_is_told():
     new = [3, 1, 2, 3]
-    found = overlaps(TableModel(P, V), LookupDrafter(), request(), new, SAMPLED)
+    shares = overlaps(TableModel(P, V), LookupDrafter(), request(), new, SAMPLED)
     texts = [(1, 2), (1, 2, 3), (1, 2, 3, 1), (1, 2, 3, 1, 2)]
-    assert found[:2] == [None, None]  # nothing occurred before
-    assert found[2:] == pytest.approx([P(texts[2])[2], P(texts[3])[3]])
+    assert shares[:2] == [None, None]  # nothing occurred before
+    assert shares[2:] == pytest.approx([P(texts[2])[2], P(texts[3])[3]])
 
 
 def test_a_forced_token_has_all_of_p():
-    found = overlaps(TableModel(P, V), UniformDrafter(V), request(forced={1: 4}), NEW[:3], SAMPLED)
-    assert found[1] == pytest.approx(1 / V) and found[0] > 1 / V and found[2] > 1 / V
+    shares = overlaps(TableModel(P, V), UniformDrafter(V), request(forced={1: 4}), NEW[:3], SAMPLED)
+    assert shares[1] == pytest.approx(1 / V) and shares[0] > 1 / V and shares[2] > 1 / V

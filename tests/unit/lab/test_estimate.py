@@ -15,8 +15,8 @@ def test_student(df):
 
 
 def test_ratio_by_hand():
-    found = ratio([1.0, 3.0], [2.0, 2.0])
-    assert found.value == 1 and found.error == pytest.approx(12.706 * 2 / 4, rel=1e-3)
+    interval = ratio([1.0, 3.0], [2.0, 2.0])
+    assert interval.value == 1 and interval.error == pytest.approx(12.706 * 2 / 4, rel=1e-3)
     assert ratio([1.0, 3.0], [2.0, 2.0], 0, 2).high == 2
     values = [0.3, 0.5, 0.4, 0.9]
     half = stats.t.ppf(0.975, 3) * np.std(values, ddof=1) / 2
@@ -37,22 +37,22 @@ def test_the_interval_holds_the_truth_where_tokens_of_a_prompt_are_alike():
     for _ in range(1000):
         rates = random.beta(4, 2, 12)  # a prompt's own alpha; mean 2/3
         lengths = random.integers(20, 60, 12)
-        found = ratio(random.binomial(lengths, rates).tolist(), lengths.tolist(), 0, 1)
-        held += found.low <= 2 / 3 <= found.high
+        interval = ratio(random.binomial(lengths, rates).tolist(), lengths.tolist(), 0, 1)
+        held += interval.low <= 2 / 3 <= interval.high
     assert held / 1000 > 0.9
 
 
 @pytest.mark.parametrize("hits, trials", [(0, 5), (5, 5), (3, 7), (400, 1000)])
 def test_wilson(hits, trials):
-    found = wilson(hits, trials)
+    interval = wilson(hits, trials)
     ends = stats.binomtest(hits, trials).proportion_ci(method="wilson")
-    assert found.value == hits / trials
-    assert (found.low, found.high) == pytest.approx((ends.low, ends.high), abs=1e-6)
+    assert interval.value == hits / trials
+    assert (interval.low, interval.high) == pytest.approx((ends.low, ends.high), abs=1e-6)
     assert wilson(0, 0) is None
 
 
 def test_spread():
-    found = spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    assert (found.median, found.q1, found.q3, found.n) == (3, 2, 4, 5)
-    assert found.error == pytest.approx(1.57 * 2 / 5**0.5)
+    summary = spread([4.0, 1.0, 2.0, 3.0, 5.0])
+    assert (summary.median, summary.q1, summary.q3, summary.n) == (3, 2, 4, 5)
+    assert summary.error == pytest.approx(1.57 * 2 / 5**0.5)
     assert spread([]) is None

@@ -13,11 +13,11 @@ CPU = torch.device("cpu")
 
 
 def test_a_description():
-    found = machine.describe(CPU)
-    assert found.cpu and found.gpu is None
-    assert found.cores == machine.cores() >= 1 and found.threads == torch.get_num_threads()
-    assert found.versions["torch"] == version("torch") and "foretoken" in found.versions
-    assert machine.describe(CPU) == found
+    facts = machine.describe(CPU)
+    assert facts.cpu and facts.gpu is None
+    assert facts.cores == machine.cores() >= 1 and facts.threads == torch.get_num_threads()
+    assert facts.versions["torch"] == version("torch") and "foretoken" in facts.versions
+    assert machine.describe(CPU) == facts
 
 
 def test_a_read_of_memory(monkeypatch: pytest.MonkeyPatch):

@@ -31,19 +31,19 @@ def info(folder: Path, line: str) -> Path:
 
 
 def test_flags_cores_and_the_last_cache(cpus: Path) -> None:
-    found = processor(info(cpus, "flags\t\t: fpu avx2 avx512f avx512_vnni amx_tile amx_bf16"), cpus)
-    assert found.abilities == ["AVX2", "AVX512", "AVX512-VNNI", "AMX", "AMX-BF16"]
-    assert found.lacks == ["AVX512-BF16"]
-    assert (found.threads, found.cores, found.cache_bytes) == (3, 2, 2**25)
+    facts = processor(info(cpus, "flags\t\t: fpu avx2 avx512f avx512_vnni amx_tile amx_bf16"), cpus)
+    assert facts.abilities == ["AVX2", "AVX512", "AVX512-VNNI", "AMX", "AMX-BF16"]
+    assert facts.lacks == ["AVX512-BF16"]
+    assert (facts.threads, facts.cores, facts.cache_bytes) == (3, 2, 2**25)
 
 
 def test_arm_lacks_nothing_of_another_makers(cpus: Path) -> None:
-    found = processor(info(cpus, "Features\t: fp asimddp i8mm bf16"), cpus)
-    assert found.abilities == ["DOTPROD", "I8MM", "BF16"] and found.lacks == []
+    facts = processor(info(cpus, "Features\t: fp asimddp i8mm bf16"), cpus)
+    assert facts.abilities == ["DOTPROD", "I8MM", "BF16"] and facts.lacks == []
 
 
 def test_what_the_system_does_not_say_is_not_guessed(tmp_path: Path) -> None:
-    found = processor(tmp_path / "none", tmp_path)
-    assert found.abilities is found.cores is found.cache_bytes is None and found.lacks == []
+    facts = processor(tmp_path / "none", tmp_path)
+    assert facts.abilities is facts.cores is facts.cache_bytes is None and facts.lacks == []
     assert processor(info(tmp_path, "bogomips : 1"), tmp_path).abilities is None
-    assert found.name and found.threads >= 1
+    assert facts.name and facts.threads >= 1

@@ -26,10 +26,10 @@ def test_bleu_and_chrf_by_hand():
 
 
 def test_rouge_by_hand():
-    found = rouge(["the cat sat", "a dog"], ["the cat slept", "a dog"])
-    assert found["rouge1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
-    assert found["rouge2"] == pytest.approx(100 * (1 / 2 + 1) / 2)
-    assert found["rougeL"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    score = rouge(["the cat sat", "a dog"], ["the cat slept", "a dog"])
+    assert score["rouge1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    assert score["rouge2"] == pytest.approx(100 * (1 / 2 + 1) / 2)
+    assert score["rougeL"] == pytest.approx(100 * (2 / 3 + 1) / 2)
 
 
 def test_texts_without_references_and_missing_libraries_are_said(monkeypatch):
@@ -54,8 +54,12 @@ def test_the_lead_is_the_first_sentences():
 
 
 def test_the_look_up_finds_the_most_alike():
-    known = [("a man walks a dog", "eins"), ("a man walks home", "zwei"), ("a man walks", "drei")]
-    find = LookUp([*known, ("Two dogs", "vier"), ("two dogs", "five")])
+    pairs_known = [
+        ("a man walks a dog", "eins"),
+        ("a man walks home", "zwei"),
+        ("a man walks", "drei"),
+    ]
+    find = LookUp([*pairs_known, ("Two dogs", "vier"), ("two dogs", "five")])
     assert find("a man walks a dog") == "eins" and find("A man walks") == "drei"
     assert find("the man walks home") == "zwei"
     assert find("two dogs") == "vier"  # of equals the first
@@ -76,9 +80,9 @@ def pair():
 )
 def test_greedy_texts_score_the_same_with_and_without_guesses(pair, score, names):
     references = [source[::-1] for source in SOURCES]
-    found = with_and_without(pair, SOURCES, references, score, gamma=3, max_new_tokens=12)
-    assert found.same == 1 and found.plain == found.speculative
-    assert list(found.plain) == names
+    comparison = with_and_without(pair, SOURCES, references, score, gamma=3, max_new_tokens=12)
+    assert comparison.same == 1 and comparison.plain == comparison.speculative
+    assert list(comparison.plain) == names
 
 
 def test_texts_are_greedy_and_stripped(pair):

@@ -21,10 +21,10 @@ TEXTS = [[1, 2, 3, 4, 0, 1], [4, 4, 2], [0, 3, 1, 2]]
 
 
 def models(context: int | None = None) -> tuple[TableModel, TableModel]:
-    made = TableModel.markov(P.tolist()), TableModel.markov(Q.tolist())
-    for each in made:
+    tables = TableModel.markov(P.tolist()), TableModel.markov(Q.tolist())
+    for each in tables:
         each.context = context
-    return made
+    return tables
 
 
 @pytest.mark.parametrize(("chunk", "context"), [(64, None), (2, None), (64, 3), (2, 3)])
@@ -34,27 +34,27 @@ def test_the_two_laws_at_every_position(
     """Whatever passes and windows the text is cut into; these laws follow from the last token."""
     monkeypatch.setattr(module, "CHUNK", chunk)
     model, rounded = models(context)
-    found = rounding(model, rounded, [Piece(ids, 2 * len(ids)) for ids in TEXTS])
+    loss = rounding(model, rounded, [Piece(ids, 2 * len(ids)) for ids in TEXTS])
     pairs = [pair for ids in TEXTS for pair in zip(ids, ids[1:], strict=False)]
     size = 2 * sum(map(len, TEXTS))
     bits = [-sum(log2(law[a, b]) for a, b in pairs) / size for law in (P, Q)]
-    assert (found.tokens, found.bytes) == (len(pairs), size)
-    assert found.bits_per_byte.value == pytest.approx(bits[0], rel=1e-5)
-    assert found.rounded_bits_per_byte.value == pytest.approx(bits[1], rel=1e-5)
-    assert found.more_bits_per_byte.value == pytest.approx(bits[1] - bits[0], rel=1e-4)
+    assert (loss.tokens, loss.bytes) == (len(pairs), size)
+    assert loss.bits_per_byte.value == pytest.approx(bits[0], rel=1e-5)
+    assert loss.rounded_bits_per_byte.value == pytest.approx(bits[1], rel=1e-5)
+    assert loss.more_bits_per_byte.value == pytest.approx(bits[1] - bits[0], rel=1e-4)
     alike = np.mean([P[a].argmax() == Q[a].argmax() for a, _ in pairs])
-    assert found.same.value == pytest.approx(alike)
+    assert loss.same.value == pytest.approx(alike)
     shared = np.mean([np.minimum(P[a], Q[a]).sum() for a, _ in pairs])
-    assert found.overlap.value == pytest.approx(shared, rel=1e-5)
-    assert found.overlap.low < shared < found.overlap.high
+    assert loss.overlap.value == pytest.approx(shared, rel=1e-5)
+    assert loss.overlap.low < shared < loss.overlap.high
     assert model._texts == rounded._texts == []
 
 
 def test_a_model_agrees_with_itself() -> None:
     model, again = models()[0], models()[0]
-    found = rounding(model, again, [Piece(ids, 10) for ids in TEXTS])
-    assert found.same.value == 1 and found.overlap.value == pytest.approx(1)
-    assert found.more_bits_per_byte.value == found.more_bits_per_byte.error == 0
+    loss = rounding(model, again, [Piece(ids, 10) for ids in TEXTS])
+    assert loss.same.value == 1 and loss.overlap.value == pytest.approx(1)
+    assert loss.more_bits_per_byte.value == loss.more_bits_per_byte.error == 0
 
 
 def test_an_encoder_decoder_is_refused() -> None:
@@ -67,11 +67,11 @@ def test_pieces_are_spread_over_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its beginning to its end; bytes are those of what is predicted."""
     monkeypatch.setattr(module, "LETTERS", 40)
     text, tokenizer = TEXT * 40, byte_level()
-    found = pieces(text, tokenizer)
-    assert len(found) == module.PIECES
-    told = [tokenizer.decode(piece.ids) for piece in found]
-    assert told[0] == text[:40] and told[-1] == text[-40:] and all(x in text for x in told)
-    for piece, shown in zip(found, told, strict=True):
+    texts = pieces(text, tokenizer)
+    assert len(texts) == module.PIECES
+    decoded = [tokenizer.decode(piece.ids) for piece in texts]
+    assert decoded[0] == text[:40] and decoded[-1] == text[-40:] and all(x in text for x in decoded)
+    for piece, shown in zip(texts, decoded, strict=True):
         first = len(tokenizer.decode(piece.ids[:1]).encode())
         assert piece.bytes == len(shown.encode()) - first
     assert len(pieces(text[:100], tokenizer)) == 2

@@ -46,19 +46,19 @@ def test_a_stack_is_the_same_layers_in_any_precision(
     expected = x
     for i in range(SMALL.layers):
         expected = expected @ np.roll(weight, i, 0).T
-    made = graph(SMALL, dtype)
-    kinds = [n.get_element_type() for n in made.get_ops() if n.get_type_name() == "Constant"]
+    network = graph(SMALL, dtype)
+    kinds = [n.get_element_type() for n in network.get_ops() if n.get_type_name() == "Constant"]
     assert sum(each.to_string() == kind for each in kinds) >= SMALL.layers
-    assert np.linalg.norm(run(made, x) - expected) < error * np.linalg.norm(expected)
+    assert np.linalg.norm(run(network, x) - expected) < error * np.linalg.norm(expected)
 
 
 def test_every_size_and_precision_is_timed() -> None:
-    found = list(speeds((Stack(64, 1), SMALL)))
-    assert [(each.parameters, each.dtype) for each in found] == [
+    rows = list(speeds((Stack(64, 1), SMALL)))
+    assert [(each.parameters, each.dtype) for each in rows] == [
         (size, dtype) for size in (64**2, 3 * 128**2) for dtype in LAYERS
     ]
-    assert all(each.seconds and len(each.seconds) == len(TOKENS) for each in found)
-    assert all(min(each.seconds or (0,)) > 0 for each in found)
+    assert all(each.seconds and len(each.seconds) == len(TOKENS) for each in rows)
+    assert all(min(each.seconds or (0,)) > 0 for each in rows)
 
 
 def test_what_time_or_memory_do_not_suffice_for_is_left_out(
@@ -68,5 +68,5 @@ def test_what_time_or_memory_do_not_suffice_for_is_left_out(
         Speed(SMALL.parameters, dtype, None) for dtype in LAYERS
     ]
     monkeypatch.setattr(speed, "free_bytes", lambda device: 100_000)
-    known = {each.dtype: each.seconds is not None for each in speeds((SMALL,))}
-    assert known == {"int4": True, "int8": False, "bfloat16": False, "float32": False}
+    timed = {each.dtype: each.seconds is not None for each in speeds((SMALL,))}
+    assert timed == {"int4": True, "int8": False, "bfloat16": False, "float32": False}

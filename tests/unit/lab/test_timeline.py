@@ -81,6 +81,6 @@ def test_the_chrome_trace(done):
     assert [(e["name"], e["ts"]) for e in events] == [(c.part, c.at * 1e6) for c in calls]
     threads = {e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M"}
     assert all(e["name"].startswith(threads[e["tid"]]) for e in events)
-    told = [event["args"] for event in events if event["name"] == "target"]
-    assert sum(args["tokens"] for args in told) == len(done[3].tokens)
-    assert [args["accepted"] for args in told] == [step.accepted for step in done[3].steps]
+    arguments = [event["args"] for event in events if event["name"] == "target"]
+    assert sum(args["tokens"] for args in arguments) == len(done[3].tokens)
+    assert [args["accepted"] for args in arguments] == [step.accepted for step in done[3].steps]

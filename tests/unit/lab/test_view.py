@@ -56,14 +56,14 @@ def test_the_prompt_decides_how_the_first_token_is_spelled():
 def test_the_tokens_in_green_and_blue_are_the_completions():
     target, draft = CausalModel(llama(64)), CausalModel(llama(64, seed=1))
     spec = Speculator(target, LMDrafter(draft, 64))
-    (done,) = spec.generate([1, 2], temperature=1.0, gamma=3, max_new_tokens=40)
-    lines = trace([1, 2], done.steps, None)
-    assert len(lines) == done.stats.target_calls
+    (completion,) = spec.generate([1, 2], temperature=1.0, gamma=3, max_new_tokens=40)
+    lines = trace([1, 2], completion.steps, None)
+    assert len(lines) == completion.stats.target_calls
     fates = [fate for line in lines for fate in spans(line)]
-    kept = [int(text) for text, style in fates if style != REJECTED]
-    assert kept == done.tokens
-    assert sum(style == ACCEPTED for _, style in fates) == done.stats.accepted
-    rejected = sum(step.accepted < step.drafted for step in done.steps)
+    tokens = [int(text) for text, style in fates if style != REJECTED]
+    assert tokens == completion.tokens
+    assert sum(style == ACCEPTED for _, style in fates) == completion.stats.accepted
+    rejected = sum(step.accepted < step.drafted for step in completion.steps)
     assert sum(style == REJECTED for _, style in fates) == rejected > 0
 
 
@@ -111,8 +111,8 @@ def test_the_lines_as_html():
     steps = [record(ids[1:3], 1, [ids[1], ids[2]]), record([], 0, ids[3:])]
     page = html(ids[:1], steps, byte_level())
     assert page.startswith('<ol class="trace">\n<li>') and page.count("<li>") == 2
-    told = re.sub(r' ?<del class="rejected">.*?</del>', "", page)
-    text = unescape(re.sub(r"<[^>]*>|\n", "", told))
+    rest = re.sub(r' ?<del class="rejected">.*?</del>', "", page)
+    text = unescape(re.sub(r"<[^>]*>|\n", "", rest))
     assert text == byte_level().decode(ids).removeprefix(byte_level().decode(ids[:1]))
     assert "<b>" not in page and "&amp;" in page
     assert html([0], [record([5, 6], 1, [5, 9])], None).splitlines()[1] == (

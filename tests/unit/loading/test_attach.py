@@ -37,8 +37,8 @@ def test_generate_is_speculative_until_detached(model):
     expected = model.generate(IDS, **PLAIN)[0].tolist()
     spec = foretoken.attach(model, relative(model), runtime="transformers")
     assert isinstance(spec, foretoken.Speculator)
-    found, calls = steps(spec, model, num_assistant_tokens=3)
-    assert found == expected and 0 < calls < 12
+    completion, calls = steps(spec, model, num_assistant_tokens=3)
+    assert completion == expected and 0 < calls < 12
     foretoken.detach(model)
     assert "generate" not in vars(model) and model.generate.__func__ is type(model).generate
     assert steps(spec, model) == (expected, 0)

@@ -36,15 +36,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
     """The costs that are measured, by the draft; an empty cache."""
     by_draft = {"lookup": costs(0, 0.5)}
-    asked: list[str] = []
+    kinds: list[str] = []
 
     def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
-        asked.append(spec.draft_name)
+        kinds.append(spec.draft_name)
         return by_draft[spec.draft_name]
 
     monkeypatch.setattr(Speculator, "step_costs", step_costs)
     monkeypatch.setattr(chosen, "remembered", lambda file: {})
-    by_draft["asked"] = asked  # type: ignore[assignment]
+    by_draft["asked"] = kinds  # type: ignore[assignment]
     return by_draft
 
 
@@ -66,8 +66,8 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
     assert ("self:int8" in measured["asked"]) == (int8 is not None)
     assert (spec.foresight is None) == (best == "lookup")
     plain = foretoken.load(target, "none").generate("It was", max_new_tokens=20)
-    (done,) = spec.generate("It was", max_new_tokens=20, gamma=3)
-    assert done.tokens == plain[0].tokens
+    (completion,) = spec.generate("It was", max_new_tokens=20, gamma=3)
+    assert completion.tokens == plain[0].tokens
 
 
 @pytest.mark.openvino
@@ -117,8 +117,8 @@ def test_a_draft_is_rounded_where_that_is_faster(
         assert isinstance(drafter, LMDrafter) and drafter.model.computed == best
         assert ("drafts in" in caplog.text) == (best != "float32")
         assert list(kept.values()) == ["" if best == "float32" else best]
-    asked = foretoken.load(target, draft, draft_dtype="float32").drafter
-    assert isinstance(asked, LMDrafter) and asked.model.computed == "float32"
+    chosen_draft = foretoken.load(target, draft, draft_dtype="float32").drafter
+    assert isinstance(chosen_draft, LMDrafter) and chosen_draft.model.computed == "float32"
     monkeypatch.setattr(chosen, "SMALL", 10**9)
     small = foretoken.load(target, draft).drafter
     assert isinstance(small, LMDrafter) and small.model.computed == "float32"
@@ -128,10 +128,10 @@ def test_a_draft_is_rounded_where_that_is_faster(
 def test_a_choice_by_steady_costs_is_remembered(target, monkeypatch):
     steady, kept = [False], {}
     by_draft = {"lookup": costs(0, 0.5), "self:int4": costs(0.2, 0.97)}
-    asked: list[str] = []
+    kinds: list[str] = []
 
     def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
-        asked.append(spec.draft_name)
+        kinds.append(spec.draft_name)
         return by_draft[spec.draft_name]
 
     monkeypatch.setattr(Speculator, "step_costs", step_costs)
@@ -140,6 +140,6 @@ def test_a_choice_by_steady_costs_is_remembered(target, monkeypatch):
     monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
     for sure, times in ((False, 2), (True, 2), (True, 0)):
         steady[0] = sure
-        asked.clear()
-        assert foretoken.load(target).draft_name == "self:int4" and len(asked) == times
+        kinds.clear()
+        assert foretoken.load(target).draft_name == "self:int4" and len(kinds) == times
         assert list(kept.values()) == (["int4"] if sure else [])

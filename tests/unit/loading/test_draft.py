@@ -77,8 +77,8 @@ def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypa
 def test_drafts_by_name(pair, draft, kind):
     spec = foretoken.load(pair[0], draft)
     assert type(spec.drafter) is kind and spec.draft_name == (draft or "lookup")
-    done = spec.generate("It was", max_new_tokens=8, gamma=2, temperature=1.0)[0]
-    assert len(done.tokens) == 8
+    completion = spec.generate("It was", max_new_tokens=8, gamma=2, temperature=1.0)[0]
+    assert len(completion.tokens) == 8
 
 
 def test_a_drafter_of_ones_own(pair):
@@ -142,12 +142,12 @@ def test_padded_rows_are_fine(pair, swap, temperature):
     options = {"max_new_tokens": 60, "temperature": temperature}
     beyond = 0
     for seed in range(4):
-        for done in spec.generate(["It was", "The day"], gamma=3, seed=seed, **options):
-            place = next((i for i, token in enumerate(done.tokens) if token >= 320), None)
+        for completion in spec.generate(["It was", "The day"], gamma=3, seed=seed, **options):
+            place = next((i for i, token in enumerate(completion.tokens) if token >= 320), None)
             if place is not None and temperature:
                 beyond += 1
                 spoken = 0
-                for step in done.steps:
+                for step in completion.steps:
                     assert not step.guesses or spoken <= place
                     spoken += len(step.kept)
     assert bool(beyond) == bool(temperature and not swap)
@@ -159,8 +159,8 @@ def test_padded_rows_are_fine(pair, swap, temperature):
 def test_a_prompt_with_ids_that_the_draft_lacks(pair):
     spec = foretoken.load(*pair)
     for prompt in ([330], [5, 330], [330, 5]):
-        done = spec.generate([prompt, [5, 6]], gamma=3, max_new_tokens=6, temperature=1.0)
-        assert done[0].stats.drafted == 0 and done[1].stats.drafted
+        completions = spec.generate([prompt, [5, 6]], gamma=3, max_new_tokens=6, temperature=1.0)
+        assert completions[0].stats.drafted == 0 and completions[1].stats.drafted
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
@@ -168,11 +168,11 @@ def test_a_source_with_ids_that_the_draft_lacks(kind, tmp_path):
     target = folder(tmp_path / "target", t5(350), metaspace())
     network = t5(330, seed=1) if kind == "encoder-decoder" else llama(330)
     spec = foretoken.load(target, folder(tmp_path / "draft", network, metaspace()))
-    done = spec.generate([[5, 340], [5, 6], [340]], gamma=2, max_new_tokens=4)
-    drafted = [c.stats.drafted for c in done]
+    completions = spec.generate([[5, 340], [5, 6], [340]], gamma=2, max_new_tokens=4)
+    drafted = [c.stats.drafted for c in completions]
     assert drafted[0] == drafted[2] == 0 and drafted[1]
     again = spec.generate([5, 6], gamma=2, max_new_tokens=4)
-    assert again[0].tokens == done[1].tokens
+    assert again[0].tokens == completions[1].tokens
 
 
 def test_a_source_longer_than_the_drafts_encoder():

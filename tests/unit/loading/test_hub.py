@@ -92,8 +92,8 @@ def test_what_is_there_is_left_to_the_library(answers, answer):
 
 def test_what_is_in_the_cache_is_read_from_there_alone(answers, monkeypatch):
     answers[0] = (500, {})
-    kept = lambda name, file, revision: "/kept/config.json"  # noqa: E731
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", kept)
+    cached_file = lambda name, file, revision: "/kept/config.json"  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached_file)
     assert hub.way("a/b", None) == {"local_files_only": True}
 
 

@@ -27,9 +27,9 @@ def test_folders(pair):
     assert isinstance(spec.drafter, LMDrafter) and spec.tokenizer is not None
     assert (spec.target_name, spec.draft_name) == tuple(map(str, pair))
     assert spec.ends.eos == {0}
-    (done,) = spec.generate("It was", max_new_tokens=8, gamma=2)
+    (completion,) = spec.generate("It was", max_new_tokens=8, gamma=2)
     (plain,) = foretoken.load(str(pair[0]), "none").generate("It was", max_new_tokens=8)
-    assert done.tokens == plain.tokens and done.text == plain.text
+    assert completion.tokens == plain.tokens and completion.text == plain.text
 
 
 def test_weights_are_the_folders_own(pair):
@@ -74,9 +74,9 @@ def test_an_encoder_decoder_folder(tmp_path):
     target = folder(tmp_path / "t5", t5(330), metaspace())
     spec = foretoken.load(target, folder(tmp_path / "draft", t5(330, seed=1), metaspace()))
     assert spec.target.encoder_decoder and spec.ends.decoder_start == 1
-    (done,) = spec.generate("It was", max_new_tokens=9, gamma=3)
+    (completion,) = spec.generate("It was", max_new_tokens=9, gamma=3)
     plain = foretoken.load(target, "none").generate("It was", max_new_tokens=9)[0]
-    assert done.tokens == plain.tokens and done.stats.drafted
+    assert completion.tokens == plain.tokens and completion.stats.drafted
 
 
 def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch):
@@ -211,8 +211,8 @@ def test_weights_of_another_size_are_told_by_name(tmp_path):
 
 def test_a_tokenizer_that_needs_no_vocabulary_file(tmp_path):
     path = folder(tmp_path / "model", t5(384), transformers.ByT5Tokenizer())
-    (done,) = foretoken.load(path, "none").generate("It was", max_new_tokens=4)
-    assert isinstance(done.text, str)
+    (completion,) = foretoken.load(path, "none").generate("It was", max_new_tokens=4)
+    assert isinstance(completion.text, str)
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
@@ -327,9 +327,9 @@ def test_exact_shapes_is_yes_or_no(value):
 
 def test_exact_shapes(pair):
     spec = foretoken.load(*pair, exact_shapes=True)
-    (done,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)
-    assert done.stats.runtime == "transformers, exact shapes"
-    assert done.stats.draft_runtime == "transformers"
+    (completion,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)
+    assert completion.stats.runtime == "transformers, exact shapes"
+    assert completion.stats.draft_runtime == "transformers"
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def test_greedy_text_is_the_targets(kind, draft, request):
     assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, Companion)
     assert spec.draft_name == draft
     for gamma in (1, 3, None):
-        done = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
-        assert [each.tokens for each in done] == [each.tokens for each in plain]
-    assert all(each.stats.draft_runtime == "openvino" for each in done)
+        completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
+        assert [each.tokens for each in completions] == [each.tokens for each in plain]
+    assert all(each.stats.draft_runtime == "openvino" for each in completions)
     sampled = spec.generate(prompts, max_new_tokens=20, gamma=3, temperature=1.0)
     assert all(each.stats.drafted and each.stats.bias == 0 for each in sampled)
 
@@ -53,10 +53,10 @@ def test_greedy_text_is_the_targets(kind, draft, request):
 def test_a_rounded_copy_is_nearly_the_target(target):
     alpha = {}
     for draft in ("self:int8", "self:int4", "self:0"):
-        (done,) = foretoken.load(target, draft).generate(
+        (completion,) = foretoken.load(target, draft).generate(
             [3, 4, 5], max_new_tokens=64, gamma=2, temperature=1.0, ignore_eos=True
         )
-        alpha[draft] = done.stats.alpha
+        alpha[draft] = completion.stats.alpha
     assert (
         1 > alpha["self:int8"] > alpha["self:int4"] > alpha["self:0"] and alpha["self:int8"] > 0.9
     )
@@ -78,14 +78,16 @@ def test_copies_have_the_arithmetic_of_the_target(target, dtype):
     for draft, draft_dtype in (("self", None), ("self:int8", None), ("self:0", "bfloat16")):
         spec = foretoken.load(target, draft, dtype=dtype, draft_dtype=draft_dtype)
         assert spec.target.computed == plain.target.computed
-        (done,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
-        assert done.stats.drafted and len(done.tokens) == 12
+        (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
+        assert completion.stats.drafted and len(completion.tokens) == 12
 
 
 def test_it_is_replayed_and_measured(target):
     spec = foretoken.load(target, "self:int8")
     requests = spec.requests([[3, 4, 5], [7, 8]], SamplingParams(1.0, max_new_tokens=6), 0)
-    texts = [done.tokens for done in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)]
+    texts = [
+        completion.tokens for completion in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)
+    ]
     params = SamplingParams(1.0)
     places = list(replay(spec.target, spec.drafter, requests, texts, params))
     betas = [torch.minimum(place.p, place.q).sum(-1) for place in places]
@@ -140,7 +142,7 @@ def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
         ("selff", {}, "did you mean 'self'"),
     ],
 )
-def test_names_that_are_none(target, draft, options, says):
+def test_invalid_names(target, draft, options, says):
     refused(InputError, says, target, draft, **options)
 
 

@@ -61,6 +61,6 @@ def test_options_that_several_processes_cannot_follow(
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "2", 2.0])
-def test_a_number_that_is_none(value: object) -> None:
+def test_an_invalid_number(value: object) -> None:
     with pytest.raises(InputError, match="tensor_parallel is .*; give "):
         foretoken.load("a/b", tensor_parallel=value)  # pyright: ignore

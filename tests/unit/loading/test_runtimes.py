@@ -69,9 +69,9 @@ def test_a_conversion_is_made_once_and_generates_the_same(
     assert "converting" not in converting.text
     expected = stock(path, [5, 6, 7], 20)
     for spec in (first, second):
-        (done,) = spec.generate([5, 6, 7], max_new_tokens=20, gamma=3)
-        assert done.tokens == expected
-        assert done.stats.runtime == "openvino"
+        (completion,) = spec.generate([5, 6, 7], max_new_tokens=20, gamma=3)
+        assert completion.tokens == expected
+        assert completion.stats.runtime == "openvino"
 
 
 def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> N
     stamp = file.stat()
     saved(tmp_path / "m", seed=2)
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
-    assert done == stock(path, [5, 6, 7], 20)
+    tokens = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+    assert tokens == stock(path, [5, 6, 7], 20)
 
 
 @pytest.mark.parametrize("place", ["weights/model.safetensors", "../beside.safetensors"])
@@ -102,8 +102,8 @@ def test_weights_that_an_index_names_are_looked_at_wherever_they_stand(
     load(moved(1), "none")
     path = moved(2)
     assert (tmp_path / "m" / place) in (source(path, None, False).files() or [])
-    done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
-    assert done == stock(path, [5, 6, 7], 20)
+    tokens = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+    assert tokens == stock(path, [5, 6, 7], 20)
 
 
 @pytest.mark.parametrize("name", ["sub/w.safetensors", "sub/w.safetensors.index.json"])
@@ -128,8 +128,8 @@ def test_weights_that_the_config_names_are_looked_at(tmp_path: Path, name: str) 
         path = moved(1)
         load(path, "none")
         moved(2)
-        done = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
-        assert done == stock(path, [5, 6, 7], 20)
+        tokens = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
+        assert tokens == stock(path, [5, 6, 7], 20)
 
 
 def test_an_adapter_is_not_converted(tmp_path: Path) -> None:
@@ -239,21 +239,21 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         settings = {"eos_token_id": [7, 9], "forced_eos_token_id": 5, "do_sample": True}
         settings |= {"temperature": 0.6, "repetition_penalty": 1.2, "num_beams": 2}
         file = tmp_path / name / "generation_config.json"
-        known = json.loads(file.read_text())
-        file.write_text(json.dumps(known | settings))
+        document = json.loads(file.read_text())
+        file.write_text(json.dumps(document | settings))
         first = load(path, "uniform", generation_config="ignore")
         second = load(path, "uniform", generation_config="ignore")
         wish = Wish()
-        kept = runtimes.Known(source(path, None, False), wish)
+        facts = runtimes.Known(source(path, None, False), wish)
         own = runtimes.Known(type(build(name)).from_pretrained(path), wish)
-        assert kept._facts is not None and own._facts is None
-        assert kept.settings == own.settings and kept.settings.suggested["temperature"] == 0.6
-        assert (kept.V, kept.encoder_decoder) == (own.V, own.encoder_decoder)
+        assert facts._facts is not None and own._facts is None
+        assert facts.settings == own.settings and facts.settings.suggested["temperature"] == 0.6
+        assert (facts.V, facts.encoder_decoder) == (own.V, own.encoder_decoder)
         assert first.ends == second.ends == own.settings.ends and first.ends.eos == {7, 9}
         for _ in range(2):
             with pytest.raises(RefusedError, match="num_beams=2"):
                 load(path, "uniform")
-        file.write_text(json.dumps(known | settings | {"num_beams": 1}))
+        file.write_text(json.dumps(document | settings | {"num_beams": 1}))
         followed = load(path, "uniform")
         assert followed.suggested == {"temperature": 0.6}
         assert followed.controls == {"repetition_penalty": 1.2} and first.controls == {}

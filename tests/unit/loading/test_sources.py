@@ -52,7 +52,7 @@ def test_where_there_is_no_tokenizer(tmp_path):
     path = folder(tmp_path / "m", llama(64))
     assert tokenizer(path, None, False) is tokenizer(llama(64), None, False) is None
     with pytest.raises(InputError, match="holds no tokenizer; give a folder or hub id with one"):
-        tokenizer(path, None, False, wanted=True)
+        tokenizer(path, None, False, required=True)
     own = byte_level()
     assert tokenizer(own, None, False) is own
 

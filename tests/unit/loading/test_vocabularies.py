@@ -29,8 +29,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = llama(len(metaspace()), seed=1, num_hidden_layers=1)
-    return folder(tmp_path_factory.mktemp("pair") / "draft", made, metaspace())
+    network = llama(len(metaspace()), seed=1, num_hidden_layers=1)
+    return folder(tmp_path_factory.mktemp("pair") / "draft", network, metaspace())
 
 
 def translated(spec: foretoken.Speculator) -> TranslatedModel:
@@ -42,17 +42,19 @@ def translated(spec: foretoken.Speculator) -> TranslatedModel:
 def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
     with caplog.at_level(logging.INFO, "foretoken"):
         spec = foretoken.load(target, draft)
-    said = [r.getMessage() for r in caplog.records if "another tokenizer" in r.getMessage()]
-    assert len(said) == 1 and str(draft) in said[0]
-    assert "words are the target's too, with" in said[0] and "at temperature 0" in said[0]
+    messages = [r.getMessage() for r in caplog.records if "another tokenizer" in r.getMessage()]
+    assert len(messages) == 1 and str(draft) in messages[0]
+    assert "words are the target's too, with" in messages[0] and "at temperature 0" in messages[0]
     model = translated(spec)
     plain = foretoken.load(target, "none").generate(PROMPT, max_new_tokens=20, temperature=0.0)
     for by_text in (True, False):
         model.by_text = ByText(by_text, by_text)
         for temperature in (0.0, 1.0):
-            (made,) = spec.generate(PROMPT, gamma=3, max_new_tokens=20, temperature=temperature)
-            assert made.stats.drafted and made.stats.draft_calls
-            assert temperature or made.tokens == plain[0].tokens
+            (completion,) = spec.generate(
+                PROMPT, gamma=3, max_new_tokens=20, temperature=temperature
+            )
+            assert completion.stats.drafted and completion.stats.draft_calls
+            assert temperature or completion.tokens == plain[0].tokens
 
 
 def test_the_way_is_the_same_each_time(target, draft):
@@ -67,8 +69,8 @@ def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
 
     def told(self, spec, *, greedy, by_text):
         trial = tried(self, spec, greedy=greedy, by_text=by_text)
-        wanted = better.greedy if greedy else better.sampled
-        return trial._replace(kept=2.0 if by_text == wanted else 1.0)
+        tokens = better.greedy if greedy else better.sampled
+        return trial._replace(kept=2.0 if by_text == tokens else 1.0)
 
     monkeypatch.setattr(vocabularies.ForeignDraft, "_tried", told)
     assert translated(foretoken.load(target, draft)).by_text == better
@@ -84,8 +86,8 @@ def test_a_target_that_cannot_read_the_trial_gets_the_usual_ways(draft, tmp_path
 def test_it_drafts_for_an_encoder_decoder(draft, tmp_path):
     spec = foretoken.load(folder(tmp_path / "t5", t5(320), byte_level()), draft)
     for temperature in (0.0, 1.0):
-        (made,) = spec.generate(PROMPT, gamma=3, max_new_tokens=12, temperature=temperature)
-        assert made.stats.drafted
+        (completion,) = spec.generate(PROMPT, gamma=3, max_new_tokens=12, temperature=temperature)
+        assert completion.stats.drafted
 
 
 def test_it_looks_ahead_in_a_beam_search(target, draft):
@@ -102,8 +104,8 @@ def test_the_texts_of_the_trial_warn_of_nothing(target, draft, caplog):
 
 
 def test_vocabularies_without_a_common_word_are_refused(target, tmp_path):
-    words = {"<unk>": 0, "</s>": 1} | {f"\u2581\u4e00{i}": i for i in range(2, 20)}
-    own = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    vocabulary = {"<unk>": 0, "</s>": 1} | {f"\u2581\u4e00{i}": i for i in range(2, 20)}
+    own = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", eos_token="</s>")
     strange = folder(tmp_path / "strange", llama(32, seed=1), tokenizer)
     with pytest.raises(RefusedError, match="shares none of its 18 words with the 319 of") as error:

@@ -34,8 +34,8 @@ def shows_what_the_head_reads(model, network) -> None:
         assert hidden.shape == (3, max(need), output.in_features)
         for b, n in enumerate(need):
             with torch.inference_mode():
-                made = output(hidden[b, :n].to(dtype))
-            assert torch.allclose(made, logits[b, :n].to(dtype), atol=1e-4)
+                outputs = output(hidden[b, :n].to(dtype))
+            assert torch.allclose(outputs, logits[b, :n].to(dtype), atol=1e-4)
     model.leave([1])
     model.score([[5, 6], [8]], [1, 1])
     assert model.hidden.shape == (2, 1, output.in_features)

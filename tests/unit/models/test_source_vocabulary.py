@@ -45,8 +45,8 @@ def test_prompts_are_checked_against_what_reads_them(
     options = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": None}
     stock = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     for gamma in (0, 3, None):
-        (done,) = spec.generate(ids.tolist(), max_new_tokens=6, gamma=gamma)
-        assert done.tokens == stock[0, 1:].tolist()
+        (completion,) = spec.generate(ids.tolist(), max_new_tokens=6, gamma=gamma)
+        assert completion.tokens == stock[0, 1:].tolist()
     with pytest.raises(
         InputError, match=rf"holds the id {source}; ids must be in 0\.\.{source - 1}"
     ):

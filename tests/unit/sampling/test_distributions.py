@@ -331,8 +331,8 @@ def test_no_id_without_mass_whatever_the_order_of_the_sum():
         with Elsewhere():
             ids, _ = locate(laws, u, cdf)
         assert (laws.gather(1, ids[:, None]) > 0).all()
-        found = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
-        careless += int((laws.gather(1, found) == 0).sum())
+        drawn_ids = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
+        careless += int((laws.gather(1, drawn_ids) == 0).sum())
     assert careless > 100  # the plain search does return such ids
 
 
@@ -395,8 +395,8 @@ def test_top_p_of_a_large_vocabulary_is_that_of_a_full_sort(scale, top_p, dtype)
     logits = torch.randn(3, 20_000, generator=torch.manual_seed(5), dtype=torch.float64) * scale
     logits[1] = logits[1].round(decimals=0 if scale > 1 else 1)
     logits = logits.to(dtype)
-    found = law(logits, SamplingParams(1.0, top_p=top_p))
-    for row, kept in zip(logits, found, strict=True):
+    values = law(logits, SamplingParams(1.0, top_p=top_p))
+    for row, kept in zip(logits, values, strict=True):
         ordered, places = row.double().sort(stable=True)
         mass = ordered.softmax(-1).cumsum(-1)
         out = places[mass <= 1 - top_p]

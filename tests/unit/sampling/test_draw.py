@@ -103,10 +103,10 @@ def test_behind_other_guesses_numbers_go_on():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     draw.ahead(2, torch.device("cpu"))
     later = draw.behind([[7]] * 3).behind([[7], [], [7, 7]])
-    found = later(LAWS, 1)
+    values = later(LAWS, 1)
     plain = Draw(KEYS, LENGTHS, PARAMS)
     expected = [plain(LAWS, i)[b] for b, i in enumerate([3, 2, 4])]
-    assert found.tolist() == [int(token) for token in expected]
+    assert values.tolist() == [int(token) for token in expected]
     assert len(draw.masses) == 1  # all are looked at
     assert not set(later.within()) & set(draw.within())
 

@@ -40,11 +40,11 @@ def verdict(judge, params: SamplingParams, certain: bool = False):
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize(("judge", "params"), JUDGES)
 def test_a_verdict_carries_the_targets_laws(judge, params, certain) -> None:
-    given = guessed(certain)
-    found = verdict(judge, params, certain)
-    assert torch.equal(found.p, law(given.logits, params))
-    assert (found.n <= given.lengths).all()
-    assert (found.p[torch.arange(B), found.n].gather(1, found.t[:, None]) > 0).all()
+    guesses = guessed(certain)
+    result = verdict(judge, params, certain)
+    assert torch.equal(result.p, law(guesses.logits, params))
+    assert (result.n <= guesses.lengths).all()
+    assert (result.p[torch.arange(B), result.n].gather(1, result.t[:, None]) > 0).all()
 
 
 def test_only_a_lenient_judge_is_biased() -> None:

@@ -76,8 +76,8 @@ def test_threads_do_not_disturb_each_other():
 
 def test_shared_noise_of_all_time():
     """A seed must give the same text in every version: these may never change."""
-    found = exponentials(RowKey(7, 3), 20, 3)
-    assert found.tolist() == pytest.approx(NOISE, rel=1e-14)
+    values = exponentials(RowKey(7, 3), 20, 3)
+    assert values.tolist() == pytest.approx(NOISE, rel=1e-14)
 
 
 def test_shared_noise_of_an_id_does_not_depend_on_how_many_there_are():

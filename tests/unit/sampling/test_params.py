@@ -64,11 +64,11 @@ def test_values_that_are_refused(changes, message):
 @pytest.mark.parametrize("count", [np.int8, np.int64, int])
 def test_fractions_and_numbers_of_numpy_are_numbers(kind, count):
     """torch divides by no Fraction, and JSON holds nothing of NumPy's."""
-    given = SamplingParams(kind(0.5), count(3), kind(0.75), kind(0.125))
-    assert given == SamplingParams(0.5, 3, 0.75, 0.125)
-    assert json.dumps(asdict(given)) == json.dumps(asdict(SamplingParams(0.5, 3, 0.75, 0.125)))
+    params = SamplingParams(kind(0.5), count(3), kind(0.75), kind(0.125))
+    assert params == SamplingParams(0.5, 3, 0.75, 0.125)
+    assert json.dumps(asdict(params)) == json.dumps(asdict(SamplingParams(0.5, 3, 0.75, 0.125)))
     logits = torch.randn(2, 9, generator=torch.manual_seed(0))
-    assert torch.equal(law(logits, given), law(logits, SamplingParams(0.5, 3, 0.75, 0.125)))
+    assert torch.equal(law(logits, params), law(logits, SamplingParams(0.5, 3, 0.75, 0.125)))
 
 
 def test_top_k_may_be_larger_than_any_vocabulary():

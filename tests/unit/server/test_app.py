@@ -48,8 +48,8 @@ def url(server: tuple[str, Link]) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client_:
+        yield client_
 
 
 def offline(spec: foretoken.Speculator, prompt: Any, row: int = 0, **options: Any) -> Any:
@@ -73,24 +73,24 @@ GAMMA = {"speculation": {"gamma": 2}}
 
 
 def test_completions_are_what_generate_gives(client: openai.OpenAI, spec: Any) -> None:
-    done = client.completions.create(prompt="It was", **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt="It was", **WISHES, extra_body=GAMMA)
     expected = offline(spec, "It was")
-    assert done.choices[0].text == expected.text
-    assert done.choices[0].finish_reason == expected.finish_reason
-    assert done.usage is not None and done.usage.completion_tokens == len(expected.tokens)
-    assert done.usage.prompt_tokens == len(spec.ids("It was"))
+    assert response.choices[0].text == expected.text
+    assert response.choices[0].finish_reason == expected.finish_reason
+    assert response.usage is not None and response.usage.completion_tokens == len(expected.tokens)
+    assert response.usage.prompt_tokens == len(spec.ids("It was"))
 
 
 def test_chat_goes_through_the_models_template(client: openai.OpenAI, spec: Any) -> None:
-    done = client.chat.completions.create(messages=HELLO, **WISHES, extra_body=GAMMA)
-    assert done.choices[0].message.content == offline(spec, HELLO).text
+    response = client.chat.completions.create(messages=HELLO, **WISHES, extra_body=GAMMA)
+    assert response.choices[0].message.content == offline(spec, HELLO).text
 
 
 def test_parts_of_text_are_one_text(client: openai.OpenAI, spec: Any) -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "user", "content": parts}]
-    done = client.chat.completions.create(messages=messages, **WISHES, extra_body=GAMMA)
-    assert done.choices[0].message.content == offline(spec, HELLO).text
+    response = client.chat.completions.create(messages=messages, **WISHES, extra_body=GAMMA)
+    assert response.choices[0].message.content == offline(spec, HELLO).text
 
 
 def test_a_stream_concatenates_to_the_answer(client: openai.OpenAI) -> None:
@@ -138,35 +138,35 @@ def test_a_stream_tells_its_usage_so_far(client: openai.OpenAI) -> None:
 
 
 def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) -> None:
-    done = client.completions.create(prompt=["It was", "She"], n=2, **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt=["It was", "She"], n=2, **WISHES, extra_body=GAMMA)
     prompts = ["It was", "It was", "She", "She"]
     expected = [offline(spec, prompt, i).text for i, prompt in enumerate(prompts)]
-    assert [choice.text for choice in done.choices] == expected
-    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in response.choices] == expected
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
     assert len(set(expected)) == 4
     read = len(spec.ids("It was")) + len(spec.ids("She"))
-    assert done.usage is not None and done.usage.prompt_tokens == read
+    assert response.usage is not None and response.usage.prompt_tokens == read
 
 
 def test_best_of_has_the_greatest_mean_logprob(client: openai.OpenAI, spec: Any) -> None:
-    done = client.completions.create(prompt="It was", best_of=4, **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt="It was", best_of=4, **WISHES, extra_body=GAMMA)
     texts = [offline(spec, "It was", i, logprobs=0) for i in range(4)]
     means = [sum(each.logprob for each in text.logprobs) / len(text.tokens) for text in texts]
-    assert done.choices[0].text == texts[means.index(max(means))].text
+    assert response.choices[0].text == texts[means.index(max(means))].text
 
 
 def test_ids_go_in_and_texts_end_at_stop_strings(client: openai.OpenAI, spec: Any) -> None:
     ids = spec.ids("It was")
     free = offline(spec, ids).text
     stop = free[5:7]
-    done = client.completions.create(prompt=ids, stop=[stop], **WISHES, extra_body=GAMMA)
-    assert done.choices[0].text == free[: free.index(stop)]
-    assert done.choices[0].finish_reason == "stop"
+    response = client.completions.create(prompt=ids, stop=[stop], **WISHES, extra_body=GAMMA)
+    assert response.choices[0].text == free[: free.index(stop)]
+    assert response.choices[0].finish_reason == "stop"
 
 
 def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
-    done = client.completions.create(prompt="It was", logprobs=2, **WISHES, extra_body=GAMMA)
-    told, expected = done.choices[0].logprobs, offline(spec, "It was", logprobs=2)
+    response = client.completions.create(prompt="It was", logprobs=2, **WISHES, extra_body=GAMMA)
+    told, expected = response.choices[0].logprobs, offline(spec, "It was", logprobs=2)
     assert told is not None and told.token_logprobs == pytest.approx(
         [each.logprob for each in expected.logprobs], abs=1e-12
     )
@@ -181,9 +181,9 @@ def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
     ids = spec.ids("It was")
     expected = offline(spec, ids, prompt_logprobs=2).prompt_logprobs
     more = WISHES | {"prompt": ids, "prompt_logprobs": 2}
-    told = post(url, "/v1/completions", more).json()["choices"][0]["prompt_logprobs"]
-    assert told[0] is None and len(told) == len(ids)
-    for token, known, each in zip(ids[1:], expected, told[1:], strict=True):
+    logprobs = post(url, "/v1/completions", more).json()["choices"][0]["prompt_logprobs"]
+    assert logprobs[0] is None and len(logprobs) == len(ids)
+    for token, known, each in zip(ids[1:], expected, logprobs[1:], strict=True):
         own = each[str(token)]
         assert own["logprob"] == pytest.approx(known.logprob) and own["rank"] == known.rank
         likeliest = {str(id): (value, rank) for rank, (id, value) in enumerate(known.top, 1)}
@@ -235,8 +235,8 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     }
     wishes = WISHES | {"max_tokens": 60}
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    done = client.chat.completions.create(messages=HELLO, **wishes, response_format=asked)
-    assert isinstance(json.loads(done.choices[0].message.content or "")["good"], bool)
+    response = client.chat.completions.create(messages=HELLO, **wishes, response_format=asked)
+    assert isinstance(json.loads(response.choices[0].message.content or "")["good"], bool)
 
 
 def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, spec: Any) -> None:
@@ -288,27 +288,27 @@ def test_a_prediction_beside_a_grammar(client: openai.OpenAI) -> None:
     asked = WISHES | {"prompt": "It was", "max_tokens": 60}
     more = {"structured_outputs": {"regex": "(xyz ){9}"}, "speculation": {"gamma": 4}}
     prediction = {"type": "content", "content": "xyz xyz xyz nothing more"}
-    done = client.completions.create(**asked, extra_body={**more, "prediction": prediction})
-    assert done.choices[0].text == "xyz " * 9 and done.usage is not None
-    counted = done.usage.completion_tokens_details
+    response = client.completions.create(**asked, extra_body={**more, "prediction": prediction})
+    assert response.choices[0].text == "xyz " * 9 and response.usage is not None
+    counted = response.usage.completion_tokens_details
     assert counted is not None and counted.accepted_prediction_tokens
 
 
 def test_responses(client: openai.OpenAI, spec: Any) -> None:
     wishes = {"model": "tiny", "temperature": 1.0, "max_output_tokens": 24}
     more = {"extra_body": GAMMA | {"seed": 7}}
-    done = client.responses.create(input="Hello", **wishes, **more)
+    response = client.responses.create(input="Hello", **wishes, **more)
     expected = offline(spec, HELLO)
-    assert done.output_text == expected.text
-    assert done.status == ("incomplete" if expected.finish_reason == "length" else "completed")
-    assert done.usage is not None and done.usage.output_tokens == len(expected.tokens)
+    assert response.output_text == expected.text
+    assert response.status == ("incomplete" if expected.finish_reason == "length" else "completed")
+    assert response.usage is not None and response.usage.output_tokens == len(expected.tokens)
     events = list(client.responses.create(input="Hello", stream=True, **wishes, **more))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == expected.text
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1]
     assert last.type in ("response.completed", "response.incomplete")
-    assert last.response.output_text == expected.text and last.response.usage == done.usage
+    assert last.response.output_text == expected.text and last.response.usage == response.usage
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -319,10 +319,10 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_tokens_and_back(url: str, spec: Any) -> None:
-    told = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
-    assert told["tokens"] == spec.ids("It was") and told["count"] == len(told["tokens"])
-    assert "".join(told["token_strs"]).endswith("was")
-    assert post(url, "/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "It was"}
+    answer = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
+    assert answer["tokens"] == spec.ids("It was") and answer["count"] == len(answer["tokens"])
+    assert "".join(answer["token_strs"]).endswith("was")
+    assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
     chat = post(url, "/tokenize", {"messages": HELLO}).json()
     assert chat["tokens"] == spec.prompts([HELLO])[0]
 
@@ -354,21 +354,21 @@ def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
 
 def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
     asked = WISHES | {"prompt": "It was", "speculation": {"gamma": 3, "metrics": "detailed"}}
-    told = post(url, "/v1/completions", asked).json()["metrics"]["speculative_decoding"]
+    answer = post(url, "/v1/completions", asked).json()["metrics"]["speculative_decoding"]
     steps = [step for step in offline(spec, "It was", gamma=3).steps if step.drafted]
-    assert told["per_step_accepted"] == [step.accepted for step in steps]
-    assert told["per_step_drafted"] == [step.drafted for step in steps]
-    kept, drafted = sum(told["per_step_accepted"]), sum(told["per_step_drafted"])
-    assert told["num_accepted_draft_tokens"] == kept and told["num_draft_tokens"] == drafted
-    assert told["mean_acceptance_length"] == 1 + kept / len(steps)
-    assert told["draft_acceptance_rate"] == kept / drafted
-    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] == len(steps)
-    by_length = told["acceptance_histogram_by_draft_length"]
+    assert answer["per_step_accepted"] == [step.accepted for step in steps]
+    assert answer["per_step_drafted"] == [step.drafted for step in steps]
+    kept, drafted = sum(answer["per_step_accepted"]), sum(answer["per_step_drafted"])
+    assert answer["num_accepted_draft_tokens"] == kept and answer["num_draft_tokens"] == drafted
+    assert answer["mean_acceptance_length"] == 1 + kept / len(steps)
+    assert answer["draft_acceptance_rate"] == kept / drafted
+    assert sum(answer["acceptance_histogram"]) == answer["num_spec_steps"] == len(steps)
+    by_length = answer["acceptance_histogram_by_draft_length"]
     assert len(by_length["3"]) == 4 and sum(map(sum, by_length.values())) == len(steps)
     short = asked | {"speculation": {"gamma": 3, "metrics": "summary"}}
     stream = short | {"stream": True, "stream_options": {"include_usage": True}}
     last = events(post(url, "/v1/completions", stream))[-1]["metrics"]["speculative_decoding"]
-    assert last == {name: value for name, value in told.items() if "per_step" not in name}
+    assert last == {name: value for name, value in answer.items() if "per_step" not in name}
     assert post(url, "/v1/completions", short | {"n": 2}).json()["metrics"] is None
     plain = post(url, "/v1/completions", asked | {"speculation": {"drafter": False}}).json()
     assert "metrics" not in plain
@@ -376,11 +376,11 @@ def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
 
 def test_what_speculation_does_now(url: str) -> None:
     post(url, "/v1/completions", WISHES | {"prompt": "It was"} | GAMMA)
-    told = httpx2.get(f"{url}/v1/speculation").json()
-    assert (told["target"], told["draft"]) == ("target", "draft")  # not where they lie
-    assert told["active"] is True and told["chat"] is True
-    assert 0 <= told["alpha"] <= 1 and told["tokens_per_call"] >= 1
-    assert told["acceptance_by_position"] and told["running"] == told["waiting"] == 0
+    answer = httpx2.get(f"{url}/v1/speculation").json()
+    assert (answer["target"], answer["draft"]) == ("target", "draft")  # not where they lie
+    assert answer["active"] is True and answer["chat"] is True
+    assert 0 <= answer["alpha"] <= 1 and answer["tokens_per_call"] >= 1
+    assert answer["acceptance_by_position"] and answer["running"] == answer["waiting"] == 0
 
 
 @pytest.mark.parametrize(
@@ -482,8 +482,8 @@ def test_a_client_that_goes_away_frees_its_row(server: tuple[str, Link]) -> None
                         if n > 4:
                             raise StopIteration
         until(lambda: not link.running and not link._inboxes)
-    told = httpx2.get(f"{url}/v1/speculation").json()
-    assert told["running"] == 0 and told["tokens"] - before < 900
+    answer = httpx2.get(f"{url}/v1/speculation").json()
+    assert answer["running"] == 0 and answer["tokens"] - before < 900
 
 
 def test_a_full_queue(folders: tuple[str, str]) -> None:

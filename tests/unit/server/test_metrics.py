@@ -49,9 +49,9 @@ def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
         writing._note(i, Part(i, "c", [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
     metrics.written(writing, 0.7)
-    told = values(metrics)
-    assert told['foretoken_prompt_tokens_total{model_name="m"}'] == 4
-    assert told['foretoken_cached_tokens_total{model_name="m"}'] == 2
+    samples = values(metrics)
+    assert samples['foretoken_prompt_tokens_total{model_name="m"}'] == 4
+    assert samples['foretoken_cached_tokens_total{model_name="m"}'] == 2
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -69,7 +69,7 @@ def served() -> Metrics:
 
 
 def test_sums_under_our_names_and_vllms() -> None:
-    told = values(served())
+    samples = values(served())
     for name, value in (
         ("foretoken_prompt_tokens", 4),
         ("foretoken_generation_tokens", 3),
@@ -82,11 +82,11 @@ def test_sums_under_our_names_and_vllms() -> None:
         ("vllm:spec_decode_num_draft_tokens", 3),
         ("vllm:spec_decode_num_accepted_tokens", 1),
     ):
-        assert told[f'{name}_total{{model_name="m"}}'] == value, name
+        assert samples[f'{name}_total{{model_name="m"}}'] == value, name
     per_place = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"}'
-    assert told[per_place] == 1
-    assert told['foretoken_e2e_request_latency_seconds_sum{model_name="m"}'] == 0.7
-    assert told['foretoken_time_to_first_token_seconds_count{model_name="m"}'] == 1
+    assert samples[per_place] == 1
+    assert samples['foretoken_e2e_request_latency_seconds_sum{model_name="m"}'] == 0.7
+    assert samples['foretoken_time_to_first_token_seconds_count{model_name="m"}'] == 1
 
 
 def test_vllms_names_only_where_asked() -> None:

@@ -24,8 +24,8 @@ WISHES = SamplingParams(1.0, max_new_tokens=12)
 
 
 def speculator(tokenizer: bool = False, target=P) -> Speculator:
-    made = byte_level() if tokenizer else None
-    return Speculator(TableModel(target, V), LMDrafter(TableModel(Q, V), V), made, Ends())
+    spelling = byte_level() if tokenizer else None
+    return Speculator(TableModel(target, V), LMDrafter(TableModel(Q, V), V), spelling, Ends())
 
 
 def drained(engine: Engine, most: int = 500) -> list[Event]:
@@ -101,9 +101,9 @@ def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str
 def test_steps_that_end_a_text_are_not_gone_on_with() -> None:
     with Engine(speculator()) as engine:
         engine.add([1, 2], WISHES, gamma=1)
-        (done,) = [event.completion for event in drained(engine) if event.completion]
+        (completion,) = [event.completion for event in drained(engine) if event.completion]
         with pytest.raises(InputError, match="begun ends the text already"):
-            engine.add([1, 2], WISHES, gamma=1, begun=Begun(done.steps))
+            engine.add([1, 2], WISHES, gamma=1, begun=Begun(completion.steps))
 
 
 def test_a_request_may_have_a_rule_of_its_own() -> None:
@@ -134,8 +134,8 @@ def test_more_requests_than_rows(max_rows: int) -> None:
         assert engine.running == min(9, max_rows)
         events += drained(engine)
         stats = engine.stats()
-    done = {event.id: event.completion for event in events if event.completion}
-    assert [done[id].tokens for id in ids] == expected
+    completions = {event.id: event.completion for event in events if event.completion}
+    assert [completions[id].tokens for id in ids] == expected
     assert (stats.finished, stats.tokens, stats.running, stats.waiting) == (9, 108, 0, 0)
     assert stats.steps >= 12 // 5
 
@@ -211,8 +211,8 @@ def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
         events = engine.step()
         spec.drafter.start = start
         events += drained(engine)
-    done = {event.id: event.finish_reason for event in events if event.finish_reason}
-    assert done == {bad: "error", fine: "length"}
+    reasons = {event.id: event.finish_reason for event in events if event.finish_reason}
+    assert reasons == {bad: "error", fine: "length"}
 
 
 def test_a_request_that_fails_says_so_and_others_go_on() -> None:
@@ -224,10 +224,14 @@ def test_a_request_that_fails_says_so_and_others_go_on() -> None:
         bad = engine.add([9], WISHES, gamma=1)
         dead = engine.add([1], gamma=1, suppress_tokens=range(V))
         good = engine.add([2], WISHES, gamma=1)
-        done = {event.id: event for event in drained(engine) if event.finish_reason}
-    assert [done[id].finish_reason for id in (bad, dead, good)] == ["error", "error", "length"]
-    assert "logits hold NaN" in str(done[bad].completion.error)  # pyright: ignore
-    assert "suppress_tokens leaves no token" in str(done[dead].completion.error)  # pyright: ignore
+        completions = {event.id: event for event in drained(engine) if event.finish_reason}
+    assert [completions[id].finish_reason for id in (bad, dead, good)] == [
+        "error",
+        "error",
+        "length",
+    ]
+    assert "logits hold NaN" in str(completions[bad].completion.error)  # pyright: ignore
+    assert "suppress_tokens leaves no token" in str(completions[dead].completion.error)  # pyright: ignore
 
 
 def test_an_invalid_draft_fails_what_runs_and_no_more() -> None:
@@ -309,8 +313,8 @@ def test_a_long_prompt_beside_rows_that_run_is_what_it_is_alone() -> None:
         engine.add([1], max_new_tokens=200, gamma=0)
         engine.step()
         id = engine.add(prompt, WISHES, gamma=2, seed=3)
-        done = {event.id: event.completion for event in drained(engine) if event.completion}
-    assert done[id].tokens == expected.tokens
+        completions = {event.id: event.completion for event in drained(engine) if event.completion}
+    assert completions[id].tokens == expected.tokens
 
 
 def test_max_length_beyond_the_context() -> None:
@@ -484,9 +488,9 @@ def test_a_prediction_changes_no_text(drafter: str, gamma: int | None) -> None:
             engine.add([1], gamma=gamma, max_new_tokens=LENGTH, prediction=each)
             for each in predictions
         ]
-        done = {event.id: event.completion for event in drained(engine) if event.completion}
-    right, near, useless, without, empty = (done[id] for id in ids)
-    assert {tuple(done[id].tokens) for id in ids} == {tuple(own.tokens)}
+        completions = {event.id: event.completion for event in drained(engine) if event.completion}
+    right, near, useless, without, empty = (completions[id] for id in ids)
+    assert {tuple(completions[id].tokens) for id in ids} == {tuple(own.tokens)}
     assert [step.kept for step in empty.steps] == [step.kept for step in without.steps]
     assert not any(step.predicted for step in without.steps)
     assert all(step.predicted for step in right.steps if step.drafted)
@@ -503,8 +507,8 @@ def test_a_useless_prediction_leaves_the_drafter_its_work() -> None:
     with engine:
         wishes = SamplingParams(1.0, max_new_tokens=60)
         id = engine.add([1], wishes, gamma=2, prediction=[5, 6, 5, 6, 7])
-        done = {event.id: event.completion for event in drained(engine) if event.completion}
-    steps = done[id].steps
+        completions = {event.id: event.completion for event in drained(engine) if event.completion}
+    steps = completions[id].steps
     assert sum(step.predicted for step in steps) < 10
     assert sum(step.drafted for step in steps if not step.predicted) > own.stats.drafted / 2
 
@@ -544,18 +548,21 @@ def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
         engine._scheduler.preempt()
         events += drained(engine)
         assert engine.stats().preempted >= 1
-    done = {event.id: event.completion for event in events if event.completion}
+    completions = {event.id: event.completion for event in events if event.completion}
     for id, own in zip(ids, plain, strict=True):
-        assert done[id].tokens == own.tokens and done[id].stats.target_calls == LENGTH // 4
-        assert done[id].stats.accepted == done[id].stats.drafted
+        assert (
+            completions[id].tokens == own.tokens
+            and completions[id].stats.target_calls == LENGTH // 4
+        )
+        assert completions[id].stats.accepted == completions[id].stats.drafted
 
 
 def test_predictions_as_text_and_such_as_are_none() -> None:
     _, engine = predicting("none")
     with engine:
         id = engine.add("It", gamma=3, max_new_tokens=8, prediction="It was")
-        done = {event.id: event.completion for event in drained(engine) if event.completion}
-        first = next(step for step in done[id].steps if step.predicted)
+        completions = {event.id: event.completion for event in drained(engine) if event.completion}
+        first = next(step for step in completions[id].steps if step.predicted)
         assert list(first.guesses) == byte_level()("It was").input_ids[:3]
         for prediction, said in (
             ([V], f"^prediction holds the id {V}; ids must be in 0..{V - 1}"),

@@ -111,9 +111,9 @@ def test_the_better_draft_is_kept_in_bfloat16_with_all_alphas(tmp_path):
     for name, noise in (("draft-4", 1.0), ("draft-4-taught", 0.1)):
         (tmp_path / name).mkdir()
         folder(tmp_path / name / "model", relative(target, noise))
-    found = models.chosen(tmp_path, ["draft-4"], pairs, 4)
-    assert found["draft-4"]["kept"] == "draft-4-taught"
-    assert all(0 < found["draft-4"]["draft-4-taught"][t] <= 1 for t in ("T=0", "T=1"))
+    alphas = models.chosen(tmp_path, ["draft-4"], pairs, 4)
+    assert alphas["draft-4"]["kept"] == "draft-4-taught"
+    assert all(0 < alphas["draft-4"]["draft-4-taught"][t] <= 1 for t in ("T=0", "T=1"))
     kept = tmp_path / "models" / "draft-4"
     assert all(w.dtype == torch.bfloat16 for w in load_file(kept / "model.safetensors").values())
     assert not (kept / "tokenizer.json").exists()
@@ -123,11 +123,11 @@ def test_the_better_draft_is_kept_in_bfloat16_with_all_alphas(tmp_path):
         return {"equal": float(list(texts) == list(references))}
 
     test = [(f"the day {i}", "day") for i in range(3)]
-    made = models.scores(tmp_path, "draft-4", test, score, 4, lambda sources: ["day"] * 3)
-    assert made["same"] == 1 and made["baseline"] == {"equal": 1} and made["texts"] == 3
-    models.record(tmp_path, "alphas", found)
-    models.record(tmp_path, "test", made)
-    assert json.loads((tmp_path / "scores.json").read_text()) == {"alphas": found, "test": made}
+    scores = models.scores(tmp_path, "draft-4", test, score, 4, lambda sources: ["day"] * 3)
+    assert scores["same"] == 1 and scores["baseline"] == {"equal": 1} and scores["texts"] == 3
+    models.record(tmp_path, "alphas", alphas)
+    models.record(tmp_path, "test", scores)
+    assert json.loads((tmp_path / "scores.json").read_text()) == {"alphas": alphas, "test": scores}
 
 
 def test_flags_of_a_command():

@@ -8,10 +8,10 @@ from foretoken.text.automaton import DEEP, ROOT, Automaton
 
 
 def automaton(tokens) -> Automaton:
-    made = Automaton()
+    index = Automaton()
     for token in tokens:
-        made.append(token)
-    return made
+        index.append(token)
+    return index
 
 
 def following(made: Automaton, run: list[int]) -> dict[int, int]:
@@ -22,27 +22,27 @@ def following(made: Automaton, run: list[int]) -> dict[int, int]:
 
 
 def test_what_followed_is_counted():
-    made = automaton([1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2])
-    assert made.length[made.match] == 5
-    assert following(made, [1, 2]) == {3: 2, 4: 1} and following(made, [2, 4, 1]) == {2: 1}
-    assert made.continued(made.find([1, 2])[0]) == 3
+    index = automaton([1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2])
+    assert index.length[index.match] == 5
+    assert following(index, [1, 2]) == {3: 2, 4: 1} and following(index, [2, 4, 1]) == {2: 1}
+    assert index.continued(index.find([1, 2])[0]) == 3
 
 
 def test_the_empty_text():
-    made = Automaton()
-    assert made.match == ROOT and not list(made.following(ROOT)) and made.find([1]) == (ROOT, 0)
+    index = Automaton()
+    assert index.match == ROOT and not list(index.following(ROOT)) and index.find([1]) == (ROOT, 0)
     with pytest.raises(IndexError):
-        made.pop()
+        index.pop()
 
 
 def test_nothing_crosses_a_barrier():
-    made = automaton([7, 1])
-    made.bar()
+    index = automaton([7, 1])
+    index.bar()
     for token in (7, 1):
-        made.append(token)
-    made.bar()
-    assert made.match == ROOT
-    assert following(made, [7, 1]) == {} and made.continued(made.find([7, 1])[0]) == 2
+        index.append(token)
+    index.bar()
+    assert index.match == ROOT
+    assert following(index, [7, 1]) == {} and index.continued(index.find([7, 1])[0]) == 2
 
 
 REPETITIONS = {
@@ -64,20 +64,28 @@ def test_barriers_of_two_texts_are_not_alike():
 def test_repetitions_stay_small(kind):
     """Their ends have about as many states as tokens; only the longest of them count."""
     text, match = REPETITIONS[kind]
-    made = automaton(text)
-    assert made.length[made.match] == match
-    assert len(made.length) <= 2 * len(text) and len(made._before) <= DEEP * len(text)
+    index = automaton(text)
+    assert index.length[index.match] == match
+    assert len(index.length) <= 2 * len(text) and len(index._before) <= DEEP * len(text)
     for _ in text:
-        made.pop()
-    assert len(made) == 0 and not made._before
+        index.pop()
+    assert len(index) == 0 and not index._before
 
 
 def test_a_text_takes_some_hundred_bytes_a_token():
     """What is not in the arrays: dictionaries, most of which hold two or three tokens."""
     text = [(i * i + i // 7) % 601 for i in range(20_000)]
-    made = automaton(text)
-    columns = (made.ids, made.length, made.link, made.count, made.recent, made._at, made._split)
-    taken = sum(sys.getsizeof(part) for part in (*columns, made._before, made._next))
-    for ways in filter(None, made._next):
+    index = automaton(text)
+    columns = (
+        index.ids,
+        index.length,
+        index.link,
+        index.count,
+        index.recent,
+        index._at,
+        index._split,
+    )
+    taken = sum(sys.getsizeof(part) for part in (*columns, index._before, index._next))
+    for ways in filter(None, index._next):
         taken += sys.getsizeof(ways) + 2 * 28 * len(ways)
     assert taken < 400 * len(text)

@@ -97,7 +97,7 @@ def test_parts_and_calls_of_tools_are_for_the_template():
         ),
     ],
 )
-def test_messages_that_are_none(messages, problem):
+def test_invalid_messages(messages, problem):
     with pytest.raises(InputError) as error:
         chat.ids(messages, tokenizer())
     assert str(error.value).startswith(problem)
@@ -143,7 +143,7 @@ def test_nothing_to_render_with():
         ({"continue_final_message": "thinking"}, "the chat template refuses the messages: "),
     ],
 )
-def test_variables_that_are_none(given, problem):
+def test_invalid_variables(given, problem):
     with pytest.raises(InputError, match=problem) as error:
         chat.ids([USER], tokenizer(), None, given)
     assert "\n" not in str(error.value)

@@ -56,17 +56,17 @@ def test_an_edited_text_is_followed_between_its_edits() -> None:
     expected = [dice.randrange(50) for _ in range(600)]
     text = [*expected[:100], *range(100, 120), *expected[100:300], *expected[350:], 7, 7]
     text[400] = 999
-    made, right = followed(expected, text)
-    assert right > len(text) - 20 - 15 and made - right < 15
+    count, right = followed(expected, text)
+    assert right > len(text) - 20 - 15 and count - right < 15
 
 
 def test_a_prediction_of_another_text_falls_silent() -> None:
     dice = random.Random(2)
     expected, text = ([dice.randrange(20) for _ in range(500)] for _ in range(2))
-    made, _ = followed(expected, text)
-    assert made < 30
+    count, _ = followed(expected, text)
+    assert count < 30
     text += expected[200:]  # until it comes true
-    made, right = followed(expected, text)
+    count, right = followed(expected, text)
     assert right > 300 - LONGEST - 5
 
 

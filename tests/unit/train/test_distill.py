@@ -36,8 +36,8 @@ class Killed(BaseException):
 def examples(references: bool = True) -> Examples:
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(2, V, (12, 10), generator=random).tolist()
-    found = [Example(row[:4], row[4:] if references else []) for row in ids]
-    return Examples(found[:8], found[8:], "digest")
+    lessons = [Example(row[:4], row[4:] if references else []) for row in ids]
+    return Examples(lessons[:8], lessons[8:], "digest")
 
 
 def models(make=llama, noise: float = 0.3) -> Pair:
@@ -120,9 +120,9 @@ def test_a_run_does_not_go_on_with_other_models(tmp_path, name):
     other = random("Llama", 3).float()
     own = models()
     for changed in (other, llama(V=V, seed=9)):
-        given = {"target": own.target, "draft": own.draft} | {name: changed}
+        arguments = {"target": own.target, "draft": own.draft} | {name: changed}
         with pytest.raises(InputError, match=rf"was begun with {name} \w+, not \w+; give"):
-            taught(joined(given["target"], given["draft"], None), tmp_path)
+            taught(joined(arguments["target"], arguments["draft"], None), tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -182,7 +182,7 @@ def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
         ({"held_out": 0}, "held_out is 0; give 1 or more"),
     ],
 )
-def test_a_lesson_that_is_none(wrong, said):
+def test_an_invalid_lesson(wrong, said):
     with pytest.raises(InputError, match=said):
         Lesson(**wrong)
 

@@ -21,9 +21,9 @@ def lines(path, rows) -> None:
 
 def test_text_is_cut_into_windows(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT * 40, encoding="utf-8")
-    found = read(tmp_path, byte_level(), LENGTH, encoder_decoder=False)
+    parsed = read(tmp_path, byte_level(), LENGTH, encoder_decoder=False)
     train, held_out = corpus.split(corpus.read_texts(tmp_path))
-    for examples, texts in ((found.train, train), (found.held_out, held_out)):
+    for examples, texts in ((parsed.train, train), (parsed.held_out, held_out)):
         ids = corpus.encode(texts, byte_level()).tolist()
         joined = [int(t) for e in examples for t in (*e.prompt, *e.reference)]
         assert joined == ids[: len(joined)] and len(ids) - len(joined) < PROMPT + LENGTH
@@ -34,17 +34,17 @@ def test_pairs_end_where_their_target_ends_or_is_long(tmp_path):
     path = tmp_path / "pairs.jsonl"
     rows = [{"source": "the sea", "target": "old"}, {"source": "day", "target": TEXT}]
     lines(path, [*rows, {"source": "It was"}])
-    words = byte_level()
+    tokenizer = byte_level()
     for encoder_decoder in (False, True):
-        found = read(path, words, LENGTH, encoder_decoder=encoder_decoder)
-        (first,), (second, third) = found.held_out, found.train
+        examples = read(path, tokenizer, LENGTH, encoder_decoder=encoder_decoder)
+        (first,), (second, third) = examples.held_out, examples.train
         assert [first.prompt, third.prompt] == [
-            words("the sea").input_ids,
-            words("It was").input_ids,
+            tokenizer("the sea").input_ids,
+            tokenizer("It was").input_ids,
         ]
-        assert second.reference == words(TEXT).input_ids[:LENGTH] and third.reference == []
-    assert read(path, words, LENGTH, encoder_decoder=False).held_out[0].reference == [
-        *words("old").input_ids, words.eos_token_id
+        assert second.reference == tokenizer(TEXT).input_ids[:LENGTH] and third.reference == []
+    assert read(path, tokenizer, LENGTH, encoder_decoder=False).held_out[0].reference == [
+        *tokenizer("old").input_ids, tokenizer.eos_token_id
     ]  # fmt: skip
 
 
@@ -65,10 +65,10 @@ def test_pairs_on_both_sides_of_a_tab(tmp_path):
 def test_plain_lines_are_sources_and_one_in_sixteen_is_held_out(tmp_path):
     path = tmp_path / "sources.txt"
     path.write_text("\n".join(["It was", "", *[f"the day {i}" for i in range(17)]]))
-    found = read(path, byte_level(), LENGTH, encoder_decoder=True)
-    assert len(found.held_out) == 2 and len(found.train) == 16
-    assert found.held_out[0].prompt == byte_level()("It was").input_ids
-    assert not any(e.reference for e in found.train)
+    examples = read(path, byte_level(), LENGTH, encoder_decoder=True)
+    assert len(examples.held_out) == 2 and len(examples.train) == 16
+    assert examples.held_out[0].prompt == byte_level()("It was").input_ids
+    assert not any(e.reference for e in examples.train)
 
 
 def test_a_digest_tells_data_apart(tmp_path):
@@ -89,7 +89,7 @@ def test_a_digest_tells_data_apart(tmp_path):
         ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )
-def test_a_line_that_is_none_is_named(tmp_path, row, said):
+def test_an_invalid_line_is_named(tmp_path, row, said):
     (tmp_path / "a.jsonl").write_text('{"source": "a"}\n' + row)
     with pytest.raises(InputError, match=said) as error:
         read(tmp_path / "a.jsonl", byte_level(), LENGTH, encoder_decoder=True)

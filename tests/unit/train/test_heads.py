@@ -89,9 +89,9 @@ def test_texts_too_short_for_the_last_head_teach_the_others(tmp_path):
     rows[5]["target"] = "the old man"
     data = tmp_path / "short.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = teacher(data, tiny.t5(), 6)
-    assert min(len(e.reference) for e in given.texts.train) == 1
-    summary = train_heads(given, tmp_path / "heads", 4, RECIPE, lambda *said: None)
+    source = teacher(data, tiny.t5(), 6)
+    assert min(len(e.reference) for e in source.texts.train) == 1
+    summary = train_heads(source, tmp_path / "heads", 4, RECIPE, lambda *said: None)
     assert len(summary["alpha"]) == 4 and summary["alpha"][0] > 0
     assert Heads.load(tmp_path / "heads").count == 4
 
@@ -105,9 +105,9 @@ def test_heads_that_no_text_could_teach_are_refused(text, tmp_path):
         (short, tiny.t5(), 2, 1, 0.0),
         (short, tiny.t5(), 7, 6, 0.5),  # the target may write more
     ):
-        given = {"network": target, "length": 6, "share": share}
+        arguments = {"network": target, "length": 6, "share": share}
         with pytest.raises(InputError, match=asked.format(count, reach)):
-            train(data, tmp_path / "heads", count=count, **given)
+            train(data, tmp_path / "heads", count=count, **arguments)
         assert not (tmp_path / "heads.run").exists()
     train(short, tmp_path / "heads", count=6, network=tiny.t5(), length=6, share=0.5)
 
@@ -139,12 +139,14 @@ def test_a_full_disk_leaves_the_old_heads(text, tmp_path, full_disk):
 
 def test_each_head_is_taught_the_law_of_its_own_place(text):
     """Untrained heads repeat the target's law of the place that they read."""
-    given = teacher(text)
-    texts = given.authors.batch(given.texts.train, 2, 0, 0)
+    source = teacher(text)
+    texts = source.authors.batch(source.texts.train, 2, 0, 0)
     row = [*texts[0].request.prompt, *texts[0].new]
     with torch.no_grad():
-        stock = given.network(torch.tensor([row])).logits[0]
-    for k, (taught, own) in enumerate(laws(Heads.fresh(given.network, 3), given.network, texts), 1):
+        stock = source.network(torch.tensor([row])).logits[0]
+    for k, (taught, own) in enumerate(
+        laws(Heads.fresh(source.network, 3), source.network, texts), 1
+    ):
         n = len(row) - k
         assert torch.allclose(taught[:n], stock[k:], atol=1e-4)
         assert torch.allclose(own[:n], stock[:-k], atol=1e-4)
@@ -160,8 +162,8 @@ def test_heads_learn_what_the_target_says(text, tmp_path):
 
     target = tiny.llama()
     train_heads(teacher(text, target), tmp_path / "heads", 2, recipe, report)
-    given = teacher(text, target)
-    texts = given.authors.batch(given.texts.train, 8, 0, 0)
+    source = teacher(text, target)
+    texts = source.authors.batch(source.texts.train, 8, 0, 0)
     fresh = measure(Heads.fresh(target, 2), target, texts, 8)
     taught = measure(Heads.load(tmp_path / "heads"), target, texts, 8)
     assert min(taught.alpha) > max(fresh.alpha) + 0.1, (taught, fresh)
@@ -171,11 +173,11 @@ def test_heads_learn_what_the_target_says(text, tmp_path):
 
 def test_an_encoder_decoder_learns_from_its_own_answers(text, tmp_path):
     target = tiny.t5()
-    given = teacher(text, target)
-    assert given.authors.batch(given.texts.train, 2, 0, 1) == given.authors.batch(
-        given.texts.train, 2, 0, 1
+    source = teacher(text, target)
+    assert source.authors.batch(source.texts.train, 2, 0, 1) == source.authors.batch(
+        source.texts.train, 2, 0, 1
     )
-    summary = train_heads(given, tmp_path / "heads", 2, RECIPE, lambda *said: None)
+    summary = train_heads(source, tmp_path / "heads", 2, RECIPE, lambda *said: None)
     assert 0 < min(summary["alpha"]) <= max(summary["alpha"]) <= 1
     spec = load(target, f"heads:{tmp_path / 'heads'}", tokenizer=tiny.byte_level())
     assert spec.generate("It was", max_new_tokens=8, gamma=2)[0].stats.drafted

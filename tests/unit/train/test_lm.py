@@ -41,8 +41,8 @@ def train(text: Path, out: Path, *, kill_at: int | None = None, **options):
         if step == kill_at:
             raise Killed
 
-    given = {"tokenizer_folder": None, "init": None} | options
-    return train_lm(text, out, SHAPE, RECIPE, report=report, **given), steps
+    arguments = {"tokenizer_folder": None, "init": None} | options
+    return train_lm(text, out, SHAPE, RECIPE, report=report, **arguments), steps
 
 
 def test_killed_and_resumed_is_uninterrupted(text, tmp_path):
@@ -74,8 +74,8 @@ def test_what_is_left_behind(text, tmp_path):
         "checkpoint.pt", "log.csv", "model", "summary.json", "tokenizer"
     }  # fmt: skip
     spec = foretoken.load(tmp_path / "run" / "model", "lookup")
-    (done,) = spec.generate("It was", max_new_tokens=5)
-    assert len(done.tokens) == 5 and spec.target.context == 16 and spec.ends.eos == {0}
+    (completion,) = spec.generate("It was", max_new_tokens=5)
+    assert len(completion.tokens) == 5 and spec.target.context == 16 and spec.ends.eos == {0}
 
 
 def test_a_draft_shares_the_tokenizer_and_starts_from_weights(text, tmp_path):

@@ -72,8 +72,8 @@ def test_what_is_kept_comes_back(tmp_path):
     run = loop(tmp_path)
     run.kept["best"] = {"alpha": 0.5, "weights": {"a": torch.arange(3)}}
     run.save()
-    found = loop(tmp_path).kept["best"]
-    assert found["alpha"] == 0.5 and found["weights"]["a"].tolist() == [0, 1, 2]
+    best = loop(tmp_path).kept["best"]
+    assert best["alpha"] == 0.5 and best["weights"]["a"].tolist() == [0, 1, 2]
 
 
 def test_a_checkpoint_of_other_settings_or_another_model_is_refused(tmp_path):

@@ -42,11 +42,11 @@ def naive(name: str, p: np.ndarray, q: np.ndarray) -> float:
 @pytest.mark.parametrize("T", [0.5, 1.0, 1.7])
 def test_values_are_those_of_the_formula(name, T):
     target, draft = logits(1), logits(2)
-    found = loss(name, target, draft, T)
-    assert found.shape == (B, L)
+    value = loss(name, target, draft, T)
+    assert value.shape == (B, L)
     for at in np.ndindex(B, L):
         p, q = (softmax(z[at].numpy() / T) for z in (target, draft))
-        assert float(found[at]) == pytest.approx(naive(name, p, q), abs=1e-12)
+        assert float(value[at]) == pytest.approx(naive(name, p, q), abs=1e-12)
     half = loss(name, target.bfloat16(), draft.bfloat16())
     assert half.dtype == torch.float32  # whatever precision the models have
 
@@ -82,9 +82,9 @@ def test_values_and_gradients_are_finite_at_zeros(name):
     target[0, 0], draft[0, 0] = -torch.inf, -torch.inf
     target[0, 0, 1], draft[0, 0, 2] = 0.0, 0.0  # nothing in common
     for dtype in (torch.float32, torch.float64):
-        given = draft.to(dtype).requires_grad_()
-        value = loss(name, target.to(dtype), given)
-        (slope,) = torch.autograd.grad(value.sum(), given)
+        leaf = draft.to(dtype).requires_grad_()
+        value = loss(name, target.to(dtype), leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
         assert value.isfinite().all() and slope.isfinite().all()
         assert (slope[..., 2:6][draft[..., 2:6].isinf()] == 0).all()
         assert (value[0, 0] > 0).all() and value.max() <= -LEAST + 10
@@ -113,8 +113,8 @@ def test_the_log_of_alpha_learns_where_total_variation_does_not():
     target[0], draft[1] = 40.0, 40.0  # they hardly overlap
     slopes = {}
     for name in ("tv", "nla", "kl", "lk"):
-        given = draft.clone().requires_grad_()
-        (slopes[name],) = torch.autograd.grad(loss(name, target, given), given)
+        leaf = draft.clone().requires_grad_()
+        (slopes[name],) = torch.autograd.grad(loss(name, target, leaf), leaf)
     assert slopes["tv"].abs().max() < 1e-12
     assert all(slopes[name].abs().max() > 0.1 for name in ("nla", "kl", "lk"))
 

@@ -239,17 +239,17 @@ def test_missing_text_is_named(tmp_path):
 
 
 def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
-    words = train_pair_tokenizer(["the old man and the sea"] * 3, 280)
+    tokenizer = train_pair_tokenizer(["the old man and the sea"] * 3, 280)
     targets = [f"the sea {i % 3}" for i in range(20)]
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{i}\t{target}\n" for i, target in enumerate(targets)))
-    ids = [words(target).input_ids for target in targets]
-    assert all(row[-1] == words.eos_token_id for row in ids)
-    size = max(words.get_vocab().values()) + 1
-    for order, start in ((1, []), (2, [words.pad_token_id])):
+    ids = [tokenizer(target).input_ids for target in targets]
+    assert all(row[-1] == tokenizer.eos_token_id for row in ids)
+    size = max(tokenizer.get_vocab().values()) + 1
+    for order, start in ((1, []), (2, [tokenizer.pad_token_id])):
         sequences = [[*start, *row] for row in ids]
-        found, expected = fit_from_text(path, words, order), fit(sequences, size, order)
-        assert found.fingerprint == fingerprint(words.get_vocab())
+        found, expected = fit_from_text(path, tokenizer, order), fit(sequences, size, order)
+        assert found.fingerprint == fingerprint(tokenizer.get_vocab())
         contexts = [sequence[:i] for sequence in sequences[:3] for i in range(1, len(sequence))]
         assert all(np.array_equal(found.law(c), expected.law(c)) for c in contexts)
         train, held_out = hold_out(sequences)
@@ -259,7 +259,7 @@ def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
             for row in held_out
             for i in range(len(start), len(row))  # the start is given
         ]
-        assert held_out_bits_of_text(path, words, order) == pytest.approx(np.mean(costs))
+        assert held_out_bits_of_text(path, tokenizer, order) == pytest.approx(np.mean(costs))
     (tmp_path / "sources.jsonl").write_text('{"source": "a"}\n')
     with pytest.raises(InputError, match="sources.jsonl has no targets; give pairs"):
-        fit_from_text(tmp_path / "sources.jsonl", words, 1)
+        fit_from_text(tmp_path / "sources.jsonl", tokenizer, 1)

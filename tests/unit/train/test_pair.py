@@ -19,10 +19,10 @@ V = 64
 
 def test_the_shape_of_the_documents_fits_the_pair_that_ships():
     asked = inspect.signature(command).parameters["shape"].annotation.__metadata__[0].help
-    given = re.search(r"num_hidden_layers=[\w=,]+\w", asked).group()
+    match = re.search(r"num_hidden_layers=[\w=,]+\w", asked).group()
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-    assert f"--shape\n  {given}`" in text
-    draft = pair(None, None, fields(given), 0).draft
+    assert f"--shape\n  {match}`" in text
+    draft = pair(None, None, fields(match), 0).draft
     assert draft.config.num_hidden_layers == 1 and draft.config.hidden_size == 96
 
 
@@ -37,7 +37,7 @@ def test_sizes_by_their_common_names_and_two_that_go_together_only():
     )
 
 
-def test_pairs_that_are_none(tmp_path):
+def test_invalid_pairs(tmp_path):
     target = str(folder(tmp_path / "target", llama(), byte_level()))
     other = str(folder(tmp_path / "other", llama(V=300), byte_level(300)))
     heard = str(folder(tmp_path / "heard", t5(), byte_level()))

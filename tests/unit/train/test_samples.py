@@ -54,8 +54,8 @@ def test_what_cannot_be_sampled(spec):
 
 
 def test_an_interruption_is_raised_again(spec, monkeypatch):
-    (done,) = spec.generate([[1]], max_new_tokens=2)
-    object.__setattr__(done, "finish_reason", "interrupted")
-    monkeypatch.setattr(type(spec), "generate", lambda *args, **options: [done])
+    (completion,) = spec.generate([[1]], max_new_tokens=2)
+    object.__setattr__(completion, "finish_reason", "interrupted")
+    monkeypatch.setattr(type(spec), "generate", lambda *args, **options: [completion])
     with pytest.raises(KeyboardInterrupt):
         completed(spec, [[1]])

@@ -110,27 +110,27 @@ def test_a_run_ends_when_nothing_gets_better_and_keeps_the_best(pairs, tmp_path)
 def test_the_loss_is_that_of_every_pair_alone():
     model = t5(64).double().requires_grad_(False)
     random = np.random.default_rng(0)
-    found = [
+    lessons = [
         Example(random.integers(2, 64, n).tolist(), random.integers(2, 64, 9 - n).tolist())
         for n in range(1, 9)
     ]
     expected = 0.0
-    for pair in found:
+    for pair in lessons:
         ids = torch.tensor([[1, *pair.reference[:-1]]])
         logits = model(input_ids=torch.tensor([pair.prompt]), decoder_input_ids=ids).logits[0]
         law = logits.log_softmax(-1)
         expected -= float(law[range(len(pair.reference)), pair.reference].sum())
-    assert float(cross_entropy(model, found, "sum")) == pytest.approx(expected)
-    tokens = sum(len(pair.reference) for pair in found)
-    assert float(cross_entropy(model, found, "mean")) == pytest.approx(expected / tokens)
-    assert held_out_loss(model, found, 50) == pytest.approx(expected / tokens)
+    assert float(cross_entropy(model, lessons, "sum")) == pytest.approx(expected)
+    tokens = sum(len(pair.reference) for pair in lessons)
+    assert float(cross_entropy(model, lessons, "mean")) == pytest.approx(expected / tokens)
+    assert held_out_loss(model, lessons, 50) == pytest.approx(expected / tokens)
 
 
 def test_a_batch_holds_pairs_of_like_lengths_and_an_epoch_all_pairs():
     random = np.random.default_rng(0)
-    found = [Example([i] * int(m), [i] * int(n)) for i, (m, n) in
+    lessons = [Example([i] * int(m), [i] * int(n)) for i, (m, n) in
              enumerate(random.integers(1, 40, (50, 2)))]  # fmt: skip
-    dealt = Batches(found, 200, seed=3)
+    dealt = Batches(lessons, 200, seed=3)
     count = len(dealt.edges) - 1
     epochs = [[dealt.at(epoch * count + k) for k in range(count)] for epoch in range(2)]
     for batches in epochs:
@@ -141,8 +141,8 @@ def test_a_batch_holds_pairs_of_like_lengths_and_an_epoch_all_pairs():
             lengths = [-(-len(p.reference) // GRAIN) for p in batch]
             assert max(lengths) - min(lengths) <= 1
     assert epochs[0] != epochs[1]
-    assert Batches(found, 200, seed=3).at(count + 1) == epochs[1][1]  # whatever was asked before
-    assert Batches(found, 1, seed=3).at(0)  # a pair beyond the budget is alone
+    assert Batches(lessons, 200, seed=3).at(count + 1) == epochs[1][1]  # whatever was asked before
+    assert Batches(lessons, 1, seed=3).at(0)  # a pair beyond the budget is alone
 
 
 def test_what_cannot_be_learnt_is_said(pairs, tmp_path):
@@ -175,10 +175,13 @@ def _tokenizer(pairs: Path, tmp_path: Path) -> Path:
 
 
 def test_targets_are_cut_and_end_with_the_end_of_text(pairs, tmp_path):
-    words = corpus.read_tokenizer(_tokenizer(pairs, tmp_path))
-    found = examples.read(pairs, words, 12, encoder_decoder=True)
-    everyone = [*found.train, *found.held_out]
-    assert all(pair.prompt[-1] == words.eos_token_id for pair in everyone)
-    ends = {pair.reference[-1] == words.eos_token_id for pair in everyone}
+    tokenizer = corpus.read_tokenizer(_tokenizer(pairs, tmp_path))
+    parsed = examples.read(pairs, tokenizer, 12, encoder_decoder=True)
+    everyone = [*parsed.train, *parsed.held_out]
+    assert all(pair.prompt[-1] == tokenizer.eos_token_id for pair in everyone)
+    ends = {pair.reference[-1] == tokenizer.eos_token_id for pair in everyone}
     assert ends == {True, False} and max(len(pair.reference) for pair in everyone) == 12
-    assert words.decode(words("naïve 日本").input_ids, skip_special_tokens=True) == "naïve 日本"
+    assert (
+        tokenizer.decode(tokenizer("naïve 日本").input_ids, skip_special_tokens=True)
+        == "naïve 日本"
+    )

@@ -47,23 +47,25 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     fast: list[Completion] = []
     few = max(4, options.get("min_new_tokens") or 0)
     _run(spec, prompt, options, max_new_tokens=few)  # warm up: first calls are slow
-    began = others.read()
+    reading = others.read()
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))
-    taken = others.taken(began)
-    steps = [step for done in fast for step in done.steady.steps]
+    span = others.taken(reading)
+    steps = [step for completion in fast for step in completion.steady.steps]
     comparison = Comparison(
         plain_seconds_per_token=median(map(_per_token, plain)),
         seconds_per_token=median(map(_per_token, fast)),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
-        others=others.share([taken]),
+        others=others.share([span]),
     )
-    plain_steps = [step for done in plain for step in done.steady.steps]
+    plain_steps = [step for completion in plain for step in completion.steady.steps]
     if sum(step.drafted for step in steps) < FEW:
         return comparison
-    overlaps = [overlap for done in fast for step in done.steps for overlap in step.overlaps]
+    overlaps = [
+        overlap for completion in fast for step in completion.steps for overlap in step.overlaps
+    ]
     return _predicted(comparison, overlaps, [*plain_steps, *steps], len(fast[0].tokens))
 
 
@@ -87,9 +89,9 @@ def _predicted(
 
 
 def _run(spec: Speculator, prompt: Prompt, options: dict[str, Any], **changed: Any) -> Completion:
-    (done,) = uninterrupted(spec.generate(prompt, **(options | changed)))
-    return done
+    (completion,) = uninterrupted(spec.generate(prompt, **(options | changed)))
+    return completion
 
 
-def _per_token(done: Completion) -> float:
-    return done.steady.seconds / done.steady.tokens
+def _per_token(completion: Completion) -> float:
+    return completion.steady.seconds / completion.steady.tokens

@@ -90,8 +90,8 @@ def _rates(table: dict[int, list[Throughput]], axes: Axes) -> None:
         style = {"marker": "o", "capsize": 3, "color": f"C{i}"}
         style["linestyle"] = ("-", "--", ":", "-.")[names.index(name) % 4]
         middle = [rate.median for rate in rates.values()]
-        told = f"{name}, {label(gamma)}"
-        axes.errorbar(list(rates), middle, yerr=[low, high], label=told, **style)
+        title = f"{name}, {label(gamma)}"
+        axes.errorbar(list(rates), middle, yerr=[low, high], label=title, **style)
     axes.set_xticks(list(table))
     axes.set_xlabel("texts at once")
     axes.set_ylabel("tokens a second")

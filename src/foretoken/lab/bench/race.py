@@ -86,16 +86,16 @@ class Own:
         interrupted."""
         prompts: list[Prompt] = [list(task.prompt) for task in tasks]
         how = {"gamma": self.gamma, "rule": self.rule, "seed": [task.seed for task in tasks]}
-        began = perf_counter()
-        done = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
-        seconds = perf_counter() - began
-        return [_run(text, done, seconds) for text in done]
+        start = perf_counter()
+        completions = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
+        seconds = perf_counter() - start
+        return [_run(text, completions, seconds) for text in completions]
 
 
-def _run(text: Completion, done: list[Completion], seconds: float) -> Run:
+def _run(text: Completion, completions: list[Completion], seconds: float) -> Run:
     """A text of a call that took so long; what is around its rows comes before the first token."""
     stats, first, steady = text.stats, text.steps[0], text.steady
-    around = seconds - max(each.stats.seconds for each in done)
+    around = seconds - max(each.stats.seconds for each in completions)
     return Run(
         tokens=text.tokens,
         first_tokens=len(first.kept),
@@ -132,19 +132,19 @@ def race(
     `on_turn` is called after every turn, `on_exit` for a contestant that cannot go on, with the
     reason: all contestants of its name are out from then on, this round included.
     """
-    out: set[str] = set()
+    failed: set[str] = set()
     for i in range(rounds + 1):
         turns: Round = {}
         for contestant in contestants:
-            if contestant.key[0] in out:
+            if contestant.key[0] in failed:
                 continue
             sleep(REST_SECONDS)
             try:
                 turns[contestant.key] = contestant.turn(tasks(i))
             except Unable as error:
-                out.add(contestant.key[0])
+                failed.add(contestant.key[0])
                 on_exit(contestant.key, str(error))
             else:
                 on_turn(contestant.key)
         if i:
-            yield {key: runs for key, runs in turns.items() if key[0] not in out}
+            yield {key: runs for key, runs in turns.items() if key[0] not in failed}

@@ -205,11 +205,13 @@ def _identity(
     for gamma, rows in product(gammas, row_groups(len(prompts))):
         fast = _texts(spec, [prompts[i] for i in rows], plan, gamma)
         for i, text in zip(rows, fast, strict=True):
-            off = first_difference(spec.target, requests[i], plain[i], text, shapes, (i, gamma))
+            difference = first_difference(
+                spec.target, requests[i], plain[i], text, shapes, (i, gamma)
+            )
             texts += 1
             tokens += len(plain[i])
-            same += len(plain[i]) if off is None else off.place
-            differences += [] if off is None else [off]
+            same += len(plain[i]) if difference is None else difference.place
+            differences += [] if difference is None else [difference]
     return Identity(gammas, texts, tokens, same, differences)
 
 
@@ -228,13 +230,13 @@ def _sampled(
     for params in plan.laws:
         trial = _trial(plan, params)
         first = len(watched.log.uniforms)
-        own, ours = against_the_law(
+        own, texts = against_the_law(
             replace(spec, drafter=watched), spec.drafter, prompts, trial, level, track
         )
         tests += own
         tests += _guessed(trial.name, watched.log.uniforms[first:], level)
         plain = replace(trial, gamma=0, rule=PLAIN)
-        tests += against_plain(spec, prompts, ours, plain, level, track)
+        tests += against_plain(spec, prompts, texts, plain, level, track)
     return tests, watched.log
 
 

@@ -53,29 +53,29 @@ def visible(dof: int, level: float) -> float:
     return _solve(lambda size: _noncentral_tail(edge, dof, size) > POWER)
 
 
-def binned(name: str, of: str, u: Tensor, level: float, bins: int = 32) -> Test:
+def binned(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> Test:
     """Whether the numbers `u [n]` are uniform on [0, 1)."""
     n = len(u)
     bins = max(2, min(bins, n // FEW))
     counts = torch.bincount((u * bins).long().clamp(0, bins - 1), minlength=bins).double()
     statistic = float(((counts - n / bins) ** 2).sum() / (n / bins))
     caught = min(1.0, math.sqrt(visible(bins - 1, level) / (4 * n)))
-    return Test(name, of, n, chi_square_tail(statistic, bins - 1), caught)
+    return Test(name, unit, n, chi_square_tail(statistic, bins - 1), caught)
 
 
-def balanced(name: str, of: str, hits: Tensor, chances: Tensor, level: float) -> Test:
+def balanced(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) -> Test:
     """Whether events `hits [n]` are as frequent as `chances [n]`, each given the past, imply."""
     variance = float((chances * (1 - chances)).sum())
     if variance < FEW:
-        return Test(name, of, len(hits), 1.0)
+        return Test(name, unit, len(hits), 1.0)
     z = float((hits - chances).sum()) / math.sqrt(variance)
     far = _solve(lambda x: normal_tails(x) < level) + _solve(lambda x: normal_tails(x) / 2 < 0.01)
     return Test(
-        name, of, len(hits), normal_tails(z), min(1.0, far * math.sqrt(variance) / len(hits))
+        name, unit, len(hits), normal_tails(z), min(1.0, far * math.sqrt(variance) / len(hits))
     )
 
 
-def unrelated(name: str, of: str, u: Sequence[Tensor], lags: int) -> Test:
+def unrelated(name: str, unit: str, u: Sequence[Tensor], lags: int) -> Test:
     """Whether the uniform numbers of each row are uncorrelated with those up to `lags` before."""
     statistic, n = 0.0, sum(map(len, u))
     pairs = [
@@ -85,11 +85,11 @@ def unrelated(name: str, of: str, u: Sequence[Tensor], lags: int) -> Test:
     by_lag = [torch.cat(products) for products in pairs if products]
     for products in by_lag:
         statistic += float(products.sum()) ** 2 / len(products)
-    return Test(name, of, n, chi_square_tail(statistic, max(1, len(by_lag))))
+    return Test(name, unit, n, chi_square_tail(statistic, max(1, len(by_lag))))
 
 
 def two_samples(
-    name: str, of: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
+    name: str, unit: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
 ) -> Test:
     """Whether the counts of every pair of `tables` come from one law; the pairs are pooled."""
     statistic, dof, n, m = 0.0, 0, 0.0, 0.0
@@ -100,9 +100,9 @@ def two_samples(
         statistic += float(((weight * a - b / weight) ** 2 / (a + b)).sum())
         dof += len(a) - 1
     if not dof:
-        return Test(name, of, int(n), 1.0)
+        return Test(name, unit, int(n), 1.0)
     caught = min(1.0, math.sqrt(visible(dof, level) / (4 * n * m / (n + m))))
-    return Test(name, of, int(n), chi_square_tail(statistic, dof), caught)
+    return Test(name, unit, int(n), chi_square_tail(statistic, dof), caught)
 
 
 def _pooled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

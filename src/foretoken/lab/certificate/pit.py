@@ -27,9 +27,9 @@ def uniforms(law: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
     """
     p = law.double()
     p = p / p.sum(-1, keepdim=True)
-    own = p.gather(1, tokens[:, None])
+    masses = p.gather(1, tokens[:, None])
     ids = torch.arange(p.shape[1], device=p.device)
-    equals = p.where(p == own, 0.0).sum(-1)
-    ranked = p.where(p > own, 0.0).sum(-1) + noise * equals
-    by_id = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * own[:, 0]
+    equals = p.where(p == masses, 0.0).sum(-1)
+    ranked = p.where(p > masses, 0.0).sum(-1) + noise * equals
+    by_id = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * masses[:, 0]
     return Uniforms(ranked.cpu(), by_id.cpu())

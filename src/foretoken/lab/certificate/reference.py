@@ -48,9 +48,9 @@ def replay(
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):
-            gone = [b for b, row in enumerate(live) if len(texts[row]) <= t]
-            if gone:
-                claim.leave(gone)
+            finished = [b for b, row in enumerate(live) if len(texts[row]) <= t]
+            if finished:
+                claim.leave(finished)
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
@@ -89,10 +89,10 @@ def _first(draft: Draft, p: Tensor) -> Tensor:
     """The law of the first guess of every row, `[n, V]` as p."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
-    known = (draft.lengths > 0).to(p)[:, None].cpu()
+    guessed = (draft.lengths > 0).to(p)[:, None].cpu()
     if draft.q is not None:
-        return draft.q[:, 0].cpu().nan_to_num() * known
-    return one_hot(draft.tokens[:, 0].cpu().long(), p.shape[1]).to(p) * known
+        return draft.q[:, 0].cpu().nan_to_num() * guessed
+    return one_hot(draft.tokens[:, 0].cpu().long(), p.shape[1]).to(p) * guessed
 
 
 def _sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:

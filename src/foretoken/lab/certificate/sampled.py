@@ -51,19 +51,21 @@ class Trial:
 
 
 def completions(
-    spec: Speculator, prompts: Sequence[Prompt], trial: Trial, stream: int, track: Track, what: str
+    spec: Speculator, prompts: Sequence[Prompt], trial: Trial, stream: int, track: Track, label: str
 ) -> Iterable[tuple[range, list[Completion]]]:
     """`trial.texts` completions of every prompt, batch by batch, with their numbers; number k
     continues prompt k % len(prompts). No two streams share a random number. Some texts with guesses
     are made alone: a single row may take another path through the models."""
     count = trial.texts * len(prompts)
-    for first in track(range(0, count, BATCH), f"{trial.name}: {what}"):
+    for first in track(range(0, count, BATCH), f"{trial.name}: {label}"):
         batch = range(first, min(first + BATCH, count))
         alone = [k for k in batch if trial.gamma and k % ALONE == 0]
-        made: dict[int, Completion] = {}
+        completions_of: dict[int, Completion] = {}
         for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):
-            made |= zip(numbers, _generate(spec, prompts, trial, stream, numbers), strict=True)
-        yield batch, [made[k] for k in batch]
+            completions_of |= zip(
+                numbers, _generate(spec, prompts, trial, stream, numbers), strict=True
+            )
+        yield batch, [completions_of[k] for k in batch]
 
 
 def _generate(
@@ -112,12 +114,12 @@ class Evidence:
 
     def tests(self, name: str, lags: int, level: float) -> list[Test]:
         """Whether the tokens follow the target's law."""
-        hits, chances, of = torch.cat(self.hits), torch.cat(self.chances), "tokens"
+        hits, chances, unit = torch.cat(self.hits), torch.cat(self.chances), "tokens"
         return [
-            binned(f"{name}: target's law, by rank", of, torch.cat(self.ranked), level),
-            binned(f"{name}: target's law, by id", of, torch.cat(self.by_id), level),
-            balanced(f"{name}: pull towards the draft", of, hits, chances, level),
-            unrelated(f"{name}: independence along a text", of, self.by_id, lags),
+            binned(f"{name}: target's law, by rank", unit, torch.cat(self.ranked), level),
+            binned(f"{name}: target's law, by id", unit, torch.cat(self.by_id), level),
+            balanced(f"{name}: pull towards the draft", unit, hits, chances, level),
+            unrelated(f"{name}: independence along a text", unit, self.by_id, lags),
         ]
 
 
@@ -128,28 +130,28 @@ def against_the_law(
     trial: Trial,
     level: float,
     track: Track,
-    what: str = "speculative",
+    label: str = "speculative",
     stream: int = 0,
 ) -> tuple[list[Test], list[list[Text]]]:
     """Tests of speculative texts against the target's laws, and the texts by prompt. `drafter`: the
     honest one, for the replay."""
     wishes = replace(trial.params, max_new_tokens=trial.length)
-    evidence, ours = Evidence(), [[] for _ in prompts]
+    evidence, texts_of = Evidence(), [[] for _ in prompts]
     noise = torch.Generator().manual_seed(trial.seed + 1)
-    for numbers, rows in completions(spec, prompts, trial, stream, track, what):
+    for numbers, rows in completions(spec, prompts, trial, stream, track, label):
         batch = [prompts[k % len(prompts)] for k in numbers]
         requests = spec.requests(batch, wishes, trial.seed)
         tokens = [row.tokens for row in rows]
         evidence.add(spec, drafter, requests, tokens, trial.params, noise)
         for k, text in zip(numbers, tokens, strict=True):
-            ours[k % len(prompts)].append(tuple(text))
-    return evidence.tests(trial.name, trial.gamma + 1, level), ours
+            texts_of[k % len(prompts)].append(tuple(text))
+    return evidence.tests(trial.name, trial.gamma + 1, level), texts_of
 
 
 def against_plain(
     spec: Speculator,
     prompts: Sequence[Prompt],
-    ours: list[list[Text]],
+    texts_of: list[list[Text]],
     plain: Trial,
     level: float,
     track: Track,
@@ -161,9 +163,9 @@ def against_plain(
         for numbers, rows in completions(spec, prompts, plain, stream, track, f"plain {stream}"):
             for k, row in zip(numbers, rows, strict=True):
                 samples[-1][k % len(prompts)].append(tuple(row.tokens))
-    counted = tables(samples[0], ours, samples[1])
-    name, of = f"{plain.name}: against plain", "texts"
+    counted = tables(samples[0], texts_of, samples[1])
+    name, unit = f"{plain.name}: against plain", "texts"
     tests = [
-        two_samples(f"{name}, prompt {i}", of, [table], level) for i, table in enumerate(counted)
+        two_samples(f"{name}, prompt {i}", unit, [table], level) for i, table in enumerate(counted)
     ]
-    return [*tests, two_samples(f"{name}, all prompts", of, counted, level)]
+    return [*tests, two_samples(f"{name}, all prompts", unit, counted, level)]

@@ -64,9 +64,9 @@ def compare(
     positions = 0
     for row, at, logits in _grouped(target, requests, texts, width):
         expected, logits = alone[row][at].double(), logits.double().cpu()
-        off = torch.where(logits == expected, 0.0, (logits - expected).abs())
+        distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
         law, other = logits.softmax(-1), expected.softmax(-1)
-        noise = max(noise, float(off.nan_to_num(LARGE, posinf=LARGE).max()))
+        noise = max(noise, float(distances.nan_to_num(LARGE, posinf=LARGE).max()))
         variation = max(variation, float((law - other).abs().sum() / 2))
         finite = expected[expected.isfinite()]
         height += float(finite.max() - finite.mean())
@@ -89,7 +89,7 @@ def _blockwise(
     target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Row, place and logits `[V]` at every place behind a beginning of the text."""
-    live, done = [row for row, text in enumerate(texts) if text], [0] * len(texts)
+    live, scored = [row for row, text in enumerate(texts) if text], [0] * len(texts)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
     with claimed(target) as claim:
@@ -98,26 +98,26 @@ def _blockwise(
         while live:
             right = [(step + row) % width for row in live]  # guesses that follow the text
             blocks = [
-                _block(requests[row], texts[row], done[row], width, good, target.vocab_size)
+                _block(requests[row], texts[row], scored[row], width, good, target.vocab_size)
                 for row, good in zip(live, right, strict=True)
             ]
             logits = target.score(blocks, [len(block) for block in blocks]).clone()
             for b, row in enumerate(live):
                 for i in range(min(right[b] + 1, len(blocks[b]))):
-                    yield row, done[row] + i, logits[b, i]
-                done[row] += min(right[b] + 1, len(blocks[b]))
-            target.set_lengths([len(requests[row].prompt) - 1 + done[row] for row in live])
-            gone = [b for b, row in enumerate(live) if done[row] == len(texts[row])]
-            claim.leave(gone)
-            live = [row for row in live if done[row] < len(texts[row])]
+                    yield row, scored[row] + i, logits[b, i]
+                scored[row] += min(right[b] + 1, len(blocks[b]))
+            target.set_lengths([len(requests[row].prompt) - 1 + scored[row] for row in live])
+            finished = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
+            claim.leave(finished)
+            live = [row for row in live if scored[row] < len(texts[row])]
             step += 1
 
 
 def _block(
-    request: Request, text: list[int], done: int, width: int, right: int, V: int
+    request: Request, text: list[int], scored: int, width: int, right: int, V: int
 ) -> list[int]:
     """The last token and guesses, of which the first `right` follow the text; it ends with the
     text."""
-    guesses = text[done : min(done + width, len(text)) - 1]
+    guesses = text[scored : min(scored + width, len(text)) - 1]
     wrong = [(token + 1) % V for token in guesses[right:]]
-    return [[request.prompt[-1], *text][done], *guesses[:right], *wrong]
+    return [[request.prompt[-1], *text][scored], *guesses[:right], *wrong]

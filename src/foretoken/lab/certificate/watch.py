@@ -50,8 +50,8 @@ class Watched:
         self.drafter.start(rows, prompts, sources)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        drawn = Recorded(draw)
-        draft = self.drafter.propose(gamma, drawn)  # pyright: ignore[reportArgumentType]
+        recorded = Recorded(draw)
+        draft = self.drafter.propose(gamma, recorded)  # pyright: ignore[reportArgumentType]
         tokens = draft.tokens.cpu().long()
         for b, count in enumerate(draft.lengths.tolist()):
             self.log.guesses += count
@@ -59,38 +59,38 @@ class Watched:
                 self.log.certain += count
                 self._check_certain(b, tokens[b, :count].tolist())
             elif count:
-                self._check_drawn(b, tokens[b, :count], draft.q[b, :count], drawn)
+                self._check_drawn(b, tokens[b, :count], draft.q[b, :count], recorded)
         return draft
 
-    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, drawn: Recorded) -> None:
+    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: Recorded) -> None:
         first = len(self._texts[b])
-        new = max(0, self._counted[b] - first) if drawn.coupled else 0
+        new = max(0, self._counted[b] - first) if recorded.coupled else 0
         self._counted[b] = max(self._counted[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
         self.log.uniforms.append(uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
-            if i not in drawn.draws:
+            if i not in recorded.draws:
                 continue  # drawn by other means: the numbers tell
-            law, ids = drawn.draws[i]
+            law, ids = recorded.draws[i]
             if int(ids[b]) != token:
                 self.log.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
-            elif off := float((law[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2):
+            elif distance := float((law[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2):
                 self.log.lies.append(
                     f"guess {token} was drawn from another law than the q reported, total "
-                    f"variation {off:.2g}"
+                    f"variation {distance:.2g}"
                 )
 
     def _check_certain(self, b: int, guesses: list[int]) -> None:
         for i, token in enumerate(guesses):
-            known = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
-            if known != token:
+            earlier = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
+            if earlier != token:
                 self.log.lies.append(
-                    f"guesses {known} and {token} after the same text, both said to be certain"
+                    f"guesses {earlier} and {token} after the same text, both said to be certain"
                 )
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for text, kept in zip(self._texts, tokens, strict=True):
-            text += kept
+        for text, new in zip(self._texts, tokens, strict=True):
+            text += new
         self.drafter.commit(tokens)
 
     def leave(self, rows: list[int]) -> None:

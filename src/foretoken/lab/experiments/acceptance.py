@@ -52,10 +52,10 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """alpha over the texts that the target writes at that temperature."""
     spec = pairs.spec(case["draft"])
     texts = pairs.texts(case["temperature"])
-    found = alpha(spec.target, spec.drafter, texts, case["temperature"])
+    acceptance = alpha(spec.target, spec.drafter, texts, case["temperature"])
     size = of_drafter(spec.drafter, spec.draft_name, pairs.recipe.dtype)
     return {
-        "alpha": asdict(found),
+        "alpha": asdict(acceptance),
         "tokens": sum(len(text.tokens) for text in texts),
         "texts": len(texts),
         "parameters": size.parameters,
@@ -70,30 +70,30 @@ def alpha(target: Model, drafter: Drafter, texts: list[Written], temperature: fl
         [beta or 0.0 for beta in overlaps(target, drafter, request, text, params)]
         for request, text in texts
     ]
-    found = ratio([sum(one) for one in betas], [len(one) for one in betas], 0, 1)
-    if found is None:
+    acceptance = ratio([sum(one) for one in betas], [len(one) for one in betas], 0, 1)
+    if acceptance is None:
         raise InputError(f"{len(texts)} text; give two prompts or more, intervals are over texts")
-    return found
+    return acceptance
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The table beside the paper's, and what it says."""
-    rows = done(found, "acceptance")
+    rows = done(results, "acceptance")
     if not rows:
         return None
     lines = [_line(recipe, row) for row in rows]
     caption = "alpha with 95 % intervals over texts; T=0: how often both argmaxes agree"
     return Section(
         "Table 3: how far drafts agree with the target",
-        [*_said(recipe, rows)],
+        [*_paragraphs(recipe, rows)],
         [without_blanks(Table(caption, HEAD, lines))],
         [Plot("alpha", "alpha by draft and temperature", partial(_draw, recipe, rows))],
     )
 
 
-def known(found: Found, draft: str, temperature: float) -> Estimate | None:
+def known(results: Found, draft: str, temperature: float) -> Estimate | None:
     """alpha as measured here."""
-    for row in done(found, "acceptance"):
+    for row in done(results, "acceptance"):
         if row.case == {"draft": draft, "temperature": temperature}:
             return estimate(row.result["alpha"])
     return None
@@ -114,23 +114,23 @@ def _line(recipe: Recipe, row: Row) -> tuple[str, ...]:
 
 
 def _printed(recipe: Recipe, row: Row) -> float | None:
-    named = recipe.draft(row.case["draft"]).paper
-    return paper.agreement(recipe.paper, named, row.case["temperature"])
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.agreement(recipe.paper, name, row.case["temperature"])
 
 
-def _said(recipe: Recipe, rows: list[Row]) -> list[str]:
+def _paragraphs(recipe: Recipe, rows: list[Row]) -> list[str]:
     """What agrees with the paper's table and what does not."""
     tokens = min(row.result["tokens"] for row in rows)
-    said = (
+    sentence = (
         f"The mean of sum min(p, q) at every place of texts that the target wrote itself, "
         f"{tokens:,} tokens or more for each figure (the paper: 10,000)."
     )
     if tokens < 10_000:
-        said += " Fewer tokens than the paper's widen the intervals, and change nothing else."
+        sentence += " Fewer tokens than the paper's widen the intervals, and change nothing else."
     compared = [(row, printed) for row in rows if (printed := _printed(recipe, row)) is not None]
     if not compared:
-        return [said, "The paper has no counterpart of this pair in its table 3."]
-    return [said, _difference(compared), _orders(compared)]
+        return [sentence, "The paper has no counterpart of this pair in its table 3."]
+    return [sentence, _difference(compared), _orders(compared)]
 
 
 def _difference(compared: list[tuple[Row, float]]) -> str:
@@ -169,17 +169,17 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     labels = [draft.label for draft in recipe.drafts]
     temperatures = recipe.temperatures
     for t, temperature in enumerate(temperatures):
-        own = [row for row in rows if row.case["temperature"] == temperature]
+        group = [row for row in rows if row.case["temperature"] == temperature]
         at = [
             labels.index(row.case["draft"]) + 0.25 * (t - (len(temperatures) - 1) / 2)
-            for row in own
+            for row in group
         ]
-        values = [estimate(row.result["alpha"]) for row in own]
+        values = [estimate(row.result["alpha"]) for row in group]
         errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
         heights = [v.value for v in values]
         style = {"color": f"C{t}", "ecolor": rcParams["text.color"]}
         axes.bar(at, heights, 0.22, yerr=errors, label=f"here, T={temperature:g}", **style)
-        marks = [(x, p) for x, row in zip(at, own, strict=True) if (p := _printed(recipe, row))]
+        marks = [(x, p) for x, row in zip(at, group, strict=True) if (p := _printed(recipe, row))]
         if marks:
             name = f"paper, T={temperature:g}"
             axes.plot(*zip(*marks, strict=True), "D", color=f"C{t}", mec="white", label=name)

@@ -34,22 +34,22 @@ def cases(recipe: Recipe) -> list[Case]:
     gamma at every temperature, and cascades over the draft listed before, or else a look-up."""
     drafts = [draft for draft in recipe.drafts if draft.is_model][: recipe.beyond_models]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
-    asked: list[Case] = []
+    cases_chosen: list[Case] = []
     for i, draft in enumerate(drafts):
         for temperature in sampled:
             for gamma in recipe.gammas:
-                asked.append(_case("rules", draft, temperature, gamma=gamma))
+                cases_chosen.append(_case("rules", draft, temperature, gamma=gamma))
         for temperature in recipe.temperatures:
-            asked.append(_case("automatic", draft, temperature))
+            cases_chosen.append(_case("automatic", draft, temperature))
         smaller = [other.label for other in drafts[:i][-1:] if draft.draft and other.draft]
         for temperature in recipe.temperatures:
             for inner in smaller or [None]:
-                asked.append(_case("cascade", draft, temperature, inner=inner))
-    return asked
+                cases_chosen.append(_case("cascade", draft, temperature, inner=inner))
+    return cases_chosen
 
 
-def _case(what: str, draft: Draft, temperature: float, **more: Any) -> Case:
-    return {"what": what, "draft": draft.label, "temperature": temperature, **more}
+def _case(topic: str, draft: Draft, temperature: float, **more: Any) -> Case:
+    return {"what": topic, "draft": draft.label, "temperature": temperature, **more}
 
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _automatic(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec = pairs.spec(case["draft"])
     gammas = [0, *pairs.recipe.gammas, None]
     runs = _in_turn(pairs, case, {_named(gamma): (spec, {"gamma": gamma}) for gamma in gammas})
-    texts = [text for own in runs.values() for repeat in own for text in repeat]
+    texts = [text for repeats in runs.values() for repeat in repeats for text in repeat]
     steps = [step for text in texts for step in text.steady.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
     alpha = fmean(overlaps) if overlaps else None
@@ -97,31 +97,31 @@ def _in_turn(pairs: Pairs, case: Case, specs: dict[str, tuple[Speculator, Option
     return turns.in_turn(ways, pairs.timed, repeats=recipe.repeats, **settings)
 
 
-def _figures(done: Turns) -> dict[str, dict[str, float]]:
+def _figures(runs_of: Turns) -> dict[str, dict[str, float]]:
     return {
         name: {
             "seconds_per_token": turns.seconds_per_token(runs),
             "tokens_per_call": turns.tokens_per_call(runs),
         }
-        for name, runs in done.items()
+        for name, runs in runs_of.items()
     }
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """A table and a paragraph for each of the three."""
-    rows = done(found, "beyond")
+    rows = done(results, "beyond")
     if not rows:
         return None
-    said: list[str] = []
+    paragraphs: list[str] = []
     tables: list[Table] = []
     parts = ("rules", _show_rules), ("automatic", _show_automatic), ("cascade", _show_cascade)
-    for what, show in parts:
-        own = [row for row in rows if row.case["what"] == what]
-        if own:
-            paragraph, table = show(own)
-            said.append(paragraph)
+    for topic, show in parts:
+        group = [row for row in rows if row.case["what"] == topic]
+        if group:
+            paragraph, table = show(group)
+            paragraphs.append(paragraph)
             tables.append(table)
-    return Section("Beyond the paper: rules, automatic gamma, cascades", said, tables)
+    return Section("Beyond the paper: rules, automatic gamma, cascades", paragraphs, tables)
 
 
 def _show_rules(rows: list[Row]) -> tuple[str, Table]:
@@ -150,12 +150,12 @@ def _show_rules(rows: list[Row]) -> tuple[str, Table]:
         "ratio",
         "times its speed",
     )
-    said = (
+    paragraph = (
         f"Block verification (Sun et al., arXiv 2403.10444) has the same law as Algorithm 1 and "
         f"keeps {spanned(gains, 3)} times its tokens a call, which makes it {spanned(faster)} "
         "times as fast; in expectation it never keeps less, so that values below 1 are chance."
     )
-    return said, Table("Block verification against Algorithm 1", head, lines)
+    return paragraph, Table("Block verification against Algorithm 1", head, lines)
 
 
 def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
@@ -182,13 +182,15 @@ def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
             )
         )
     head = ("draft", "T", "automatic", "best fixed", "ratio", "alpha", "c", "oracle's bound")
-    said = (
+    paragraph = (
         f"Automatic gamma runs at {spanned(shares)} times the speed of the best fixed gamma of "
         f"each line, which is known only afterwards, and at {spanned(of_plain)} times plain "
         "decoding. The oracle of section 3.5 knows which guesses will be kept; its bound, 1 / (1 - "
         "alpha + c alpha), takes a longer pass to cost nothing more, so it is not reached."
     )
-    return said, Table("Automatic gamma, the best fixed one and the oracle's bound", head, lines)
+    return paragraph, Table(
+        "Automatic gamma, the best fixed one and the oracle's bound", head, lines
+    )
 
 
 def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
@@ -213,7 +215,7 @@ def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
         "times the draft's speed",
     )
     gaining = sum(ratio > 1 for ratio in faster)
-    said = (
+    paragraph = (
         f"A draft that is itself drafted for runs at {spanned(faster)} times its speed alone, and "
         f"gains in {gaining} of {len(faster)} cases: its own passes must be dear beside what "
         "guesses for it, which drafts of this size hardly are."
@@ -221,7 +223,7 @@ def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
         else f"A draft that is itself drafted for runs at {spanned(faster)} times its speed alone, "
         f"and gains in {gaining} of {len(faster)} cases."
     )
-    return said, Table("Cascades, both with automatic gamma", head, lines)
+    return paragraph, Table("Cascades, both with automatic gamma", head, lines)
 
 
 def _named(gamma: int | None) -> str:

@@ -45,11 +45,11 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return walltime.measure(pairs, case)
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """Beside the paper's claim."""
-    rows = done(found, "bigram") + [
+    rows = done(results, "bigram") + [
         row
-        for row in done(found, "walltime")
+        for row in done(results, "walltime")
         if row.case["gamma"] == paper.BIGRAM_GAMMA and _is_bigram(recipe.draft(row.case["draft"]))
     ]
     if not rows:
@@ -57,48 +57,48 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     caption = f"A bigram table with gamma {paper.BIGRAM_GAMMA}"
     return Section(
         "Section 3.6: 1.25x by a bigram table",
-        [_claim(), *(_said(found, row) for row in rows)],
-        [Table(caption, HEAD, [_line(found, row) for row in rows])],
+        [_claim(), *(_paragraph(results, row) for row in rows)],
+        [Table(caption, HEAD, [_line(results, row) for row in rows])],
     )
 
 
 def _claim() -> str:
-    alpha, gamma, said = paper.BIGRAM_ALPHA, paper.BIGRAM_GAMMA, paper.BIGRAM_SPEED
+    alpha, gamma, speed = paper.BIGRAM_ALPHA, paper.BIGRAM_GAMMA, paper.BIGRAM_SPEED
     return (
-        f"The paper: alpha about {alpha:g} with T5-XXL and gamma {gamma} give {said:g}x. Theorem "
+        f"The paper: alpha about {alpha:g} with T5-XXL and gamma {gamma} give {speed:g}x. Theorem "
         f"3.8 with c = 0 gives {theory.walltime_factor(alpha, gamma, 0):.3f}x."
     )
 
 
-def _said(found: Found, row: Row) -> str:
+def _paragraph(results: Found, row: Row) -> str:
     """Of one temperature, what stands between the claim and the clock."""
-    own, speed = _alpha(found, row), walltime.speed(row)
-    free = theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)
+    acceptance, speed = _alpha(results, row), walltime.speed(row)
+    factor = theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
-    said = (
-        f"At T={row.case['temperature']:g} alpha is {own:.2f} here, for which the theorem expects "
-        f"{free:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
+    paragraph = (
+        f"At T={row.case['temperature']:g} alpha is {acceptance:.2f} here, for which the theorem "
+        f"expects {factor:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
     )
-    if speed.value < free and v is not None and v > 1:
-        said += (
+    if speed.value < factor and v is not None and v > 1:
+        paragraph += (
             f" Between the two stand c = {row.result['c']:.3f}, and a pass over four tokens, which "
             f"takes {v:.2f} times one over a single token here and counts as 1 in the theorem."
         )
-    return said
+    return paragraph
 
 
-def _alpha(found: Found, row: Row) -> float:
-    return walltime.alpha(found, row) or 0.0
+def _alpha(results: Found, row: Row) -> float:
+    return walltime.alpha(results, row) or 0.0
 
 
-def _line(found: Found, row: Row) -> tuple[str, ...]:
-    own = _alpha(found, row)
+def _line(results: Found, row: Row) -> tuple[str, ...]:
+    acceptance = _alpha(results, row)
     return (
         f"{row.case['temperature']:g}",
-        rounded(own, 3),
+        rounded(acceptance, 3),
         rounded(row.result["c"], 3),
-        rounded(theory.walltime_factor(own, paper.BIGRAM_GAMMA, 0)),
-        rounded(walltime.expected(found, row)),
+        rounded(theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)),
+        rounded(walltime.expected(results, row)),
         plus_minus(walltime.speed(row), 2),
     )

@@ -84,14 +84,14 @@ class Experiment(Protocol):
         """One case, as values of JSON. ForetokenError where it cannot be measured."""
         ...
 
-    def section(self, recipe: Recipe, found: Found) -> Section | None:
+    def section(self, recipe: Recipe, results: Found) -> Section | None:
         """Made of rows alone; None where there is nothing to say."""
         ...
 
 
-def done(found: Found, name: str) -> list[Row]:
+def done(results: Found, name: str) -> list[Row]:
     """The rows of an experiment that did not fail."""
-    return [row for row in found.get(name, []) if row.failed is None]
+    return [row for row in results.get(name, []) if row.failed is None]
 
 
 def estimate(result: Mapping[str, Any]) -> Estimate:
@@ -117,9 +117,9 @@ def spanned(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> 
 
 def without_blanks(table: Table) -> Table:
     """The table less the columns that no row fills."""
-    kept = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
-    rows = [tuple(row[i] for i in kept) for row in table.rows]
-    return replace(table, head=tuple(table.head[i] for i in kept), rows=rows)
+    columns = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
+    rows = [tuple(row[i] for i in columns) for row in table.rows]
+    return replace(table, head=tuple(table.head[i] for i in columns), rows=rows)
 
 
 def told(row: Row) -> str:

@@ -54,18 +54,18 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec, lenience = pairs.spec(case["draft"]), pairs.recipe.lenience
     greedy = case["temperature"] == 0
     drafted = SamplingParams() if greedy else STANDARD
-    kept = greedily if greedy else lenient
+    chance = greedily if greedy else lenient
     texts: list[list[list[float]]] = []  # of every text, place and lenience
     for request, tokens in pairs.texts(case["temperature"]):
         places = replayed(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
-        texts.append([kept(place, lenience) for place in places])
+        texts.append([chance(place, lenience) for place in places])
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
-        found = ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
-        if found is None:
+        acceptance = ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
+        if acceptance is None:
             raise InputError("1 text; give two prompts or more, intervals are over texts")
-        alphas.append(asdict(found))
+        alphas.append(asdict(acceptance))
     return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
 
 
@@ -74,8 +74,8 @@ def lenient(place: Place, lenience: list[float]) -> list[float]:
     if place.guess is None:
         return [0.0] * len(lenience)
     if place.q is None:
-        own = float(place.p[place.guess])
-        return [min(1.0, own / each) for each in lenience]
+        mass = float(place.p[place.guess])
+        return [min(1.0, mass / each) for each in lenience]
     p, q = place.p.double().numpy(), place.q.double().numpy()
     return [theory.lenient_beta(p, q, each) for each in lenience]
 
@@ -91,20 +91,20 @@ def greedily(place: Place, lenience: list[float]) -> list[float]:
     return [theory.greedy_lenient_beta(p, q, each) for each in lenience]
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """Both tables beside the paper's, and the factors that follow."""
-    rows = done(found, "lenience")
+    rows = done(results, "lenience")
     if not rows:
         return None
     head = ("draft", *(f"l = {value:g}" for value in recipe.lenience))
     tables = [
-        Table(_caption(temperature), head, [*_lines(recipe, own)])
+        Table(_caption(temperature), head, [*_lines(recipe, group)])
         for temperature in (1, 0)
-        if (own := [row for row in rows if row.case["temperature"] == temperature])
+        if (group := [row for row in rows if row.case["temperature"] == temperature])
     ]
     return Section(
         "Table 5: what lenience would gain",
-        [*_said(recipe, rows)],
+        [*_paragraphs(recipe, rows)],
         tables,
         [Plot("lenience", "alpha over 1 / l at temperature 1", partial(_draw, recipe, rows))],
     )
@@ -138,7 +138,7 @@ def _factor(alpha: float, c: float) -> float:
     return max(theory.walltime_factor(alpha, gamma, c) for gamma in GAMMAS)
 
 
-def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
+def _paragraphs(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     yield (
         "With lenience l a guess is compared with l q in place of q: alpha is then sum min(p / l, "
         "q), no token is above p / l, and the law is left by alpha with lenience less alpha "
@@ -146,9 +146,9 @@ def _said(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     )
     if len(recipe.lenience) > 1 and recipe.lenience == sorted(recipe.lenience, reverse=True):
         for temperature in (1, 0):
-            own = [row for row in rows if row.case["temperature"] == temperature]
-            if own:
-                yield _rise(recipe, own, temperature)
+            group = [row for row in rows if row.case["temperature"] == temperature]
+            if group:
+                yield _rise(recipe, group, temperature)
     yield (
         "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma "
         f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); the last chapter has "
@@ -160,7 +160,7 @@ def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
     """How far alpha rises from the first lenience to the last, here and in the paper."""
     ends = recipe.lenience[0], recipe.lenience[-1]
     rises = [_last(row) - estimate(row.result["alphas"][0]).value for row in rows]
-    said = (
+    paragraph = (
         f"At T={temperature} alpha rises by {spanned(rises)} here from l = {ends[0]:g} to "
         f"{ends[1]:g}, to {spanned([_last(row) for row in rows])}."
     )
@@ -171,12 +171,12 @@ def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
         and (end := _printed(recipe, row, ends[1])) is not None
     ]
     if not pairs:
-        return said + " The paper has no counterpart of these lines."
+        return paragraph + " The paper has no counterpart of these lines."
     more = sum(own > theirs for own, theirs in pairs)
     return (
-        f"{said} In the paper it rises by {spanned([theirs for _, theirs in pairs])} on the lines "
-        f"that have a counterpart, less than here in {more} of {len(pairs)}. That it rises must "
-        "agree, as what is kept only grows; by how much depends on how sharp both laws are."
+        f"{paragraph} In the paper it rises by {spanned([theirs for _, theirs in pairs])} on the "
+        f"lines that have a counterpart, less than here in {more} of {len(pairs)}. That it rises "
+        "must agree, as what is kept only grows; by how much depends on how sharp both laws are."
     )
 
 
@@ -185,8 +185,8 @@ def _last(row: Row) -> float:
 
 
 def _printed(recipe: Recipe, row: Row, lenience: float) -> float | None:
-    named = recipe.draft(row.case["draft"]).paper
-    return paper.lenient(named, lenience, row.case["temperature"])
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.lenient(name, lenience, row.case["temperature"])
 
 
 def _attainable() -> str:
@@ -199,15 +199,15 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     axes = figure.add_subplot()
     loose = [1 / value for value in recipe.lenience]
     for i, draft in enumerate(recipe.drafts):
-        own = [r for r in rows if (r.case["draft"], r.case["temperature"]) == (draft.label, 1)]
-        for row in own:
+        group = [r for r in rows if (r.case["draft"], r.case["temperature"]) == (draft.label, 1)]
+        for row in group:
             alphas = [estimate(one) for one in row.result["alphas"]]
             values, errors = [one.value for one in alphas], [one.error for one in alphas]
             axes.errorbar(loose, values, errors, marker="o", ms=3, capsize=2, label=draft.label)
         printed = [paper.lenient(draft.paper, value, 1) for value in recipe.lenience]
-        known = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), ls="--", lw=1, color=f"C{i}")
+        points = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), ls="--", lw=1, color=f"C{i}")
     axes.set_xscale("log")
     axes.set_xticks(loose, [f"1/{value:g}" for value in recipe.lenience])
     axes.minorticks_off()

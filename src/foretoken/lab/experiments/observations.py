@@ -43,25 +43,25 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     raise AssertionError(case)
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """A line for each statement that something was measured for."""
-    asked = {
-        "the sharper the law, the higher alpha: T=0 above T=1": list(_sharper(recipe, found)),
-        "alpha grows with the draft's size": list(_larger(recipe, found)),
-        "drafts that are models have an alpha of 0.5 to 0.9": list(_between(recipe, found)),
+    answers_to = {
+        "the sharper the law, the higher alpha: T=0 above T=1": list(_sharper(recipe, results)),
+        "alpha grows with the draft's size": list(_larger(recipe, results)),
+        "drafts that are models have an alpha of 0.5 to 0.9": list(_between(recipe, results)),
         "unigram and bigram tables have an alpha that is not negligible": list(
-            _trivial(recipe, found)
+            _trivial(recipe, results)
         ),
-        "the smallest model is the fastest draft": list(_smallest(recipe, found)),
-        "argmax (T=0) is sped up more than sampling (T=1)": list(_greedy_faster(recipe, found)),
+        "the smallest model is the fastest draft": list(_smallest(recipe, results)),
+        "argmax (T=0) is sped up more than sampling (T=1)": list(_greedy_faster(recipe, results)),
         "some gamma gains where alpha > c, and none elsewhere (Corollary 3.9)": list(
-            _improves(recipe, found)
+            _improves(recipe, results)
         ),
         "measured speeds meet Theorem 3.8 as nearly as the paper's own": list(
-            _theorem(recipe, found)
+            _theorem(recipe, results)
         ),
     }
-    asked_of = [(statement, answers) for statement, answers in asked.items() if answers]
+    asked_of = [(statement, answers) for statement, answers in answers_to.items() if answers]
     if not asked_of:
         return None
     lines = [
@@ -70,14 +70,16 @@ def section(recipe: Recipe, found: Found) -> Section | None:
     ]
     verdicts = [verdict for _, _, verdict, _ in lines]
     hold, noisy, fail = (verdicts.count(each) for each in (HOLDS, OPEN, FAILS))
-    said = (
+    paragraph = (
         f"Of the paper's observations {len(lines)} can be asked of these rows: {hold} hold in "
         f"every case, {fail} in none, {noisy} are within noise, "
         f"{len(lines) - hold - fail - noisy} hold in some cases. Two figures differ where "
         "their 95 % intervals do not overlap, and a figure is in a range, or outside, with all of "
         "its interval; otherwise they are within noise."
     )
-    return Section("Observations of section 4", [said], [Table("What holds here", HEAD, lines)])
+    return Section(
+        "Observations of section 4", [paragraph], [Table("What holds here", HEAD, lines)]
+    )
 
 
 def _verdict(answers: list[Answer]) -> str:
@@ -102,20 +104,20 @@ def _within(own: Estimate, low: float, high: float) -> str:
     return FAILS if own.high < low or high < own.low else OPEN
 
 
-def _sharper(recipe: Recipe, found: Found) -> Iterator[Answer]:
+def _sharper(recipe: Recipe, results: Found) -> Iterator[Answer]:
     for draft in recipe.drafts:
-        greedy = acceptance.known(found, draft.label, 0)
-        sampled = acceptance.known(found, draft.label, 1)
+        greedy = acceptance.known(results, draft.label, 0)
+        sampled = acceptance.known(results, draft.label, 1)
         if greedy and sampled:
             numbers = f"{draft.label} {plus_minus(greedy)} and {plus_minus(sampled)}"
             yield Answer(_above(greedy, sampled), numbers)
 
 
-def _larger(recipe: Recipe, found: Found) -> Iterator[Answer]:
+def _larger(recipe: Recipe, results: Found) -> Iterator[Answer]:
     for temperature in recipe.temperatures:
         sized = [
             (row.result["parameters"], estimate(row.result["alpha"]), row.case["draft"])
-            for row in done(found, "acceptance")
+            for row in done(results, "acceptance")
             if row.case["temperature"] == temperature and row.result["parameters"] is not None
         ]
         sized.sort(key=lambda one: one[0])
@@ -128,23 +130,23 @@ def _larger(recipe: Recipe, found: Found) -> Iterator[Answer]:
                 yield Answer(_above(high, low), numbers)
 
 
-def _between(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    for row in done(found, "acceptance"):
+def _between(recipe: Recipe, results: Found) -> Iterator[Answer]:
+    for row in done(results, "acceptance"):
         if recipe.draft(row.case["draft"]).is_model:
             own = estimate(row.result["alpha"])
             yield Answer(_within(own, 0.5, 0.9), f"{told(row)} {plus_minus(own)}")
 
 
-def _trivial(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    for row in done(found, "acceptance"):
+def _trivial(recipe: Recipe, results: Found) -> Iterator[Answer]:
+    for row in done(results, "acceptance"):
         if recipe.draft(row.case["draft"]).order in (1, 2):
             own = estimate(row.result["alpha"])
             yield Answer(HOLDS if own.low > TRIVIAL else FAILS, f"{told(row)} {plus_minus(own)}")
 
 
-def _sizes(found: Found) -> dict[str, int]:
+def _sizes(results: Found) -> dict[str, int]:
     """Parameters of the drafts that are models, where alpha was measured."""
-    rows = done(found, "acceptance")
+    rows = done(results, "acceptance")
     return {
         row.case["draft"]: row.result["parameters"]
         for row in rows
@@ -152,9 +154,9 @@ def _sizes(found: Found) -> dict[str, int]:
     }
 
 
-def _smallest(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    sizes = _sizes(found)
-    best = walltime.fastest(found).values()
+def _smallest(recipe: Recipe, results: Found) -> Iterator[Answer]:
+    sizes = _sizes(results)
+    best = walltime.fastest(results).values()
     for temperature in recipe.temperatures:
         own = {
             row.case["draft"]: walltime.speed(row)
@@ -172,8 +174,8 @@ def _smallest(recipe: Recipe, found: Found) -> Iterator[Answer]:
         yield Answer(_above(own[first], own[rival]), numbers)
 
 
-def _greedy_faster(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    best = {key: walltime.speed(row) for key, row in walltime.fastest(found).items()}
+def _greedy_faster(recipe: Recipe, results: Found) -> Iterator[Answer]:
+    best = {key: walltime.speed(row) for key, row in walltime.fastest(results).items()}
     for draft in recipe.drafts:
         greedy, sampled = best.get((draft.label, 0)), best.get((draft.label, 1))
         if greedy and sampled:
@@ -181,9 +183,9 @@ def _greedy_faster(recipe: Recipe, found: Found) -> Iterator[Answer]:
             yield Answer(_above(greedy, sampled), numbers)
 
 
-def _improves(recipe: Recipe, found: Found) -> Iterator[Answer]:
-    for row in walltime.fastest(found).values():
-        alpha, c = walltime.alpha(found, row), row.result["c"]
+def _improves(recipe: Recipe, results: Found) -> Iterator[Answer]:
+    for row in walltime.fastest(results).values():
+        alpha, c = walltime.alpha(results, row), row.result["c"]
         if alpha is None or c is None:
             continue
         speed = walltime.speed(row)
@@ -194,11 +196,11 @@ def _improves(recipe: Recipe, found: Found) -> Iterator[Answer]:
         yield Answer(verdict, numbers)
 
 
-def _theorem(recipe: Recipe, found: Found) -> Iterator[Answer]:
+def _theorem(recipe: Recipe, results: Found) -> Iterator[Answer]:
     """Within the paper's own spread of measured over expected."""
     theirs = [line.measured / line.expected for line in paper.TABLE_2]
-    for row in walltime.fastest(found).values():
-        expected = walltime.expected(found, row)
+    for row in walltime.fastest(results).values():
+        expected = walltime.expected(results, row)
         if expected is None or not recipe.draft(row.case["draft"]).is_model:
             continue
         speed = walltime.speed(row)

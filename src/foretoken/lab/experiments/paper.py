@@ -113,8 +113,8 @@ def agreement(task: str | None, draft: str | None, temperature: float) -> float 
 
 def speed(task: str | None, draft: str | None, temperature: float) -> Speed | None:
     """The line of tables 2 and 4, where they have it."""
-    asked = (task, draft, temperature)
-    return next((s for s in TABLE_2 if (s.task, s.draft, s.temperature) == asked), None)
+    key = (task, draft, temperature)
+    return next((s for s in TABLE_2 if (s.task, s.draft, s.temperature) == key), None)
 
 
 def lenient(draft: str | None, lenience: float, temperature: float) -> float | None:

@@ -49,9 +49,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 def _scores(pairs: Pairs, case: Case) -> dict[str, Any]:
     recipe = pairs.recipe
-    given = [(task.prompt, task.reference) for task in pairs.tasks]
-    texts = [(a, b) for a, b in given if isinstance(a, str) and b is not None]
-    if len(texts) < len(given):
+    tasks = [(task.prompt, task.reference) for task in pairs.tasks]
+    texts = [(a, b) for a, b in tasks if isinstance(a, str) and b is not None]
+    if len(texts) < len(tasks):
         raise InputError("scores need prompts that are text, with references; give both")
     compared = quality.with_and_without(
         pairs.spec(case["draft"]),
@@ -68,16 +68,16 @@ def _losses(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Sampled with seeds of their own, so that the two are independent."""
     spec, recipe = pairs.spec(case["draft"]), pairs.recipe
     params = SamplingParams(1.0, max_new_tokens=recipe.max_new_tokens, logprobs=0)
-    found = {}
+    losses = {}
     for i, (name, gamma) in enumerate((("plain", 0), ("speculative", case["gamma"]))):
         texts = spec.generate(pairs.prompts, params, gamma=gamma, seed=recipe.seed + i)
-        found[name] = asdict(quality.nats(uninterrupted(texts)))
-    return found | {"texts": len(pairs.prompts)}
+        losses[name] = asdict(quality.nats(uninterrupted(texts)))
+    return losses | {"texts": len(pairs.prompts)}
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """Both tables, and whether the two are equal within noise."""
-    rows = done(found, "quality")
+    rows = done(results, "quality")
     scores = [row for row in rows if row.case["what"] == "scores"]
     losses = [row for row in rows if row.case["what"] == "loss"]
     if not rows:
@@ -131,15 +131,15 @@ def _said_of_scores(recipe: Recipe, rows: list[Row]) -> list[str]:
         name: max(abs(r.result["speculative"][name] - r.result["plain"][name]) for r in rows)
         for name in rows[0].result["plain"]
     }
-    told = ", ".join(f"{name} by {gap:.2f} at most" for name, gap in gaps.items())
+    listing = ", ".join(f"{name} by {gap:.2f} at most" for name, gap in gaps.items())
     same = min(row.result["same"] for row in rows)
-    said = f"Greedy texts with a draft are those without it: {same:.1%} or more are equal"
+    sentence = f"Greedy texts with a draft are those without it: {same:.1%} or more are equal"
     if max(gaps.values()) == 0:
-        return [said + ", and all scores are the same to the last digit."]
+        return [sentence + ", and all scores are the same to the last digit."]
     return [
-        f"{said}; scores differ ({told}). Rounding in {recipe.dtype} can tip a near-tie between "
-        "two tokens: foretoken certify tells that from a mistake, and docs/exact.md has the mode "
-        "without it."
+        f"{sentence}; scores differ ({listing}). Rounding in {recipe.dtype} can tip a near-tie "
+        "between two tokens: foretoken certify tells that from a mistake, and docs/exact.md has "
+        "the mode without it."
     ]
 
 

@@ -67,16 +67,16 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {"rows": rows, "encoder_decoder": spec.target.encoder_decoder}
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The picture, and the calls counted."""
-    rows = done(found, "timeline")
+    rows = done(results, "timeline")
     if not rows:
         return None
     own = rows[0]
     caption = "The same text three times"
     return Section(
         "Figure 5: when which model ran",
-        _said(own),
+        _paragraphs(own),
         [without_blanks(Table(caption, HEAD, [_line(row) for row in own.result["rows"]]))],
         [Plot("timeline", "A block a call; gaps are the verdict", partial(_draw, own), (7.5, 2.6))],
     )
@@ -108,7 +108,7 @@ def _milliseconds(row: dict[str, Any], part: str) -> str:
     return f"{sum(spent) * 1e3:.1f}" if spent else BLANK
 
 
-def _said(own: Row) -> list[str]:
+def _paragraphs(own: Row) -> list[str]:
     """What is as in the paper's diagram, and what is not."""
     rows = own.result["rows"]
     plain = next(row for row in rows if not row["gamma"])
@@ -117,16 +117,16 @@ def _said(own: Row) -> list[str]:
     before = " and ".join(f"{row['draft_calls'] / row['target_calls']:.1f}" for row in guessing)
     full = " and ".join(str(row["gamma"]) for row in guessing)
     share = " and ".join(f"{_end(row) / _end(plain):.2f}" for row in guessing)
-    said = [
+    paragraphs = [
         _encoders(own),
         f"Plain decoding calls the target {plain['target_calls']} times for {plain['tokens']} "
         f"tokens, speculation {runs}. Before a target call the draft is called {before} times on "
         f"average, in the diagram {full}: fewer where the text ends, and where a draft stops.",
     ]
     if not any(row["draft_calls"] for row in guessing):
-        return said
+        return paragraphs
     return [
-        *said,
+        *paragraphs,
         f"The diagram is simplified and has no times. Here a call of the draft takes "
         f"{_width(guessing, 'draft') / _width(guessing, 'target'):.2f} of the target's, and the "
         f"text takes {share} of the time of plain decoding, the reading of the prompt included.",
@@ -137,16 +137,17 @@ def _encoders(own: Row) -> str:
     if not own.result["encoder_decoder"]:
         return "The target has no encoder, unlike the paper's: its decoder reads the prompt."
     first = own.result["rows"][0]
-    ran = [
+    encoders = [
         f"{sum(spent) * 1e3:.1f} ms of the {model}'s"
         for model in ("target", "draft")
         if (spent := [c.seconds for c in _calls(first) if c.part == f"{model} encoder"])
     ]
-    if not ran:
+    if not encoders:
         return "The target is an encoder-decoder, as the paper's; its encoder was not timed apart."
     return (
         "The target is an encoder-decoder, as the paper's. An encoder runs once, before the first "
-        f"step: {' and '.join(ran)}, of {_end(first) * 1e3:.1f} ms with gamma {first['gamma']}."
+        f"step: {' and '.join(encoders)}, of {_end(first) * 1e3:.1f} ms with gamma "
+        f"{first['gamma']}."
     )
 
 

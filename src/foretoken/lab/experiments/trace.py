@@ -29,31 +29,31 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     params = SamplingParams(case["temperature"], max_new_tokens=length)
     (request,) = spec.requests([prompt], params, seed)
     (one,) = uninterrupted(spec.generate([prompt], params, gamma=case["gamma"], seed=seed))
-    told = request.prompt, one.steps, spec.tokenizer
+    arguments = request.prompt, one.steps, spec.tokenizer
     return {
         "prompt": prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
-        "html": view.html(*told),
-        "lines": [line.plain for line in view.trace(*told, marks=True)],
+        "html": view.html(*arguments),
+        "lines": [line.plain for line in view.trace(*arguments, marks=True)],
         "tokens": len(one.tokens),
         "calls": one.stats.target_calls,
     }
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The text, and how many tokens a run gave."""
-    rows = done(found, "trace")
+    rows = done(results, "trace")
     if not rows:
         return None
-    own = rows[0].result
+    result = rows[0].result
     theirs = paper.FIGURE_1_TOKENS / paper.FIGURE_1_RUNS
-    ours = own["tokens"] / own["calls"]
-    said = (
-        f"{own['tokens']} tokens in {own['calls']} runs of the target, {ours:.2f} a run; the "
+    ours = result["tokens"] / result["calls"]
+    paragraph = (
+        f"{result['tokens']} tokens in {result['calls']} runs of the target, {ours:.2f} a run; the "
         f"paper's example has {paper.FIGURE_1_TOKENS} in {paper.FIGURE_1_RUNS}, {theirs:.2f} a run."
         " One text is an example and no measurement; table 3 has the rates."
     )
     return Section(
         "Figure 1: what became of the guesses",
-        [said],
-        traces=[Trace(f"Behind: {own['prompt']}", own["html"], own["lines"])],
+        [paragraph],
+        traces=[Trace(f"Behind: {result['prompt']}", result["html"], result["lines"])],
     )

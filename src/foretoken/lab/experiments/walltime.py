@@ -72,52 +72,52 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         "rule": RULE,
         "seed": recipe.seed,
     }
-    found = [compare(spec, prompt, recipe.repeats, **options) for prompt in pairs.timed]
-    plain = [one.plain_seconds_per_token for one in found]
-    gained = ratio(plain, [one.seconds_per_token for one in found], 0)
+    comparisons = [compare(spec, prompt, recipe.repeats, **options) for prompt in pairs.timed]
+    plain = [one.plain_seconds_per_token for one in comparisons]
+    gained = ratio(plain, [one.seconds_per_token for one in comparisons], 0)
     assert gained is not None  # a recipe times two prompts or more
-    known = [one for one in found if one.alpha is not None]
+    drafted = [one for one in comparisons if one.alpha is not None]
     return {
         "speedup": asdict(gained),
-        "slowest": min(one.speedup for one in found),
-        "seconds_per_token": fmean(one.seconds_per_token for one in found),
+        "slowest": min(one.speedup for one in comparisons),
+        "seconds_per_token": fmean(one.seconds_per_token for one in comparisons),
         "plain_seconds_per_token": fmean(plain),
-        "alpha": fmean(one.alpha or 0.0 for one in known) if known else None,
-        "c": median(one.c or 0.0 for one in known) if known else None,
-        "v": median(one.v or 1.0 for one in known) if known else None,
-        "predicted": median(one.predicted or 1.0 for one in known) if known else None,
-        "others": max((one.others or 0.0 for one in found), default=0.0),
+        "alpha": fmean(one.alpha or 0.0 for one in drafted) if drafted else None,
+        "c": median(one.c or 0.0 for one in drafted) if drafted else None,
+        "v": median(one.v or 1.0 for one in drafted) if drafted else None,
+        "predicted": median(one.predicted or 1.0 for one in drafted) if drafted else None,
+        "others": max((one.others or 0.0 for one in comparisons), default=0.0),
     }
 
 
-def section(recipe: Recipe, found: Found) -> Section | None:
+def section(recipe: Recipe, results: Found) -> Section | None:
     """The fastest gamma of each draft at each temperature, beside the paper's."""
-    rows = done(found, "walltime")
+    rows = done(results, "walltime")
     if not rows:
         return None
-    best = list(fastest(found).values())
+    best = list(fastest(results).values())
     caption = (
         "Times faster than plain decoding, at the gamma that was fastest here; expected by "
         "Theorem 3.8 from alpha and c, and with v, what a pass over gamma + 1 tokens takes; the "
         "paper's is T5-XXL on a TPU-v4"
     )
-    lines = [_line(recipe, found, row) for row in best]
+    lines = [_line(recipe, results, row) for row in best]
     stars = {
         row.case["temperature"]: row for row in sorted(best, key=lambda row: speed(row).value)
     }  # the last is kept
     emphasized = frozenset(i for i, row in enumerate(best) if row in stars.values())
     return Section(
         "Tables 2 and 4: how much faster, measured and expected",
-        _said(recipe, found, best),
+        _paragraphs(recipe, results, best),
         [without_blanks(Table(caption, HEAD, lines, emphasized))],
         [Plot("speed", "Speed over gamma, measured and as expected", partial(_draw, recipe, rows))],
     )
 
 
-def fastest(found: Found) -> dict[tuple[str, float], Row]:
+def fastest(results: Found) -> dict[tuple[str, float], Row]:
     """Of each draft at each temperature the gamma that was fastest, in the order of the rows."""
     best: dict[tuple[str, float], Row] = {}
-    for row in done(found, "walltime"):
+    for row in done(results, "walltime"):
         key = row.case["draft"], row.case["temperature"]
         if key not in best or speed(row).value > speed(best[key]).value:
             best[key] = row
@@ -129,24 +129,24 @@ def speed(row: Row) -> Estimate:
     return estimate(row.result["speedup"])
 
 
-def expected(found: Found, row: Row) -> float | None:
+def expected(results: Found, row: Row) -> float | None:
     """Theorem 3.8, of table 3's alpha where it was measured; None without alpha or c."""
-    own, c = alpha(found, row), row.result["c"]
-    return None if own is None or c is None else theory.walltime_factor(own, row.case["gamma"], c)
+    rate, c = alpha(results, row), row.result["c"]
+    return None if rate is None or c is None else theory.walltime_factor(rate, row.case["gamma"], c)
 
 
-def alpha(found: Found, row: Row) -> float | None:
+def alpha(results: Found, row: Row) -> float | None:
     """On the target's own text, or else of the guesses judged while it was timed."""
-    own = acceptance.known(found, row.case["draft"], row.case["temperature"])
+    own = acceptance.known(results, row.case["draft"], row.case["temperature"])
     return row.result["alpha"] if own is None else own.value
 
 
-def _line(recipe: Recipe, found: Found, row: Row) -> tuple[str, ...]:
+def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
     draft, result, gamma = recipe.draft(row.case["draft"]), row.result, row.case["gamma"]
-    own = alpha(found, row)
+    rate = alpha(results, row)
     with_c = None
-    if draft.c is not None and own is not None:
-        with_c = theory.walltime_factor(own, gamma, draft.c)
+    if draft.c is not None and rate is not None:
+        with_c = theory.walltime_factor(rate, gamma, draft.c)
     printed = _printed(recipe, row)
     theirs = (None,) * 4
     if printed is not None:
@@ -155,10 +155,10 @@ def _line(recipe: Recipe, found: Found, row: Row) -> tuple[str, ...]:
         draft.label,
         f"{row.case['temperature']:g}",
         str(gamma),
-        rounded(own, 3),
+        rounded(rate, 3),
         rounded(result["c"], 3),
         rounded(result["v"]),
-        rounded(expected(found, row)),
+        rounded(expected(results, row)),
         rounded(result["predicted"]),
         plus_minus(speed(row), 2),
         rounded(with_c),
@@ -166,29 +166,29 @@ def _line(recipe: Recipe, found: Found, row: Row) -> tuple[str, ...]:
     )
 
 
-def _said(recipe: Recipe, found: Found, best: list[Row]) -> list[str]:
+def _paragraphs(recipe: Recipe, results: Found, best: list[Row]) -> list[str]:
     """What agrees with the paper, and why the rest does not."""
-    said = [
+    paragraphs = [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
         f"up to {recipe.max_new_tokens} new tokens, plain and speculative runs in turn, "
         f"{recipe.repeats} of each. Intervals are over prompts."
     ]
     if len(recipe.gammas) > 1:
-        said[0] += (
+        paragraphs[0] += (
             f" Of {len(recipe.gammas)} gammas the fastest is shown, by the same runs, so that a "
             "little of it is luck."
         )
-    said += [_speeds(recipe, best)]
-    said += _theorem(found, best)
-    said += _passes(best)
-    said += _costs(recipe, best)
+    paragraphs += [_speeds(recipe, best)]
+    paragraphs += _theorem(results, best)
+    paragraphs += _passes(best)
+    paragraphs += _costs(recipe, best)
     busy = max(row.result["others"] for row in best)
     if busy > 0.05:
-        said.append(
+        paragraphs.append(
             f"Other processes took up to {busy:.0%} of the processors meanwhile: these times are "
             "uncertain."
         )
-    return said
+    return paragraphs
 
 
 def _speeds(recipe: Recipe, best: list[Row]) -> str:
@@ -209,9 +209,9 @@ def _speeds(recipe: Recipe, best: list[Row]) -> str:
     )
 
 
-def _theorem(found: Found, best: list[Row]) -> list[str]:
+def _theorem(results: Found, best: list[Row]) -> list[str]:
     """Measured over expected, here and in the paper."""
-    shares = [speed(row).value / own for row in best if (own := expected(found, row))]
+    shares = [speed(row).value / factor for row in best if (factor := expected(results, row))]
     with_v = [speed(row).value / v for row in best if (v := row.result["predicted"])]
     if not shares or not with_v:
         return []
@@ -225,10 +225,10 @@ def _theorem(found: Found, best: list[Row]) -> list[str]:
 
 
 def _passes(best: list[Row]) -> list[str]:
-    known = [(row.result["v"], row) for row in best if row.result["v"] is not None]
-    if not known:
+    measured = [(row.result["v"], row) for row in best if row.result["v"] is not None]
+    if not measured:
         return []
-    v, row = max(known, key=lambda pair: pair[0])
+    v, row = max(measured, key=lambda pair: pair[0])
     if v < 1.1:
         return [
             f"A pass over gamma + 1 tokens takes at most {v:.2f} times one over a single token, so "
@@ -255,15 +255,15 @@ def _costs(recipe: Recipe, best: list[Row]) -> list[str]:
     if not theirs:
         return []
     share = c / theirs
-    told = f"c of {label} is {c:.3f} here and {theirs:g} in the paper, {share:.1f} times. "
+    sentence = f"c of {label} is {c:.3f} here and {theirs:g} in the paper, {share:.1f} times. "
     if share > 1.5:
         return [
-            told
+            sentence
             + "A small model's pass is mostly the call, not its arithmetic, so the drafts of a "
             "small target are dear; with the paper's c the same alpha gives the factors in the "
             "column beside."
         ]
-    return [told + "So costs are as in the paper, and speeds differ by alpha and v alone."]
+    return [sentence + "So costs are as in the paper, and speeds differ by alpha and v alone."]
 
 
 def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
@@ -284,9 +284,9 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
             values = [one.value for one in speeds]
             style: dict[str, Any] = {"color": f"C{i}", "label": draft.label}
             axes.errorbar(gammas, values, errors, marker="o", ms=3, lw=1.2, capsize=2, **style)
-            known = [(g, e) for g, row in zip(gammas, own, strict=True) if (e := _theory(row))]
-            if known:
-                axes.plot(*zip(*known, strict=True), ls="--", lw=1, color=f"C{i}")
+            points = [(g, e) for g, row in zip(gammas, own, strict=True) if (e := _theory(row))]
+            if points:
+                axes.plot(*zip(*points, strict=True), ls="--", lw=1, color=f"C{i}")
         axes.axhline(1, color="grey", lw=0.8)
         axes.set_xticks(sorted({row.case["gamma"] for row in rows}))
         axes.set_title(f"T={temperature:g}")
@@ -299,8 +299,8 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
 
 def _printed(recipe: Recipe, row: Row) -> paper.Speed | None:
     """The paper's line."""
-    named = recipe.draft(row.case["draft"]).paper
-    return paper.speed(recipe.paper, named, row.case["temperature"])
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.speed(recipe.paper, name, row.case["temperature"])
 
 
 def _theory(row: Row) -> float | None:

@@ -113,9 +113,9 @@ def with_tokenizer(setting: Setting) -> tuple[list[str], Setting]:
     if setting.kind != "model" or not draft.is_dir() or [*draft.glob("*tokenizer*")]:
         return [], setting
     folder = "-".join([*draft.parts[-2:], "with-tokenizer"])
-    made = shlex.join(["mkdir", "-p", folder])
+    command = shlex.join(["mkdir", "-p", folder])
     files = f"{shlex.quote(setting.draft)}/* {shlex.quote(setting.target)}/*tokenizer*"
-    return [f"{made} && cp {files} {shlex.quote(folder)}"], replace(setting, draft=folder)
+    return [f"{command} && cp {files} {shlex.quote(folder)}"], replace(setting, draft=folder)
 
 
 def export(system: System, setting: Setting) -> Export:

@@ -20,16 +20,16 @@ def config(setting: Setting) -> dict[str, Any]:
             "prompt_lookup_max": NGRAM,
             "prompt_lookup_min": 1,
         }
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "method": "draft_model",
         "model": setting.draft,
         "num_speculative_tokens": setting.gamma,
     }
     if setting.draft_revision is not None:
-        made["revision"] = setting.draft_revision
+        settings["revision"] = setting.draft_revision
     if setting.temperature:
-        made["draft_sample_method"] = "probabilistic"
-    return made
+        settings["draft_sample_method"] = "probabilistic"
+    return settings
 
 
 def steps(setting: Setting) -> list[str]:

@@ -101,8 +101,8 @@ class PaperTarget:
                 self._numbers[b] = part[0]
             self._lengths[b] += len(part)
         laws = [self._laws(b, n, max(need)) for b, n in enumerate(need)]
-        made = torch.tensor(laws, dtype=torch.float64).reshape(len(blocks), max(need), 1)
-        return torch.cat([made, 1 - made], 2).log()
+        chances = torch.tensor(laws, dtype=torch.float64).reshape(len(blocks), max(need), 1)
+        return torch.cat([chances, 1 - chances], 2).log()
 
     def _pass(self, blocks: list[list[int]], judged: int) -> None:
         """The time of a pass: of the positions that are judged, and what it takes more for those
@@ -156,8 +156,8 @@ class PaperDrafter:
             self.parts.clock.add(float(at(self.parts.serving.draft_reading, read)))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        asked = zip(self._texts, self._lengths, gamma, strict=True)
-        counts = [_offered(text, length, g) for text, length, g in asked]
+        rows = zip(self._texts, self._lengths, gamma, strict=True)
+        counts = [_offered(text, length, g) for text, length, g in rows]
         self.parts.clock.add(self.parts.serving.drafting(counts))
         return pack([[0] * count for count in counts], calls=max(counts))
 

@@ -38,11 +38,11 @@ class Replica:
         self.row_seconds = 0.0  # these, times the rows that ran
         self._last = 0  # requests that ended with the last step
 
-    def submit(self, request: Request, due: float) -> Served:
+    def submit(self, request: Request, time: float) -> Served:
         """A request that comes now, or while a step runs that began before."""
         if not self.open:
-            self.clock.seconds = max(self.clock.seconds, due)
-        served = Served(Row.of(request), due)
+            self.clock.seconds = max(self.clock.seconds, time)
+        served = Served(Row.of(request), time)
         self.open.append(served)
         self.scheduler.submit([Task(served.row, self.judge, self.gamma)])
         return served
@@ -58,16 +58,16 @@ class Replica:
 
     def step(self) -> None:
         """Advance all that run, and note whose first or last token came."""
-        began, waiting = self.clock.seconds, len(self.scheduler.waiting)
+        start, waiting = self.clock.seconds, len(self.scheduler.waiting)
         self.scheduler.step()
-        left = len(self.scheduler.waiting)
-        rows = len(self.open) - left  # those that have finished since are still there
-        around = float(at(self.serving.around, rows)) + (waiting - left) * self.serving.joining
+        queued = len(self.scheduler.waiting)
+        rows = len(self.open) - queued  # those that have finished since are still there
+        around = float(at(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
         self.clock.add(around)
         now = self.clock.seconds
         self.busy, self.row_seconds = (
-            self.busy + now - began,
-            self.row_seconds + (now - began) * rows,
+            self.busy + now - start,
+            self.row_seconds + (now - start) * rows,
         )
         for one in self.open:
             if one.row.records:

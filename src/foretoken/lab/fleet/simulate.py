@@ -115,13 +115,13 @@ def simulate(
     numbers, for a progress bar."""
     tasks = _tasks(measured, fleet, fleet.requests)
     replicas = [Replica(tasks.texts, serving, fleet.gamma) for _ in range(fleet.replicas)]
-    due = arrivals(fleet.requests, rate, fleet.seed)
+    times = arrivals(fleet.requests, rate, fleet.seed)
     served: list[Served] = []
     for number in track(range(fleet.requests)):
         for replica in replicas:
-            replica.until(due[number])
-        least = min(replicas, key=lambda replica: replica.unfinished(due[number]))
-        served.append(least.submit(tasks.task(number), due[number]))
+            replica.until(times[number])
+        least = min(replicas, key=lambda replica: replica.unfinished(times[number]))
+        served.append(least.submit(tasks.task(number), times[number]))
     for replica in replicas:
         replica.until(math.inf)
     return _figures(served, replicas, rate, capacity)
@@ -162,12 +162,12 @@ class _Tasks:
 def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
     """So many, each like one of the measured prompts, at random."""
     dice, greedy = Random(f"betas {fleet.seed}"), measured.options.temperature == 0
-    chosen = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
+    prompts = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
     texts = [
         Text(i, fleet.prompt_tokens or one.prompt_tokens, _betas(one.overlaps, dice, greedy=greedy))
-        for i, one in enumerate(chosen)
+        for i, one in enumerate(prompts)
     ]
-    limits = [fleet.output_tokens or len(one.overlaps) for one in chosen]
+    limits = [fleet.output_tokens or len(one.overlaps) for one in prompts]
     return _Tasks(texts, limits, greedy, fleet.seed)
 
 
@@ -185,9 +185,9 @@ def _figures(
 ) -> Simulated:
     span = max(one.ended for one in served) - min(one.due for one in served)
     busy = sum(replica.busy for replica in replicas)
-    done = [stats(one.row, "paper", "paper") for one in served]
+    statistics = [stats(one.row, "paper", "paper") for one in served]
     tokens = sum(len(one.row.new_tokens) for one in served)
-    drafted = sum(one.drafted for one in done)
+    drafted = sum(one.drafted for one in statistics)
     steady = rate < capacity
     return Simulated(
         rate=rate,
@@ -198,8 +198,8 @@ def _figures(
         tokens_per_second=tokens / span,
         mean_batch=sum(replica.row_seconds for replica in replicas) / busy,
         utilisation=busy / (span * len(replicas)),
-        tokens_per_call=tokens / sum(one.target_calls for one in done),
-        accepted_per_drafted=sum(one.accepted for one in done) / drafted if drafted else None,
+        tokens_per_call=tokens / sum(one.target_calls for one in statistics),
+        accepted_per_drafted=sum(one.accepted for one in statistics) / drafted if drafted else None,
     )
 
 

@@ -55,7 +55,7 @@ def counters(text: str) -> Counters | None:
         if name in sums:
             sums[name] += float(value)
     for prefix, names in (("foretoken_", NAMES), ("vllm:", VLLM)):
-        found = {ours: sums.get(prefix + theirs) for ours, theirs in names.items()}
-        if all(value is not None for value in found.values()):
-            return Counters(**{name: int(value or 0) for name, value in found.items()})
+        values = {ours: sums.get(prefix + theirs) for ours, theirs in names.items()}
+        if all(value is not None for value in values.values()):
+            return Counters(**{name: int(value or 0) for name, value in values.items()})
     return None

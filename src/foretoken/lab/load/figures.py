@@ -56,13 +56,13 @@ class Figures:
     @property
     def document(self) -> dict[str, Any]:
         """As vLLM's JSON."""
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "duration": self.duration,
             "completed": self.completed,
             "failed": self.failed,
             "failures": {
-                status: {"requests": count, "first": said}
-                for status, (count, said) in self.failures.items()
+                status: {"requests": count, "first": reason}
+                for status, (count, reason) in self.failures.items()
             },
             "total_input_tokens": self.input_tokens,
             "total_output_tokens": self.output_tokens,
@@ -77,9 +77,9 @@ class Figures:
         for name, latency in self.latencies.items():
             if latency is not None:
                 for kind in ("mean", "median", "std"):
-                    made[f"{kind}_{name}_ms"] = getattr(latency, kind)
-                made |= {f"p{p:g}_{name}_ms": v for p, v in latency.percentiles.items()}
-        return made
+                    document[f"{kind}_{name}_ms"] = getattr(latency, kind)
+                document |= {f"p{p:g}_{name}_ms": v for p, v in latency.percentiles.items()}
+        return document
 
 
 def figures(
@@ -90,24 +90,24 @@ def figures(
     limits: Mapping[str, float],
 ) -> Figures:
     """Of all requests that ended. `limits`: of a good request, in seconds, by the metric's name."""
-    done = [trace for trace in traces if trace.failure is None]
+    successes = [trace for trace in traces if trace.failure is None]
     late = [trace.late for trace in traces]
-    by_tokens = all(trace.counted for trace in done if trace.arrivals)
+    by_tokens = all(trace.counted for trace in successes if trace.arrivals)
     values: dict[str, list[float | None]] = {
-        "ttft": [trace.ttft for trace in done],
-        "tpot": [trace.tpot for trace in done],
-        "itl": [gap for trace in done for gap in trace.gaps(counted=by_tokens)],
-        "e2el": [trace.end for trace in done],
+        "ttft": [trace.ttft for trace in successes],
+        "tpot": [trace.tpot for trace in successes],
+        "itl": [gap for trace in successes for gap in trace.gaps(counted=by_tokens)],
+        "e2el": [trace.end for trace in successes],
     }
     return Figures(
         duration=duration,
-        completed=len(done),
-        failed=len(traces) - len(done),
+        completed=len(successes),
+        failed=len(traces) - len(successes),
         failures=_failures(traces),
-        input_tokens=sum(trace.prompt_tokens for trace in done),
-        output_tokens=sum(trace.tokens or 0 for trace in done),
+        input_tokens=sum(trace.prompt_tokens for trace in successes),
+        output_tokens=sum(trace.tokens or 0 for trace in successes),
         late=(fmean(late), max(late)) if late else (0.0, 0.0),
-        good=sum(good(trace, limits) for trace in done) if limits else None,
+        good=sum(good(trace, limits) for trace in successes) if limits else None,
         by_tokens=by_tokens,
         latencies={name: latency(values[name], percentiles) for name in metrics},
     )
@@ -118,12 +118,12 @@ def latency(seconds: Sequence[float | None], percentiles: Sequence[float]) -> La
     ms = np.array([1e3 * value for value in seconds if value is not None])
     if not len(ms):
         return None
-    found = np.percentile(ms, percentiles).tolist()
+    values_ms = np.percentile(ms, percentiles).tolist()
     return Latency(
         mean=float(ms.mean()),
         median=float(np.median(ms)),
         std=float(ms.std()),
-        percentiles=dict(zip(percentiles, found, strict=True)),
+        percentiles=dict(zip(percentiles, values_ms, strict=True)),
     )
 
 
@@ -131,22 +131,22 @@ def good(trace: Trace, limits: Mapping[str, float]) -> bool:
     """Whether a request stays within all limits; a text of one token has no time a token, which is
     within any, one without tokens has no first one, which is within none."""
     values = {"ttft": trace.ttft, "tpot": trace.tpot or 0.0, "e2el": trace.end}
-    found = {name: values[name] for name in limits}
-    return all(value is not None and value <= limits[name] for name, value in found.items())
+    limited = {name: values[name] for name in limits}
+    return all(value is not None and value <= limits[name] for name, value in limited.items())
 
 
 def limits(texts: Sequence[str]) -> dict[str, float]:
     """Seconds by the metric's name, of such as "ttft:200 e2el:3000"; InputError otherwise."""
-    made: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for part in " ".join(texts).split():
         name, _, value = part.partition(":")
-        if name not in LIMITED or name in made:
+        if name not in LIMITED or name in by_name:
             raise InputError(
                 f"goodput holds {part[:40]!r}; give {', '.join(LIMITED)}, each once at most, with "
                 "milliseconds, as in ttft:200 e2el:3000"
             )
-        made[name] = _milliseconds(part, value) / 1e3
-    return made
+        by_name[name] = _milliseconds(part, value) / 1e3
+    return by_name
 
 
 def _milliseconds(part: str, value: str) -> float:

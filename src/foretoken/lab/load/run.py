@@ -21,7 +21,7 @@ async def run(
     if at_once is not None:
         free = asyncio.Semaphore(at_once)  # first come, first served
     clock = asyncio.get_running_loop().time
-    began = clock()
+    start = clock()
 
     async def one(number: int, due: float) -> None:
         async with free:
@@ -32,5 +32,5 @@ async def run(
 
     async with asyncio.TaskGroup() as group:
         for number, seconds in enumerate(due):
-            await asyncio.sleep(max(0.0, began + seconds - clock()))
-            group.create_task(one(number, began + seconds))
+            await asyncio.sleep(max(0.0, start + seconds - clock()))
+            group.create_task(one(number, start + seconds))

@@ -41,14 +41,14 @@ class Trace:
 
     def close(self) -> None:
         """The stream is over: a failure, unless all is there."""
-        told = self.tokens
+        count = self.tokens
         if self.finish_reason is None:
             self.failure = "stream", "the server broke off before the text's end"
-        elif told is None:
+        elif count is None:
             self.failure = "stream", "the server told no usage, so tokens cannot be counted"
-        elif self.counted and sum(self._known) != told:
-            came = sum(self._known)
-            self.failure = "stream", f"{came} tokens came in chunks, {told} stand in the usage"
+        elif self.counted and sum(self._known) != count:
+            tokens = sum(self._known)
+            self.failure = "stream", f"{tokens} tokens came in chunks, {count} stand in the usage"
 
     @property
     def counted(self) -> bool:

@@ -45,20 +45,22 @@ def of_model(
     facts = (name, model.runtime)
     if network is None:
         return Footprint(*facts, dtype, model.encoder_decoder, *[None] * 5)
-    held = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
-    kind = held if isinstance(held, torch.dtype) else torch.float32
+    stored_dtype = (
+        getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    )
+    kind = stored_dtype if isinstance(stored_dtype, torch.dtype) else torch.float32
     products = _products(network)
     numbers = sum(weight.numel() for weight in network.parameters())
     cached = kind if kind.is_floating_point else torch.float32  # weights alone are integers
     head = getattr(network.get_output_embeddings(), "weight", None)
     heads = {} if head is None else {id(head): head.numel()}
-    words = heads | {id(weight): weight.numel() for weight in _embeddings(network)}
+    embedded = heads | {id(weight): weight.numel() for weight in _embeddings(network)}
     return Footprint(
         *facts,
         dtype if dtype in ROUNDED else str(kind).removeprefix("torch."),
         model.encoder_decoder,
         parameters=numbers,
-        weight_bytes=_bytes(numbers, sum(words.values()), kind, dtype),
+        weight_bytes=_bytes(numbers, sum(embedded.values()), kind, dtype),
         pass_bytes=_bytes(products, sum(heads.values()), kind, dtype),
         operations=2 * products,
         cache_bytes=getattr(model, "token_bytes", None)
@@ -66,10 +68,10 @@ def of_model(
     )
 
 
-def _bytes(numbers: int, words: int, kind: torch.dtype, dtype: str) -> int:
+def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
     """Of weights of which so many are embeddings or output layer: four bits leave those eight."""
     if dtype == "int4":
-        return round((numbers - words) * FOUR_BITS) + words
+        return round((numbers - embedded) * FOUR_BITS) + embedded
     return numbers * kind.itemsize
 
 
@@ -90,9 +92,9 @@ def of_drafter(
 
 def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
     """The network, or one of its shape without weights; None where transformers cannot build it."""
-    held = getattr(model, "model", None)
-    if isinstance(held, PreTrainedModel):
-        return held
+    network = getattr(model, "model", None)
+    if isinstance(network, PreTrainedModel):
+        return network
     if getattr(model, "runtime", None) == "table":
         return None
     try:

@@ -79,10 +79,10 @@ def measure(
     measured = _summary(spec, options, observed, machine)
     if rows is None:
         return measured
-    began = others.read()
+    reading = others.read()
     costs = serving.serving(spec, prompts, options, rows, beside)
-    taken = [*(one.taken for one in observed), others.taken(began)]
-    return replace(measured, serving=costs, others=others.share(taken))
+    spans = [*(one.taken for one in observed), others.taken(reading)]
+    return replace(measured, serving=costs, others=others.share(spans))
 
 
 def _observe(
@@ -92,7 +92,7 @@ def _observe(
 
     The plain and the speculative run alternate in coming first.
     """
-    began, runs = others.read(), dict[int, Completion]()
+    reading, runs = others.read(), dict[int, Completion]()
     for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
         runs[gamma] = _run(spec, prompt, options, i, gamma)
     plain = runs[0]
@@ -106,7 +106,7 @@ def _observe(
         loop=_summed(runs[options.gamma]),
         context=context,
         passes=seconds,
-        taken=others.taken(began),
+        taken=others.taken(reading),
     )
 
 
@@ -117,12 +117,12 @@ def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: in
         gamma=gamma,
         seed=[(options.seed, row)],
     )
-    (done,) = uninterrupted(rows)
-    return done
+    (completion,) = uninterrupted(rows)
+    return completion
 
 
-def _summed(done: Completion) -> Run:
-    tokens, seconds, steps = done.steady
+def _summed(completion: Completion) -> Run:
+    tokens, seconds, steps = completion.steady
     return Run(tokens, seconds, [_step(step) for step in steps])
 
 
@@ -191,11 +191,11 @@ def _in_loop(loops: list[Run]) -> Estimate | None:
 def _position(steps: list[Step], i: int) -> Position:
     """Guess i, from 1. A step that met an end of sequence before it does not count."""
     room = [step for step in steps if step.gamma >= i]
-    asked = [step for step in room if step.accepted >= i - 1 and step.kept >= i]
-    judged = sum(step.judged >= i for step in asked)
-    kept = sum(step.accepted >= i for step in asked)
+    steps_at = [step for step in room if step.accepted >= i - 1 and step.kept >= i]
+    judged = sum(step.judged >= i for step in steps_at)
+    kept = sum(step.accepted >= i for step in steps_at)
     offered = sum(step.drafted >= i for step in room) / len(room) if room else 0.0
-    return Position(len(asked), judged, kept, wilson(kept, judged), offered)
+    return Position(len(steps_at), judged, kept, wilson(kept, judged), offered)
 
 
 def _passes(observed: list[Observed]) -> list[Spread]:

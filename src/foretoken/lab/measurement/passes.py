@@ -48,9 +48,9 @@ def passes(
 
 def _pass(target: Model, block: list[int], context: int) -> float:
     """Seconds of one pass behind `context` tokens, rolled back."""
-    began = perf_counter()
+    start = perf_counter()
     logits = target.score([block], [len(block)])
     check(logits, "target", [context], [len(block)])  # reads the logits, so waits for them
-    seconds = perf_counter() - began
+    seconds = perf_counter() - start
     target.set_lengths([context])
     return seconds

@@ -58,14 +58,14 @@ class Plan:
         return speculative_config(self.first.measurement, self.gamma) if self.gamma else None
 
 
-def plan(named: Sequence[tuple[str, Measurement]]) -> Plan:
+def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
     """The plan from measurements under their names, which errors use.
 
     Raises InputError where two differ in target, machine, prompts or sampling parameters.
     """
-    for name, measurement in named[1:]:
-        _require_same(*named[0], name, measurement)
-    candidates = [Candidate(one, best(predictions(one))) for _, one in named]
+    for name, measurement in measurements[1:]:
+        _require_same(*measurements[0], name, measurement)
+    candidates = [Candidate(one, best(predictions(one))) for _, one in measurements]
     return Plan(sorted(candidates, key=lambda c: -c.best.speedup.value))
 
 
@@ -105,23 +105,23 @@ def setting(measured: Measurement, gamma: int) -> Setting:
 
 def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
     """vLLM's keys for the draft of a measurement; None where vLLM has no such draft."""
-    asked = setting(measured, gamma)
+    settings = setting(measured, gamma)
     try:
-        require(VLLM, asked)
-        return config(asked)
+        require(VLLM, settings)
+        return config(settings)
     except RefusedError:
         return None
 
 
 def _require_same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:
-    for what, a, b in [
+    for part, a, b in [
         ("target", asdict(one.target), asdict(other.target)),
         ("machine", asdict(one.machine), asdict(other.machine)),
         ("options", asdict(one.options), asdict(other.options)),
     ]:
         for key in a:
-            if a[key] != b[key] and not (what == "options" and key in MAY_DIFFER):
+            if a[key] != b[key] and not (part == "options" and key in MAY_DIFFER):
                 raise InputError(
-                    f"{name} and {other_name} differ in {what}: {key} is {a[key]} and {b[key]}; "
+                    f"{name} and {other_name} differ in {part}: {key} is {a[key]} and {b[key]}; "
                     "measure again with the same target, machine, prompts and options"
                 )

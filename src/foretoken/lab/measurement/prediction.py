@@ -164,8 +164,8 @@ def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
 
     def alpha(error: float) -> Basis:
         share = 1 + error / basis.alpha if basis.alpha else 1.0
-        kept = tuple(min(1.0, max(0.0, rate * share)) for rate in basis.kept)
-        return replace(basis, alpha=min(1.0, max(0.0, basis.alpha + error)), kept=kept)
+        shares_kept = tuple(min(1.0, max(0.0, rate * share)) for rate in basis.kept)
+        return replace(basis, alpha=min(1.0, max(0.0, basis.alpha + error)), kept=shares_kept)
 
     def guess(error: float) -> Basis:
         return replace(basis, guess=max(0.0, basis.guess + error))

@@ -149,9 +149,9 @@ class Serving:
     def passing(self, size: int, read: int, rows: int, *, changed: bool) -> float:
         """Seconds of the target's pass over `size` positions, `read` of them of prompts; changed:
         the pass before was of another size."""
-        own = max(1, size - read)
-        seconds = at(self.costs.score, own) + self.costs.change * changed
-        more = at(self.reading, size) - at(self.reading, own)
+        scored = max(1, size - read)
+        seconds = at(self.costs.score, scored) + self.costs.change * changed
+        more = at(self.reading, size) - at(self.reading, scored)
         return float(at(self.passes, rows) * seconds + max(0.0, more))
 
 

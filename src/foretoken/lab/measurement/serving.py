@@ -48,20 +48,20 @@ def serving(
     with beside(engines, options, prompts, rows):
         reading, draft_reading = _reading(spec, ids)
         works = [_at_work(spec, prompts, wishes, n, rows) for n in sorted({1, rows})]
-    known = Serving(
+    measured = Serving(
         rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0, beside=engines
     )
 
-    def table(of: Callable[[_Work], float]) -> Table:
-        return tuple((work.count, of(work)) for work in works)
+    def table(quantity: Callable[[_Work], float]) -> Table:
+        return tuple((work.count, quantity(work)) for work in works)
 
-    known = replace(
-        known,
+    measured = replace(
+        measured,
         around=table(lambda work: _mean([step.around for step in work.plain])),
-        drafts=table(lambda work: _drafts(work, known)),
-        passes=table(lambda work: _passes(work, known)),
+        drafts=table(lambda work: _drafts(work, measured)),
+        passes=table(lambda work: _passes(work, measured)),
     )
-    return replace(known, joining=_joining(works[-1], known))
+    return replace(measured, joining=_joining(works[-1], measured))
 
 
 def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
@@ -77,11 +77,11 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
                 claim.expect(1)
-                began = perf_counter()
+                start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()
                 drafter.start([0], [text], None)
-                times.append((read - began, perf_counter() - read))
+                times.append((read - start, perf_counter() - read))
                 claim.leave([0])
             own[n], drafts[n] = (median(each) for each in zip(*times[2:], strict=True))
     return _table(own), _table(drafts)
@@ -132,8 +132,8 @@ class _Work:
     @property
     def plain(self) -> list[_Step]:
         """Steps of all rows, which no row began with."""
-        known = [step for step in self.steps if step.before and not step.joined]
-        return [step for step in known if len(step.rows) == self.count]
+        plain_steps = [step for step in self.steps if step.before and not step.joined]
+        return [step for step in plain_steps if len(step.rows) == self.count]
 
 
 def _at_work(
@@ -143,18 +143,18 @@ def _at_work(
     were measured on rows alike; here they are of several lengths, and come and go."""
     wishes = replace(wishes, ignore_eos=True)
     work, last, fresh = _Work(count), 0, dict[int, int]()
-    left = requests = ROUNDS * count
+    unsent = requests = ROUNDS * count
     with Engine(spec, rows, prefix_cache=False) as engine:
-        while left or engine.running or engine.waiting:
-            for _ in range(min(left, count - engine.running - engine.waiting)):
-                number, began = (requests - left) % len(prompts), perf_counter()
-                id = engine.add(prompts[number], wishes, seed=(requests - left, 0))
-                work.adding.append(perf_counter() - began)
+        while unsent or engine.running or engine.waiting:
+            for _ in range(min(unsent, count - engine.running - engine.waiting)):
+                number, start = (requests - unsent) % len(prompts), perf_counter()
+                id = engine.add(prompts[number], wishes, seed=(requests - unsent, 0))
+                work.adding.append(perf_counter() - start)
                 fresh[id] = len(spec.requests([prompts[number]], wishes, 0)[0].prompt)
-                left -= 1
-            began = perf_counter()
+                unsent -= 1
+            start = perf_counter()
             events = engine.step()
-            seconds = perf_counter() - began
+            seconds = perf_counter() - start
             records = [event.steps[-1] for event in events if event.steps]
             joined = [fresh.pop(event.id) for event in events if event.id in fresh]
             if not records or len(records) < records[0].rows or engine.waiting:
@@ -174,38 +174,38 @@ def _over(seconds: list[float], expected: list[float]) -> float:
     return sum(seconds) / sum(expected) if sum(seconds) > 0 and sum(expected) > 0 else 1.0
 
 
-def _drafts(work: _Work, known: Serving) -> float:
-    expected = [known.drafting(step.guesses) for step in work.plain]
+def _drafts(work: _Work, measured: Serving) -> float:
+    expected = [measured.drafting(step.guesses) for step in work.plain]
     return _over([step.rows[0].draft_seconds for step in work.plain], expected)
 
 
-def _passes(work: _Work, known: Serving) -> float:
+def _passes(work: _Work, measured: Serving) -> float:
     expected = [
-        known.passing(step.size, 0, work.count, changed=step.size != step.before)
+        measured.passing(step.size, 0, work.count, changed=step.size != step.before)
         for step in work.plain
     ]
     return _over([step.rows[0].score_seconds for step in work.plain], expected)
 
 
-def _joining(work: _Work, known: Serving) -> float:
+def _joining(work: _Work, measured: Serving) -> float:
     """Seconds of a request to come and go: what steps that rows begin with take beyond what is
     known of their parts, and what comes before them; medians."""
     beyond = [
-        (step.seconds - _expected(step, known)) / len(step.joined)
+        (step.seconds - _expected(step, measured)) / len(step.joined)
         for step in work.steps
         if step.joined and (len(step.rows) > len(step.joined) or len(step.rows) == 1)
     ]
     return max(0.0, median(beyond or [0.0]) + median(work.adding))
 
 
-def _expected(step: _Step, known: Serving) -> float:
+def _expected(step: _Step, measured: Serving) -> float:
     """Of a step that rows begin with: a row alone is read by its own first pass, others by one
     before it."""
     rows, read = len(step.rows), sum(step.joined) - len(step.joined)
     judged = rows + sum(step.guesses)
-    seconds = at(known.draft_reading, read) + known.drafting(step.guesses)
-    seconds += at(known.costs.verify, judged) + at(known.around, rows)
+    seconds = at(measured.draft_reading, read) + measured.drafting(step.guesses)
+    seconds += at(measured.costs.verify, judged) + at(measured.around, rows)
     if rows == 1:
-        return float(seconds + known.passing(step.size + read, read, 1, changed=True))
-    own = known.passing(step.size, 0, rows, changed=step.size != read)
-    return float(seconds + known.passing(read, read, rows, changed=True) + own)
+        return float(seconds + measured.passing(step.size + read, read, 1, changed=True))
+    pass_seconds = measured.passing(step.size, 0, rows, changed=step.size != read)
+    return float(seconds + measured.passing(read, read, rows, changed=True) + pass_seconds)

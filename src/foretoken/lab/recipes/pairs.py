@@ -127,11 +127,11 @@ def written(
     texts: list[Written] = []
     for seed in count(first):
         for at in range(0, len(prompts), BATCH):
-            given = prompts[at : at + BATCH]
-            keys = [(seed, at + i) for i in range(len(given))]
-            requests = spec.requests(given, params, keys)
-            done = uninterrupted(spec.generate(given, params, gamma=0, seed=keys))
-            texts += [Written(r, one.tokens) for r, one in zip(requests, done, strict=True)]
+            batch = prompts[at : at + BATCH]
+            keys = [(seed, at + i) for i in range(len(batch))]
+            requests = spec.requests(batch, params, keys)
+            completions = uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))
+            texts += [Written(r, one.tokens) for r, one in zip(requests, completions, strict=True)]
             if sum(len(text.tokens) for text in texts) >= tokens:
                 return texts
         if params.greedy:

@@ -62,9 +62,9 @@ class Draft(Form):
     @property
     def is_model(self) -> bool:
         """A model of its own, as far as its name tells."""
-        named = self.draft or ""
+        name = self.draft or ""
         drafters = ("lookup", "copy", "uniform", "none", "self")
-        return self.order is None and ":" not in named and named not in drafters
+        return self.order is None and ":" not in name and name not in drafters
 
 
 class Prompts(Form):
@@ -133,10 +133,10 @@ class Recipe(Form):
         for draft in self.drafts:
             others = [other.label for other in self.drafts if other is not draft]
             if draft.distilled_from is not None and draft.distilled_from not in others:
-                said = _nearest(draft.distilled_from, others) if others else "list that draft too"
+                remedy = _nearest(draft.distilled_from, others) if others else "list that draft too"
                 raise ValueError(
                     f"{draft.label} is distilled_from {shown(draft.distilled_from)}, which is no "
-                    f"other draft's label; {said}"
+                    f"other draft's label; {remedy}"
                 )
         return self
 
@@ -188,7 +188,7 @@ def read(path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        raise InputError(f"{path}: {_said(error)}") from None
+        raise InputError(f"{path}: {_mistake(error)}") from None
     folder = path.resolve().parent
     return _renamed(recipe, lambda name: placed(name, folder), lambda file: str(folder / file))
 
@@ -227,20 +227,20 @@ def placed(name: str, folder: Path) -> str:
         return name
 
 
-def _said(error: ValidationError) -> str:
+def _mistake(error: ValidationError) -> str:
     """One mistake: key, value, remedy; a key that there is none of before what is missing."""
     errors = error.errors()
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    place, kind, given = first["loc"], first["type"], first["input"]
+    place, kind, value = first["loc"], first["type"], first["input"]
     key = ".".join(str(part) for part in place)
     if kind == "extra_forbidden":
         return f"{key} is no key of a recipe; {_nearest(str(place[-1]), _keys(place))}"
     if kind == "literal_error":
-        return f"{key} is {shown(given)}; {_nearest(str(given), _allowed(place))}"
+        return f"{key} is {shown(value)}; {_nearest(str(value), _allowed(place))}"
     if kind == "missing":
         return f"{key} is missing; give it"
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{key} is {shown(given)}: {said}" if place and kind != "value_error" else said
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{key} is {shown(value)}: {reason}" if place and kind != "value_error" else reason
 
 
 def _keys(place: tuple[Any, ...]) -> list[str]:
@@ -259,8 +259,8 @@ def _allowed(place: tuple[Any, ...]) -> list[str]:
     return [value for each in literals for value in get_args(each) if isinstance(value, str)]
 
 
-def _nearest(given: str, names: list[str]) -> str:
-    near = get_close_matches(given, names, 1, NEAR)
+def _nearest(value: str, names: list[str]) -> str:
+    near = get_close_matches(value, names, 1, NEAR)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 

@@ -88,10 +88,10 @@ def _said_of_1(table: Table) -> str:
 
 def _said_of_4(table: Table) -> str:
     answers = [row[-1] for row in table.rows]
-    said = f"Of table 4's {len(answers)} expected factors {answers.count('yes')} follow as printed"
+    claim = f"Of table 4's {len(answers)} expected factors {answers.count('yes')} follow as printed"
     if rounding := answers.count("but for rounding"):
-        said += f", {rounding} only from alpha and c before they were rounded"
-    return said + f", {answers.count('no')} not at all."
+        claim += f", {rounding} only from alpha and c before they were rounded"
+    return claim + f", {answers.count('no')} not at all."
 
 
 def _said_of_the_rest() -> str:

@@ -50,8 +50,8 @@ class Chapter:
         if not self.origins:
             return "nothing yet"
         dates = sorted({origin.date for origin in self.origins})
-        on = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        return f"{on}, {self.origins[-1].machine}"
+        date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        return f"{date}, {self.origins[-1].machine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,49 +65,51 @@ class Report:
     seconds: float  # that its measurements took
 
 
-def report(asked: list[Job], results: Results, *, date: str, command: str, quick: bool) -> Report:
-    """Made of the rows that there are; `asked`: all cases, recipe by recipe."""
-    recipes = {job.of: job.recipe for job in asked}
+def report(jobs: list[Job], results: Results, *, date: str, command: str, quick: bool) -> Report:
+    """Made of the rows that there are; `jobs`: all cases, recipe by recipe."""
+    recipes = {job.of: job.recipe for job in jobs}
     chapters = [
-        _chapter(recipe, [job for job in asked if job.of == of], results, results.origins(of))
-        for of, recipe in recipes.items()
+        _chapter(
+            recipe, [job for job in jobs if job.of == origin], results, results.origins(origin)
+        )
+        for origin, recipe in recipes.items()
     ]
     chapters.append(Chapter("paper", ARITHMETIC, [arithmetic.section()]))
-    seconds = sum(sum(results.seconds(of)) for of in recipes)
+    seconds = sum(sum(results.seconds(origin)) for origin in recipes)
     return Report(chapters, date, command, quick, seconds)
 
 
-def _chapter(recipe: Recipe, asked: list[Job], results: Results, origins: list[Origin]) -> Chapter:
-    """`origins`: of its digest; they know how many cases there are where `asked` has rows alone."""
-    found: dict[str, list[Row]] = {}
+def _chapter(recipe: Recipe, jobs: list[Job], results: Results, origins: list[Origin]) -> Chapter:
+    """`origins`: of its digest; they know how many cases there are where `jobs` has rows alone."""
+    rows_of: dict[str, list[Row]] = {}
     failed: list[str] = []
-    missing = max([0, *(origin.cases - len(asked) for origin in origins[-1:])])
-    for job in asked:
+    missing = max([0, *(origin.cases - len(jobs) for origin in origins[-1:])])
+    for job in jobs:
         row = results.row(job.of, job.experiment, job.case)
         if row is None:
             missing += 1
             continue
-        found.setdefault(job.experiment, []).append(row)
+        rows_of.setdefault(job.experiment, []).append(row)
         if row.failed is not None:
             failed.append(f"{job.experiment}, {named(job.case)}: {row.failed}")
     sections: list[Section] = []
     lines: list[Headline] = []
     try:
         for name in (name for name in EXPERIMENTS if name in recipe.experiments):
-            section = EXPERIMENTS[name].section(recipe, found)
+            section = EXPERIMENTS[name].section(recipe, rows_of)
             sections += [section] if section is not None else []
-        lines = _headlines(recipe, found)
+        lines = _headlines(recipe, rows_of)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of another version
         failed.append(f"its measurements cannot be shown ({type(error).__name__}: {error})")
-    shown = shown_from(recipe, Path.cwd())
+    command = shown_from(recipe, Path.cwd())
     return Chapter(
-        recipe.name, recipe.title, sections, shown, lines, found, failed, missing, origins
+        recipe.name, recipe.title, sections, command, lines, rows_of, failed, missing, origins
     )
 
 
-def _headlines(recipe: Recipe, found: Found) -> list[Headline]:
+def _headlines(recipe: Recipe, results: Found) -> list[Headline]:
     """At each temperature the fastest draft and the one that agrees most."""
-    best = walltime.fastest(found).values()
+    best = walltime.fastest(results).values()
     lines: list[Headline] = []
     for temperature in recipe.temperatures:
         at = f"T={temperature:g}"
@@ -121,7 +123,7 @@ def _headlines(recipe: Recipe, found: Found) -> list[Headline]:
         alphas = [
             (own, draft.label)
             for draft in recipe.drafts
-            if (own := acceptance.known(found, draft.label, temperature)) is not None
+            if (own := acceptance.known(results, draft.label, temperature)) is not None
         ]
         if alphas:
             own, label = max(alphas, key=lambda pair: pair[0].value)

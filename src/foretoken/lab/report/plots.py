@@ -22,21 +22,21 @@ ID = re.compile(r' id="([^"]+)"')
 
 def svg(plot: Plot) -> str:
     """An `<svg>` element; its ids differ from those of other plots' pictures."""
-    out = StringIO()
+    file = StringIO()
     with rc_context(_style(INK) | {"svg.fonttype": "none", "svg.hashsalt": plot.name}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        _figure(plot).savefig(out, format="svg", transparent=True, metadata=nothing)
-    text = METADATA.sub("", out.getvalue()).replace(INK, "currentColor")
+        _figure(plot).savefig(file, format="svg", transparent=True, metadata=nothing)
+    text = METADATA.sub("", file.getvalue()).replace(INK, "currentColor")
     text = text[text.index("<svg") :]
     return ID.sub(lambda found: found[0] if f"#{found[1]}" in text else "", text)
 
 
 def png(plot: Plot) -> bytes:
     """The same on white."""
-    out = BytesIO()
+    file = BytesIO()
     with rc_context(_style("#1b1b1d")):
-        _figure(plot).savefig(out, format="png", dpi=DPI, metadata={"Software": None})
-    return out.getvalue()
+        _figure(plot).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+    return file.getvalue()
 
 
 def _figure(plot: Plot) -> Figure:

@@ -59,8 +59,8 @@ class Results:
         self._last: dict[str, str] = {}
         with files.naming(path):
             content = path.read_bytes() if path.exists() else b""
-        whole, _, self._torn = content.rpartition(b"\n")
-        for number, text in enumerate(whole.split(b"\n"), 1):
+        lines, _, self._torn = content.rpartition(b"\n")
+        for number, text in enumerate(lines.split(b"\n"), 1):
             if text.strip():
                 self._read(number, text)
 
@@ -68,42 +68,42 @@ class Results:
         """Append one; what a full disk took of it is removed again, and so is a line before that
         was cut off."""
         text = (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
-        with files.naming(self.path), open(self.path, "ab", buffering=0) as out:
-            size = out.seek(0, os.SEEK_END) - len(self._torn)
-            out.truncate(size)
+        with files.naming(self.path), open(self.path, "ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END) - len(self._torn)
+            file.truncate(size)
             self._torn = b""
             try:
-                left = memoryview(text)
-                while left:
-                    left = left[out.write(left) :]
+                rest = memoryview(text)
+                while rest:
+                    rest = rest[file.write(rest) :]
             except OSError:
-                out.truncate(size)
+                file.truncate(size)
                 raise
         self._keep(line)
 
-    def row(self, of: str, experiment: str, case: Case) -> Row | None:
+    def row(self, origin: str, experiment: str, case: Case) -> Row | None:
         """A case as it was measured."""
-        line = self._lines.get((of, experiment, _key(case)))
+        line = self._lines.get((origin, experiment, _key(case)))
         return None if line is None else line.row
 
     def last(self, recipe: str) -> str | None:
         """The digest of the recipe's latest measurement; None where there is none."""
         return self._last.get(recipe)
 
-    def cases(self, of: str) -> list[tuple[str, Case]]:
+    def cases(self, origin: str) -> list[tuple[str, Case]]:
         """What was measured: experiments and their cases."""
-        return [(line.experiment, line.case) for line in self._lines.values() if line.of == of]
+        return [(line.experiment, line.case) for line in self._lines.values() if line.of == origin]
 
-    def origins(self, of: str) -> list[Origin]:
+    def origins(self, origin: str) -> list[Origin]:
         """What its measurements were made with, the latest last."""
-        return self._origins.get(of, [])
+        return self._origins.get(origin, [])
 
-    def seconds(self, of: str, experiment: str | None = None) -> list[float]:
+    def seconds(self, origin: str, experiment: str | None = None) -> list[float]:
         """What its measurements took, those of one experiment or of all."""
         return [
             line.seconds
             for line in self._lines.values()
-            if line.of == of and experiment in (None, line.experiment) and line.failed is None
+            if line.of == origin and experiment in (None, line.experiment) and line.failed is None
         ]
 
     def _read(self, number: int, text: bytes) -> None:

@@ -67,38 +67,38 @@ class Standing:
 def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
     """All cases: recipe by recipe, and in each draft by draft, so that a pair is loaded once.
     InputError for prompts that cannot be read."""
-    asked: list[Job] = []
+    jobs_asked: list[Job] = []
     for recipe in recipes:
-        of = digest(recipe, machine)
+        origin = digest(recipe, machine)
         own = [
-            Job(recipe, of, name, case)
+            Job(recipe, origin, name, case)
             for name, experiment in EXPERIMENTS.items()
             if name in recipe.experiments
             for case in experiment.cases(recipe)
         ]
-        asked += _by_draft(own)
-    return asked
+        jobs_asked += _by_draft(own)
+    return jobs_asked
 
 
 def digest(recipe: Recipe, machine: Machine) -> str:
     """Of what measurements depend on: they are used again where it is equal."""
-    known = [recipe.digest, asdict(machine)]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    facts = [recipe.digest, asdict(machine)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
     """The cases of each recipe's latest measurements, wherever they were made, with the recipe as
     it was then: needs neither models nor prompts. InputError for a recipe that has none."""
-    asked: list[Job] = []
+    measured: list[Job] = []
     for recipe in recipes:
-        of = results.last(recipe.name)
-        if of is None or not results.origins(of):
+        origin = results.last(recipe.name)
+        if origin is None or not results.origins(origin):
             raise InputError(
                 f"{results.path} has no measurement of {recipe.name}; leave --as-measured out"
             )
-        then = Recipe.model_validate(results.origins(of)[-1].recipe | {"title": recipe.title})
-        asked += _by_draft([Job(then, of, *case) for case in results.cases(of)])
-    return asked
+        then = Recipe.model_validate(results.origins(origin)[-1].recipe | {"title": recipe.title})
+        measured += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
+    return measured
 
 
 def _by_draft(own: list[Job]) -> list[Job]:
@@ -107,21 +107,23 @@ def _by_draft(own: list[Job]) -> list[Job]:
     return sorted(own, key=lambda job: labels.index(job.case["draft"]))
 
 
-def run(asked: list[Job], results: Results, machine: Machine, command: str) -> Iterator[Standing]:
+def run(
+    jobs_asked: list[Job], results: Results, machine: Machine, command: str
+) -> Iterator[Standing]:
     """Measure the cases that have no result, those that failed before included; says before each
     how far it is. A case that fails is a result, with its reason, and the others go on."""
-    missing = [job for job in asked if _missing(job, results)]
+    missing = [job for job in jobs_asked if _missing(job, results)]
     pairs: Pairs | None = None
     for i, job in enumerate(missing):
-        what = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
-        left = _seconds_left(missing[i:], results)
-        yield Standing(len(asked) - len(missing) + i, len(asked), what, left)
+        label = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
+        seconds_left = _seconds_left(missing[i:], results)
+        yield Standing(len(jobs_asked) - len(missing) + i, len(jobs_asked), label, seconds_left)
         if pairs is None or pairs.recipe is not job.recipe:
             pairs = None  # one recipe's models at a time
             pairs = Pairs(job.recipe)
-            _begin(results, job, sum(one.of == job.of for one in asked), machine, command)
+            _begin(results, job, sum(one.of == job.of for one in jobs_asked), machine, command)
         results.add(_line(job, _measured(pairs, job)))
-    yield Standing(len(asked), len(asked), "", 0.0)
+    yield Standing(len(jobs_asked), len(jobs_asked), "", 0.0)
 
 
 def _begin(results: Results, job: Job, cases: int, machine: Machine, command: str) -> None:
@@ -144,7 +146,7 @@ def _missing(job: Job, results: Results) -> bool:
 
 
 def _measured(pairs: Pairs, job: Job) -> Row:
-    began = perf_counter()
+    start = perf_counter()
     result: dict[str, Any] = {}
     failed = None
     try:
@@ -154,7 +156,7 @@ def _measured(pairs: Pairs, job: Job) -> Row:
         failed = one_line(error)
     except Exception as error:  # of whatever kind: the others go on
         failed = f"{type(error).__name__}: {one_line(error)}"
-    seconds = round(perf_counter() - began, 3)
+    seconds = round(perf_counter() - start, 3)
     return Row(job.case, seconds, {} if failed else result, failed)
 
 
@@ -172,10 +174,10 @@ def _line(job: Job, row: Row) -> Line:
 
 def _seconds_left(missing: list[Job], results: Results) -> float | None:
     """By the mean of the same experiment's measurements, or else of all of the recipe's."""
-    left = 0.0
+    total = 0.0
     for job in missing:
-        known = results.seconds(job.of, job.experiment) or results.seconds(job.of)
-        if not known:
+        measured = results.seconds(job.of, job.experiment) or results.seconds(job.of)
+        if not measured:
             return None
-        left += fmean(known)
-    return left
+        total += fmean(measured)
+    return total

@@ -48,9 +48,9 @@ class Recordable(TorchDispatchMode):
 
     BARRED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
-    def __init__(self, whose: str) -> None:
+    def __init__(self, owner: str) -> None:
         super().__init__()
-        self.whose = whose
+        self.whose = owner
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -178,10 +178,10 @@ class Pass:
         self.lengths[: len(lengths)] = lengths
         if self.guard is not None:
             with self.guard:
-                made = self.forward(self.ids, self.lengths)
+                output = self.forward(self.ids, self.lengths)
             self.guard = None
             if self.pool is None or self.ids.shape[1] > WIDEST:
-                return made
+                return output
             self._record()
         if self.graph is None:
             return self.forward(self.ids, self.lengths)

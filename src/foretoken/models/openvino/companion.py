@@ -54,8 +54,8 @@ class Companion(Generic[Graph]):
         self.context, self.source_context = target.context, target.source_context
         self.source_vocab_size = target.source_vocab_size
         self.computed: str = facts["computed"]
-        own = facts.get("identity")
-        self.identity: str | None = own and f"{own} over the target's rows"
+        identity = facts.get("identity")
+        self.identity: str | None = identity and f"{identity} over the target's rows"
         self._own: list[int] = []
 
     @property

@@ -192,21 +192,21 @@ def _conversion(
 ) -> Exported:
     """As it is kept, or made and kept now. some: layers, where it is not to have all."""
     key = name_of(source, way, dtype, some)
-    kept = store.find(key)
-    if kept is None:
+    stored = store.find(key)
+    if stored is None:
         form = " ".join([dtype, *map(str, some)])
         log.info("converting %s to %s for OpenVINO", source.name, form)
-        began = time.perf_counter()
+        start = time.perf_counter()
         exported = _export(way, source.name, dtype, network, some)
         exported.facts.update(more(), identity=key)  # costs and acceptance are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        kept = store.find(key) if store.keep(key, exported, name, form) else None
-        kept = kept or exported  # from disk, so that torch's weights can be freed
-        log.info("converted %s in %.1f s", source.name, time.perf_counter() - began)
-        if kept is exported:
+        stored = store.find(key) if store.keep(key, exported, name, form) else None
+        stored = stored or exported  # from disk, so that torch's weights can be freed
+        log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
+        if stored is exported:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
-    return kept
+    return stored
 
 
 def companion(
@@ -227,11 +227,11 @@ def companion(
         exported = _export(way, "the target", dtype, network, some)
     else:
         exported = _conversion(source, way, dtype, some, network, more)
-    alone = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
+    decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
     # over keys and values in bfloat16 there is only that arithmetic
     kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
     try:
-        graph = _compiled(alone, dtype, target.kind, kind)["decoder"]
+        graph = _compiled(decoder, dtype, target.kind, kind)["decoder"]
     except RuntimeError as error:  # the library's
         raise RefusedError(
             f"the copy of the target in {dtype} cannot be compiled: {one_line(error)}; give "
@@ -245,8 +245,8 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
 
     Its model has passed the self-check, with the same code, config and versions.
     """
-    kept = (store.facts(name_of(source, way, dtype)) for way in WAYS)
-    return next((facts for facts in kept if facts is not None), None)
+    stored = (store.facts(name_of(source, way, dtype)) for way in WAYS)
+    return next((facts for facts in stored if facts is not None), None)
 
 
 def kept(source: Convertible, dtype: str, cache: str | None = None) -> Model | None:

@@ -93,10 +93,10 @@ class ExplicitModel:
     ) -> Companion[Feed]:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
-        kept = list(some or range(self.shapes.layers))
-        own = shapes(compiled, len(kept))
-        require_alike(own, replace(self.shapes, layers=len(kept)))
-        return Companion(self, Feed(compiled, kept), facts)
+        layers = list(some or range(self.shapes.layers))
+        draft_shapes = shapes(compiled, len(layers))
+        require_alike(draft_shapes, replace(self.shapes, layers=len(layers)))
+        return Companion(self, Feed(compiled, layers), facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         s = self.shapes
@@ -166,9 +166,9 @@ class ExplicitModel:
         lengths = [len(source) for source in sources]
         self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
-        began = perf_counter()
+        start = perf_counter()
         self.encoder.run()
-        self.encoder_seconds += perf_counter() - began
+        self.encoder_seconds += perf_counter() - start
         B, S = len(sources), max(lengths)
         read = (self.encoder.read(name) for name in ("cross_keys", "cross_values"))
         keys, values = (resized(x, roomy(B), S, B) for x in read)
@@ -214,9 +214,9 @@ class Feed:
         self.bound: dict[str, tuple[Pair, int]] = {}  # with how many rows
 
     def put(self, name: str, values: Array) -> None:
-        held = self.held.get(name)
-        if held is not None and held.shape == values.shape:
-            held[...] = values
+        tensor = self.held.get(name)
+        if tensor is not None and tensor.shape == values.shape:
+            tensor[...] = values
             return
         self.held.pop(name, None)
         self.request.set_tensor(name, ov.Tensor(values, shared_memory=True))
@@ -267,11 +267,11 @@ class Rows:
         B, places = len(self.places), joined(self.places, len(other.places))
         lengths, sources = self.lengths + other.lengths, self.sources + other.sources
         parts = ((self.own, other.own, lengths), (self.cross, other.cross, sources))
-        for mine, theirs, slots in parts:
-            if mine is not None and theirs is not None:
-                mine.reserve(room(places), max(slots), room(self.places))
+        for own, theirs, slots in parts:
+            if own is not None and theirs is not None:
+                own.reserve(room(places), max(slots), room(self.places))
                 for b, place in enumerate(other.places):
-                    mine.put(places[B + b], theirs.row(place, slots[B + b]))
+                    own.put(places[B + b], theirs.row(place, slots[B + b]))
         self.places, self.lengths, self.sources = places, lengths, sources
 
     def select(self, rows: list[int]) -> None:

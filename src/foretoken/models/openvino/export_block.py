@@ -103,13 +103,13 @@ def explicit_attention(
         if position_bias is not None:
             bias = block.relative(module, bias)
         query = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        out = joined(query, block.past[len(block.fresh) - 1], (key, value), bias, softcap)
+        states = joined(query, block.past[len(block.fresh) - 1], (key, value), bias, softcap)
     else:
         bias = attention_mask
         if position_bias is not None and block is None:  # T5's encoder, before the mask is known
             bias = position_bias if bias is None else position_bias + bias
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    return out.transpose(1, 2).contiguous(), None
+        states = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+    return states.transpose(1, 2).contiguous(), None
 
 
 def joined(
@@ -131,8 +131,8 @@ def joined(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     weights = torch.softmax(scores + bias, -1).reshape(b, key_heads, -1, capacity + n)
-    out = weights[..., :capacity] @ past[1] + weights[..., capacity:] @ new[1]
-    return out.reshape(b, heads, n, -1)
+    states = weights[..., :capacity] @ past[1] + weights[..., capacity:] @ new[1]
+    return states.reshape(b, heads, n, -1)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -98,8 +98,8 @@ def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> o
     """The graph over inputs like `feed`, all sizes free but heads and their width."""
     model = traced(graph.eval(), tuple(feed.values()))
     for port, (name, x) in zip(model.inputs, feed.items(), strict=True):
-        free = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
-        port.get_node().set_partial_shape(ov.PartialShape(free))
+        shape = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
+        port.get_node().set_partial_shape(ov.PartialShape(shape))
         port.get_tensor().set_names({name})
     for port, name in zip(model.outputs, outputs, strict=True):
         port.get_tensor().set_names({name})

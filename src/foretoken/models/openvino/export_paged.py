@@ -121,8 +121,8 @@ def plain(
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
         key, value = repeated(key, groups), repeated(value, groups)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=MASK.get(), scale=scaling)
-    return out.transpose(1, 2).contiguous(), None
+    states = F.scaled_dot_product_attention(query, key, value, attn_mask=MASK.get(), scale=scaling)
+    return states.transpose(1, 2).contiguous(), None
 
 
 def repeated(x: Tensor, groups: int) -> Tensor:
@@ -135,7 +135,7 @@ def repeated(x: Tensor, groups: int) -> Tensor:
 def each_expert(module: Any, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Mixture of experts in a form for tracing: every expert on the tokens that chose it, which may
     be none. Stock code loops over the chosen experts, which a trace would freeze."""
-    out = torch.zeros_like(states)
+    total = torch.zeros_like(states)
     for expert in range(module.num_experts):
         token, place = torch.where(top_k_index == expert)
         inner = linear(module, states[token], expert, "gate_up" if module.has_gate else "up")
@@ -143,8 +143,8 @@ def each_expert(module: Any, states: Tensor, top_k_index: Tensor, top_k_weights:
         inner = linear(module, inner, expert, "down")
         if module.has_post_expert_norm:
             inner = module.post_expert_norm(inner)
-        out = out.index_add(0, token, inner * top_k_weights[token, place, None])
-    return out
+        total = total.index_add(0, token, inner * top_k_weights[token, place, None])
+    return total
 
 
 def linear(module: Any, x: Tensor, expert: int, name: str) -> Tensor:
@@ -172,8 +172,8 @@ def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
     for i, (port, name) in enumerate(zip(graph.inputs, names, strict=True)):
         port.get_tensor().set_names({name})
         port.get_node().set_partial_shape(free_shape(i, past))
-    kept = [f"present.{i}" for i in range(len(past))]
-    for port, name in zip(graph.outputs, ["logits", "hidden", *kept], strict=True):
+    states = [f"present.{i}" for i in range(len(past))]
+    for port, name in zip(graph.outputs, ["logits", "hidden", *states], strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
     order: Any = ops.parameter([-1], np.int32, name="beam_idx")
@@ -186,7 +186,7 @@ def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
         for reader in readers:
             reader.replace_source_output(gathered.output(0))
     graph.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(graph, dict(zip(names[len(NAMES) :], kept, strict=True)))
+    apply_make_stateful_transformation(graph, dict(zip(names[len(NAMES) :], states, strict=True)))
     start_empty(graph)
     graph.validate_nodes_and_infer_types()
 

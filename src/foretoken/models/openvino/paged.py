@@ -95,14 +95,16 @@ class PagedModel:
     ) -> Companion[Flat]:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
-        flat, own = Flat(compiled, facts), layers(compiled)
-        kept = some or range(len(self.pool.layers) // 2)
+        flat, draft_layers = Flat(compiled, facts), layers(compiled)
+        numbers = some or range(len(self.pool.layers) // 2)
         names = {
             f"{part}_cache.{layer}": f"{part}_cache.{i}"
             for part in ("key", "value")
-            for i, layer in enumerate(kept)
+            for i, layer in enumerate(numbers)
         }
-        require_alike(own, {name: self.pool.layers[ours] for ours, name in names.items()})
+        require_alike(
+            draft_layers, {name: self.pool.layers[number] for number, name in names.items()}
+        )
         self.pool.bind(flat.request, names)
         return Companion(self, flat, facts)
 
@@ -121,7 +123,7 @@ class PagedModel:
         self.salt = salt
 
     def known(self, prompt: list[int]) -> int:
-        return len(self._found(prompt, self.salt)) * self.pool.page
+        return len(self._pages_found(prompt, self.salt)) * self.pool.page
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
@@ -135,16 +137,16 @@ class PagedModel:
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
-        known: dict[int, int] = {}
+        cached: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
-            known |= {b: self._recall(b, prompt) for b, prompt in part}
-            for blocks in passes([(b, prompt[known[b] :]) for b, prompt in part]):
+            cached |= {b: self._recall(b, prompt) for b, prompt in part}
+            for blocks in passes([(b, prompt[cached[b] :]) for b, prompt in part]):
                 read = dict(blocks)
                 every = range(len(self.lengths))
                 self.score([read.get(b, []) for b in every], [0 for _ in every])
             for b, _ in part:
                 self._note(b)
-        self.recalled = [known[b] for b in sorted(known)]
+        self.recalled = [cached[b] for b in sorted(cached)]
 
     def _apart(self, prompts: dict[int, list[int]]) -> Iterator[list[tuple[int, list[int]]]]:
         """Prompts of rows to read together; first those that the others may share pages of."""
@@ -158,13 +160,13 @@ class PagedModel:
 
     def _recall(self, b: int, prompt: list[int]) -> int:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
-        pages = self._found(prompt, self.salts[b])
+        pages = self._pages_found(prompt, self.salts[b])
         self.pool.share(pages)
-        known = len(pages) * self.pool.page
-        self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:known], known
-        return known
+        length = len(pages) * self.pool.page
+        self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:length], length
+        return length
 
-    def _found(self, prompt: list[int], salt: str) -> list[int]:
+    def _pages_found(self, prompt: list[int], salt: str) -> list[int]:
         prefixes = self.pool.prefixes
         return [] if prefixes is None else prefixes.find(prompt, self.pool.page, salt)
 
@@ -196,8 +198,8 @@ class PagedModel:
         ends = accumulate(len(block) for _, block in parts)
         counts = [need[b] for b, _ in parts]
         places = [i for end, n in zip(ends, counts, strict=True) for i in range(end - n, end)]
-        made = self._run(flat, past, parts, places or [0])
-        return ragged(made, need) if places else torch.zeros(len(blocks), 0, self.vocab_size)
+        logits = self._run(flat, past, parts, places or [0])
+        return ragged(logits, need) if places else torch.zeros(len(blocks), 0, self.vocab_size)
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -269,7 +271,7 @@ def ragged(flat: Tensor, need: list[int]) -> Tensor:
     """`[sum(need), n]`, row behind row -> `[B, max(need), n]`, padded with zeros."""
     if min(need) == max(need):
         return flat.view(len(need), need[0], -1)
-    out = flat.new_zeros(len(need), max(need), flat.shape[1])
-    for row, part in zip(out, flat.split(need), strict=True):
+    padded = flat.new_zeros(len(need), max(need), flat.shape[1])
+    for row, part in zip(padded, flat.split(need), strict=True):
         row[: len(part)] = part
-    return out
+    return padded

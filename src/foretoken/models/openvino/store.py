@@ -179,15 +179,15 @@ def _sweep(home: Path) -> None:
 
 def entries() -> list[Entry]:
     """All that is kept, newest first."""
-    home, kept = folder(), list[Entry]()
+    home, listed = folder(), list[Entry]()
     for file in home.glob(f"*/{FACTS}") if home else ():
         try:
             facts = _facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            kept.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
+            listed.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return sorted(kept, key=lambda entry: -entry.made)
+    return sorted(listed, key=lambda entry: -entry.made)
 
 
 def clear() -> int:

@@ -19,8 +19,8 @@ def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
 
     Raises RefusedError where the layers do not stand in one list.
     """
-    made = twin(model)
-    stack = stack_of(made)
+    copy = twin(model)
+    stack = stack_of(copy)
     if layers[0] and any(
         getattr(part, "has_relative_attention_bias", 0) for part in stack.modules()
     ):
@@ -28,15 +28,15 @@ def thinned(model: PreTrainedModel, layers: tuple[int, ...]) -> PreTrainedModel:
             f"the first layer of {type(model).__name__} has the positions of all; give layers that "
             "begin with 0"
         )
-    count, chosen = len(stack), [stack[i] for i in layers]
+    count, layers_kept = len(stack), [stack[i] for i in layers]
     stack._modules.clear()
-    stack.extend(chosen)
-    for i, layer in enumerate(chosen):
+    stack.extend(layers_kept)
+    for i, layer in enumerate(layers_kept):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
                 setattr(part, "layer_idx", i)  # noqa: B010
-    _shorten(made, count, layers)
-    return made
+    _shorten(copy, count, layers)
+    return copy
 
 
 def stack_of(model: PreTrainedModel) -> nn.ModuleList:
@@ -55,9 +55,9 @@ def _shorten(model: PreTrainedModel, count: int, layers: tuple[int, ...]) -> Non
     """What the model's configurations say of each layer, for these layers."""
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     for config in configs.values():
-        own: Any = config.get_text_config(decoder=True)  # pyright: ignore
-        for name, value in list(vars(own).items()):
+        text_config: Any = config.get_text_config(decoder=True)  # pyright: ignore
+        for name, value in list(vars(text_config).items()):
             if isinstance(value, list) and len(value) == count:
-                setattr(own, name, [value[i] for i in layers])
+                setattr(text_config, name, [value[i] for i in layers])
         if not model.config.is_encoder_decoder:
-            own.num_hidden_layers = len(layers)
+            text_config.num_hidden_layers = len(layers)

@@ -41,9 +41,9 @@ def live(joined: Callable[[], None]) -> None:
         joined()
         follow(Part())
     except Exception as error:
-        known = isinstance(error, ForetokenError)
-        said = one_line(error) if known else f"{type(error).__name__}: {one_line(error)}"
-        print(said, file=sys.stderr, flush=True)  # which rank 0 tells
+        own = isinstance(error, ForetokenError)
+        message = one_line(error) if own else f"{type(error).__name__}: {one_line(error)}"
+        print(message, file=sys.stderr, flush=True)  # which rank 0 tells
         os._exit(1)  # at once: rank 0 waits in a call
 
 

@@ -44,7 +44,7 @@ class Processes:
     def ended(self) -> list[str]:
         """Those that have ended, and how."""
         over = [rank for rank, process in self._running.items() if process.poll() is not None]
-        return [f"rank {rank} of {self.ranks} has ended ({self._how(rank)})" for rank in over]
+        return [f"rank {rank} of {self.ranks} has ended ({self._ending(rank)})" for rank in over]
 
     def close(self) -> None:
         """End them all."""
@@ -71,15 +71,15 @@ class Processes:
                 start_new_session=True,  # Ctrl-C is rank 0's to hear
             )
 
-    def _how(self, rank: int) -> str:
+    def _ending(self, rank: int) -> str:
         """By which signal, or the last line that it wrote."""
         status = self._running[rank].returncode
         if status < 0:
             with suppress(ValueError):
                 return signal.Signals(-status).name
         lines = self._log(rank).read_text(errors="replace").split("\n")
-        said = [line.strip()[:200] for line in lines if line.strip()]
-        return said[-1] if said else f"status {status}"
+        output = [line.strip()[:200] for line in lines if line.strip()]
+        return output[-1] if output else f"status {status}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -54,12 +54,12 @@ def start(ranks: int) -> Ranks:
             )
         threads = torch.get_num_threads()
         if launched():
-            made = Ranks(Launched(ranks), threads)
+            ranks_started = Ranks(Launched(ranks), threads)
         else:
             shared = max(1, threads // ranks)  # the ranks share this machine's processors
-            made = Ranks(Processes(ranks, shared), shared)
-        STARTED[:] = [made]
-        return made
+            ranks_started = Ranks(Processes(ranks, shared), shared)
+        STARTED[:] = [ranks_started]
+        return ranks_started
 
 
 class Ranks:
@@ -106,8 +106,8 @@ class Ranks:
         self._soon(_leave)
 
     def _call(self, number: int, method: str, *args: Any) -> Call:
-        gone = tuple(self.gone.popleft() for _ in range(len(self.gone)))
-        return Call(number, method, args, gone)
+        numbers = tuple(self.gone.popleft() for _ in range(len(self.gone)))
+        return Call(number, method, args, numbers)
 
     def _together(self, call: Call, own: Callable[[], T]) -> T:
         def job() -> T:
@@ -135,10 +135,10 @@ class Ranks:
     def _lose(self, error: Exception) -> LostError:
         """The error that says which rank has ended, or else what failed at rank 0."""
         until = monotonic() + GRACE
-        while not (ended := self._others.ended()) and monotonic() < until:
+        while not (reasons := self._others.ended()) and monotonic() < until:
             sleep(LOOK / 10)
         failed = f"a call of {self.ranks} ranks failed at rank 0: {one_line(error)}"
-        self.lost = LostError("; ".join(ended) or failed)
+        self.lost = LostError("; ".join(reasons) or failed)
         self._end()
         return self.lost
 

@@ -155,10 +155,10 @@ def shared(
     if mask is not None:
         hidden, zero = mask, query.new_zeros(())
         mask = cache.once(hidden, lambda: additive(hidden, zero).repeat(1, 1, group, 1))
-    out = F.scaled_dot_product_attention(
+    states = F.scaled_dot_product_attention(
         query.reshape(b, key_heads, group * q, dim), key, value, attn_mask=mask, scale=scale
     )
-    return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
+    return states.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
@@ -182,8 +182,8 @@ class Forward:
         self, model: PreTrainedModel, attention: str | None = None, experts: str | None = None
     ) -> None:
         ragged = {ATTENTION: "ragged_sdpa" if model._supports_sdpa else "ragged_eager", PAD: None}
-        given = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
-        self._original, self._settings = model, given if attention else ragged
+        kernels = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
+        self._original, self._settings = model, kernels if attention else ragged
         self.renew()
 
     def renew(self) -> None:

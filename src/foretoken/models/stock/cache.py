@@ -111,8 +111,8 @@ class RaggedCache(DynamicCache):
             self.row = torch.arange(len(lengths), device=self.device)[:, None]
         self.tree, self.positions = tree, self.slots
         if tree is not None:
-            depths, seen = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
-            self.tree = Tree(depths, seen)
+            depths, mask = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
+            self.tree = Tree(depths, mask)
             self.positions = depths.gather(1, self.slots)
 
     def reserve(self, rows: int, slots: int) -> None:
@@ -161,11 +161,13 @@ class RaggedCache(DynamicCache):
         """The rows of `other`, which is fresh, join behind these."""
         B, places = len(self.places), joined(self.places, len(other.places))
         self.reserve(room(places), max(other.lengths, default=0))
-        for mine, theirs in zip(self.kept(), other.kept(), strict=True):
-            if theirs.is_initialized and not mine.is_initialized:
-                mine.fit(theirs.arrays, self.rows, self.capacity, room(self.places))
-            for b, n in enumerate(other.lengths if mine.is_initialized else []):
-                mine.put(places[B + b], theirs.row(other.places[b], n) if n else mine.row(0, 0))
+        for own_layer, other_layer in zip(self.kept(), other.kept(), strict=True):
+            if other_layer.is_initialized and not own_layer.is_initialized:
+                own_layer.fit(other_layer.arrays, self.rows, self.capacity, room(self.places))
+            for b, n in enumerate(other.lengths if own_layer.is_initialized else []):
+                own_layer.put(
+                    places[B + b], other_layer.row(other.places[b], n) if n else own_layer.row(0, 0)
+                )
         self.places, self.lengths = places, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:

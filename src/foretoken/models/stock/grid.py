@@ -93,11 +93,11 @@ class ExactModel:
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        taken: set[int] = set()
+        used: set[int] = set()
         old, self.rows = self.rows, []
         for row in rows:
-            self.rows.append(old[row].twin() if row in taken else old[row])
-            taken.add(row)
+            self.rows.append(old[row].twin() if row in used else old[row])
+            used.add(row)
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.rows), rows))
@@ -125,10 +125,10 @@ def steady(model: ExactModel) -> ExactModel:
     ids = [(7 * i + 1) % model.vocab_size for i in range(WIDTH)]
     ids = ids[: model.context]
     model.start([[]], [ids[:1]] if model.encoder_decoder else None)
-    whole = model.score([ids], [len(ids)])[0]
+    logits = model.score([ids], [len(ids)])[0]
     for cut in {1, len(ids) // 2, len(ids) - 1} - {0}:
         model.set_lengths([0])
-        if not torch.equal(model.score([ids[:cut]], [cut])[0], whole[:cut]):
+        if not torch.equal(model.score([ids[:cut]], [cut])[0], logits[:cut]):
             raise unsteady(model.model)
     model.leave([0])
     return model

@@ -63,8 +63,8 @@ class StockModel(ABC):
 
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        own, cross = self._slot_bytes
-        return own * most_slots(lengths, BUCKET) + cross * most_slots(sources, BUCKET)
+        slot, cross = self._slot_bytes
+        return slot * most_slots(lengths, BUCKET) + cross * most_slots(sources, BUCKET)
 
     @cached_property
     def _slot_bytes(self) -> tuple[int, int]:

@@ -46,20 +46,20 @@ def pack(model: PreTrainedModel) -> Packing:
     reason = objection(model)
     if reason is not None:
         return Packing(0, reason)
-    done: list[list[str]] = []
+    groups: list[list[str]] = []
     try:
         before = trial(model)
         for names in packable(model):
             put(model, names, PackedLinear(model.get_submodule(names[0])))
-            done.append(names)
+            groups.append(names)
         drift = float((trial(model) - before).abs().max() / (before.max() - before.min()))
         if not drift <= DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # unknown code on an unknown processor raises anything
         reason = f"it does not run packed: {one_line(error)}"
     if reason is None:
-        return Packing(len(done), None if done else "no layer is large enough to gain by it")
-    for names in done:
+        return Packing(len(groups), None if groups else "no layer is large enough to gain by it")
+    for names in groups:
         layer: Any = model.get_submodule(names[0])
         put(model, names, layer.unpacked())
     model.tie_weights()
@@ -140,8 +140,8 @@ def fits(layer: nn.Module) -> bool:
 
 def put(model: PreTrainedModel, names: list[str], layer: nn.Module) -> None:
     for name in names:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, layer)
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layer)
 
 
 @torch.no_grad()
@@ -149,5 +149,5 @@ def trial(model: PreTrainedModel) -> Tensor:
     """Logits behind one token."""
     one = torch.ones(1, 1, dtype=torch.long)
     text = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}
-    out = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **text)
-    return out.logits.float()
+    outputs = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **text)
+    return outputs.logits.float()

@@ -86,11 +86,11 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         return check(model, form)
     if key not in FOUND:
         FOUND.update(remembered(FILE))
-    known = FOUND.get(key)
-    if isinstance(known, str):
-        raise RefusedError(known)
-    if isinstance(known, float):
-        return Check(type(model).__name__, known, time.perf_counter() - start, True)
+    verdict = FOUND.get(key)
+    if isinstance(verdict, str):
+        raise RefusedError(verdict)
+    if isinstance(verdict, float):
+        return Check(type(model).__name__, verdict, time.perf_counter() - start, True)
     try:
         passed = check(model, form)
         FOUND[key] = passed.delta
@@ -119,8 +119,8 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     except Exception as error:  # an unknown forward raises anything
         raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
     if not delta < TOLERANCE:
-        off = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(f"{name} is not exact over {form.name}: {off}")
+        difference = f"logits differ by {delta:.1e} of their spread from a full forward"
+        raise RefusedError(f"{name} is not exact over {form.name}: {difference}")
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
 
@@ -312,17 +312,19 @@ def strangers(model: PreTrainedModel) -> list[str]:
     kinds = {base for part in model.modules() for base in type(part).__mro__}
     files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
     fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}
-    seen: set[str] = set()
+    visited: set[str] = set()
     while fresh:
         name = fresh.pop()
-        seen.add(name)
+        visited.add(name)
         module = sys.modules.get(name)
         files |= {own} if (own := getattr(module, "__file__", None)) else set()
         values = list(vars(module).values()) if module else []
-        named = {
+        names = {
             getattr(v, "__name__" if inspect.ismodule(v) else "__module__", "") for v in values
         }
-        fresh |= {part for part in named - seen if isinstance(part, str) and not _is_library(part)}
+        fresh |= {
+            part for part in names - visited if isinstance(part, str) and not _is_library(part)
+        }
     return [Path(file).read_text() for file in sorted(files)]
 
 

@@ -65,16 +65,16 @@ class Seq2SeqModel(StockModel):
 
     def _encoded(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
         """The encoder's states of every source, `[B, S, H]`."""
-        heard = [self.heard.get(tuple(source)) for source in sources]
-        known = [states for states in heard if states is not None]
-        if len(known) == len(sources):
-            return pad_sequence(known, batch_first=True)
-        began = perf_counter()
+        cached = [self.heard.get(tuple(source)) for source in sources]
+        present = [states for states in cached if states is not None]
+        if len(present) == len(sources):
+            return pad_sequence(present, batch_first=True)
+        start = perf_counter()
         with self.running(None) as model:
             read = model.get_encoder()(
                 input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
             )
-        self.encoder_seconds += perf_counter() - began
+        self.encoder_seconds += perf_counter() - start
         return read.last_hidden_state
 
     def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     remade: dict[int, Any] = {id(part): copied for part, copied in zip(parts, twins, strict=True)}
     for part, copied in zip(parts, twins, strict=True):
         attributes = _attributes(part).items()
-        vars(copied).update({name: _own(value, remade) for name, value in attributes})
+        vars(copied).update({name: _twin_of(value, remade) for name, value in attributes})
     return cast(PreTrainedModel, twins[0])
 
 
@@ -63,7 +63,7 @@ def _buffers(part: nn.Module) -> dict[str, Any]:
     }
 
 
-def _own(value: Any, remade: dict[int, Any]) -> Any:
+def _twin_of(value: Any, remade: dict[int, Any]) -> Any:
     """The same value for the twin: modules become the twin's, configurations copies. `remade`: what
     has been made already, by the id of its original."""
     if isinstance(value, nn.Module):
@@ -71,16 +71,16 @@ def _own(value: Any, remade: dict[int, Any]) -> Any:
     if isinstance(value, PreTrainedConfig):
         return copy.deepcopy(value, remade)
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, _own(value.__self__, remade))
+        return MethodType(value.__func__, _twin_of(value.__self__, remade))
     if isinstance(value, partial):
-        arguments = [_own(part, remade) for part in (value.func, *value.args)]
-        return partial(*arguments, **{k: _own(v, remade) for k, v in value.keywords.items()})
+        arguments = [_twin_of(part, remade) for part in (value.func, *value.args)]
+        return partial(*arguments, **{k: _twin_of(v, remade) for k, v in value.keywords.items()})
     if _sharded(value):
-        cells = [CellType(_own(cell.cell_contents, remade)) for cell in value.__closure__ or ()]
-        code, known = value.__code__, value.__globals__
-        return FunctionType(code, known, value.__name__, value.__defaults__, tuple(cells))
+        cells = [CellType(_twin_of(cell.cell_contents, remade)) for cell in value.__closure__ or ()]
+        code, scope = value.__code__, value.__globals__
+        return FunctionType(code, scope, value.__name__, value.__defaults__, tuple(cells))
     if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
-        return {name: _own(part, remade) for name, part in value.items()}
+        return {name: _twin_of(part, remade) for name, part in value.items()}
     if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):
-        return type(value)(_own(part, remade) for part in value)
+        return type(value)(_twin_of(part, remade) for part in value)
     return value

@@ -31,13 +31,13 @@ def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
     last, draft = text.last_told, text.dictionary.draft
     if last is None:
         return []
-    known = [last, *draft.longer(last)]
-    shares: list[float] = before[known].softmax(-1).tolist()
-    likely = [(share, i) for share, i in zip(shares[1:], known[1:], strict=True) if share > LEAST]
-    begun, ways = len(draft.spelled[last]), list[WayOn]()
+    tokens = [last, *draft.longer(last)]
+    shares: list[float] = before[tokens].softmax(-1).tolist()
+    likely = [(share, i) for share, i in zip(shares[1:], tokens[1:], strict=True) if share > LEAST]
+    length, ways = len(draft.spelled[last]), list[WayOn]()
     for share, token in sorted(likely, reverse=True):
-        more = draft.spelled[token][begun:]
-        guesses = text.behind(more)
-        ways += [WayOn(token, share, more, guesses[0])] if guesses else []
+        continuation = draft.spelled[token][length:]
+        guesses = text.behind(continuation)
+        ways += [WayOn(token, share, continuation, guesses[0])] if guesses else []
     total = shares[0] + sum(way.share for way in ways)
     return [way._replace(share=way.share / total) for way in ways]

@@ -60,15 +60,15 @@ class TranslatedModel:
             torch.tensor(ids, dtype=torch.long, device=model.device)
             for ids in (dictionary.ours, dictionary.theirs)
         )
-        words, end = dictionary.draft.spelled, dictionary.draft.end
-        sayable = sorted({*words, *([] if end is None else [end])})
+        spellings, end = dictionary.draft.spelled, dictionary.draft.end
+        sayable = sorted({*spellings, *([] if end is None else [end])})
         self._sayable = torch.tensor(sayable, dtype=torch.long, device=model.device)
 
     @property
     def identity(self) -> str | None:
         """What its speed follows from, where the model says that of itself."""
-        own = getattr(self._following.model, "identity", None)
-        return f"{own} in other words, {self.by_text}" if isinstance(own, str) else None
+        identity = getattr(self._following.model, "identity", None)
+        return f"{identity} in other words, {self.by_text}" if isinstance(identity, str) else None
 
     @property
     def padding(self) -> int:
@@ -94,9 +94,9 @@ class TranslatedModel:
         for i in range(max(need)):
             each = zip(blocks, first, strict=True)
             new = [x[:n] if i == 0 else x[n + i - 1 : n + i] for x, n in each]
-            told = self._extended(new)
-            counts = self._counts(told, [i < n for n in need])
-            own = self._following.score(told, counts)
+            extended = self._extended(new)
+            counts = self._counts(extended, [i < n for n in need])
+            own = self._following.score(extended, counts)
             logits.append(torch.stack([self._ours_of(b, n, own[b]) for b, n in enumerate(counts)]))
         return torch.stack(logits, 1)
 
@@ -111,21 +111,21 @@ class TranslatedModel:
         longer = [b""] * len(counts)  # what a text's last token says more, made longer
         calls, end = 0, self.dictionary.draft.end
         while any(text is not None for text in texts):
-            wanted = [text is not None for text in texts]
-            needs = [int(on) for on in wanted] if calls else self._counts(texts, wanted)
-            own = self._following.score(texts, needs)
+            writing = [text is not None for text in texts]
+            needs = [int(on) for on in writing] if calls else self._counts(texts, writing)
+            logits = self._following.score(texts, needs)
             for b, text in enumerate(texts):
                 if text is None:
                     continue
-                last = own[b, needs[b] - 1]
-                ways = ways_on(self._texts[b], own[b, 0]) if needs[b] == 2 else []
+                last = logits[b, needs[b] - 1]
+                ways = ways_on(self._texts[b], logits[b, 0]) if needs[b] == 2 else []
                 if ways and ways[0].share > _rest(ways) * float(last.softmax(-1).amax()):
                     text[-1], longer[b] = ways[0].token, ways[0].more
                 else:
                     new[b].append(int(self._sayable[last[self._sayable].argmax()]))
                     text.append(new[b][-1])
-                done = len(new[b]) + bool(longer[b]) == counts[b] or text[-1] == end
-                texts[b] = None if done else text
+                complete = len(new[b]) + bool(longer[b]) == counts[b] or text[-1] == end
+                texts[b] = None if complete else text
             calls += 1
         each = zip(self._texts, longer, new, counts, strict=True)
         return Written([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
@@ -134,10 +134,10 @@ class TranslatedModel:
         """Of the draft's mass behind each of the texts the share on words that both have. For a
         model without rows."""
         self.start([[] for _ in texts])
-        told = self._extended(texts)
-        own = self._following.score(told, [1] * len(texts))[:, 0].float().softmax(-1)
+        extended = self._extended(texts)
+        shares = self._following.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
         self.leave(list(range(len(texts))))
-        return own[:, self._theirs].sum(-1).tolist()
+        return shares[:, self._theirs].sum(-1).tolist()
 
     def set_lengths(self, lengths: list[int]) -> None:
         for text, length in zip(self._texts, lengths, strict=True):
@@ -160,17 +160,17 @@ class TranslatedModel:
         self, blocks: list[list[int]], read: list[bool] | None = None
     ) -> list[list[int] | None]:
         """The texts that go on, in the draft's ids; of those that are to be read."""
-        told: list[list[int] | None] = []
+        extended: list[list[int] | None] = []
         for b, (text, block) in enumerate(zip(self._texts, blocks, strict=True)):
             text.extend(block)
-            told.append(text.told if block and (read is None or read[b]) else None)
-        return told
+            extended.append(text.told if block and (read is None or read[b]) else None)
+        return extended
 
-    def _counts(self, told: list[list[int] | None], wanted: list[bool]) -> list[int]:
+    def _counts(self, extended: list[list[int] | None], needed: list[bool]) -> list[int]:
         """Behind how many of a text's tokens the draft must say what follows."""
-        counts = [int(on) for on in wanted]
-        for b, text in enumerate(told):
-            if wanted[b] and text is not None and self._texts[b].last_told is not None:
+        counts = [int(on) for on in needed]
+        for b, text in enumerate(extended):
+            if needed[b] and text is not None and self._texts[b].last_told is not None:
                 counts[b] = min(2, self._following.holds(text))
         return counts
 

@@ -77,10 +77,10 @@ class Translation:
     def behind(self, new: bytes) -> list[int]:
         """The target's tokens of what follows the text; none where they would not leave the last
         word's as they are."""
-        target, own = self.dictionary.target, self._spelled_open
+        target, spelling = self.dictionary.target, self._spelled_open
         text = self.last + new
         tokens = target.tokens(text if self._behind else target.first(text))
-        return list(tokens[len(own) :]) if list(tokens[: len(own)]) == own else []
+        return list(tokens[len(spelling) :]) if list(tokens[: len(spelling)]) == spelling else []
 
     def copy(self) -> Self:
         """The same text, to go on otherwise."""
@@ -111,7 +111,9 @@ class Translation:
         tokens, draft = self.open, self.dictionary.draft
         if len(tokens) == 1 and tokens[0] not in self.dictionary.target.spelled:
             special = self.dictionary.special.get(tokens[0])
-            begun = draft.head and self._told == draft.head and special in (*draft.head, draft.end)
-            return [] if special is None or begun else [special]
+            opening = (
+                draft.head and self._told == draft.head and special in (*draft.head, draft.end)
+            )
+            return [] if special is None or opening else [special]
         text = self.last
         return draft.tokens(text if self._behind else draft.first(text))

@@ -80,20 +80,20 @@ class Words:
                 which = fallback if by_byte else spelled
                 which[i] = added[i].encode() if i in added else spell(word)
 
-        own = deepcopy(backend)  # calls of the given one leave settings in it
-        own.no_truncation()
-        own.no_padding()
+        copy = deepcopy(backend)  # calls of the given one leave settings in it
+        copy.no_truncation()
+        copy.no_padding()
 
         def encode(text: str) -> list[int]:
-            return own.encode(text, add_special_tokens=False).ids
+            return copy.encode(text, add_special_tokens=False).ids
 
-        whole, plain = tokenizer("a").input_ids, encode("a")
-        at = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
-        known = (i for i in silent if i < V and i != tokenizer.unk_token_id)
-        names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in known}
+        encoded, plain = tokenizer("a").input_ids, encode("a")
+        at = next((k for k in range(len(encoded)) if encoded[k : k + len(plain)] == plain), 0)
+        ids = (i for i in silent if i < V and i != tokenizer.unk_token_id)
+        names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in ids}
         end = tokenizer.eos_token_id
         end = end if isinstance(end, int) and end < V else None
-        return cls(spelled | fallback, encode, head=whole[:at], specials=names, end=end)
+        return cls(spelled | fallback, encode, head=encoded[:at], specials=names, end=end)
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """What they stand for."""
@@ -127,8 +127,8 @@ class Words:
         """The tokens that begin as this one does, and go on."""
         word = self.spelled[token]
         first = bisect_right(self._sorted, word, key=itemgetter(0))
-        begun = takewhile(lambda each: each[0].startswith(word), islice(self._sorted, first, None))
-        return [each[1] for each in begun]
+        longer = takewhile(lambda each: each[0].startswith(word), islice(self._sorted, first, None))
+        return [each[1] for each in longer]
 
     def _cut(self, text: bytes) -> tuple[int, ...]:
         tokens: list[int] = []

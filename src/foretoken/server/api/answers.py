@@ -33,12 +33,12 @@ def usage(writing: Writing) -> dict[str, Any]:
     written = sum(len(text.tokens) for text in texts)
     steps = [step for text in texts for step in text.steps if step["predicted"]]
     predicted = steps if writing.predicts else []  # else the texts themselves foresaw it
-    known = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
+    cached = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": sum(known)},
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(step["accepted"] for step in predicted),
             "rejected_prediction_tokens": sum(
@@ -49,11 +49,11 @@ def usage(writing: Writing) -> dict[str, Any]:
     }
 
 
-def so_far(asked: Wishes, writing: Writing) -> dict[str, Any]:
+def so_far(wishes: Wishes, writing: Writing) -> dict[str, Any]:
     """The usage of a chunk, for those who ask for it with each."""
-    options = asked.stream_options
-    told = options is not None and options.continuous_usage_stats
-    return {"usage": usage(writing)} if told else {}
+    options = wishes.stream_options
+    continuous = options is not None and options.continuous_usage_stats
+    return {"usage": usage(writing)} if continuous else {}
 
 
 def rates(texts: Sequence[Written]) -> dict[str, Any]:
@@ -84,24 +84,24 @@ def metrics(writing: Writing, detail: str | None) -> dict[str, Any]:
     if len(writing.texts) > 1:
         return {"metrics": None}
     steps = [step for step in writing.texts[0].steps if step["drafted"]]
-    kept, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
+    accepted, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
     widest = max(drafted, default=0)
-    told: dict[str, Any] = {
-        "mean_acceptance_length": 1 + sum(kept) / len(steps) if steps else None,
-        "draft_acceptance_rate": sum(kept) / sum(drafted) if steps else None,
-        "acceptance_histogram": _histogram(kept, widest),
+    counts: dict[str, Any] = {
+        "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
+        "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
+        "acceptance_histogram": _histogram(accepted, widest),
         "acceptance_histogram_by_draft_length": {
-            str(n): _histogram([k for k, d in zip(kept, drafted, strict=True) if d == n], n)
+            str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
             for n in sorted(set(drafted))
         },
         "num_spec_steps": len(steps),
-        "num_accepted_draft_tokens": sum(kept),
+        "num_accepted_draft_tokens": sum(accepted),
         "num_draft_tokens": sum(drafted),
         "num_spec_tokens": widest,
     }
     if detail == "detailed":
-        told |= {"per_step_accepted": kept, "per_step_drafted": drafted}
-    return {"metrics": {"speculative_decoding": told}}
+        counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
+    return {"metrics": {"speculative_decoding": counts}}
 
 
 def _histogram(values: list[int], widest: int) -> list[int]:
@@ -112,33 +112,35 @@ def _histogram(values: list[int], widest: int) -> list[int]:
 
 def _by_position(steps: list[dict[str, Any]]) -> list[float]:
     """Of the guesses made at each place, the share that was kept."""
-    made: list[int] = []
-    kept: list[int] = []
+    proposed: list[int] = []
+    accepted_at: list[int] = []
     for step in steps:
         accepted, drafted = step["accepted"], step["drafted"]
-        for counts, n in ((made, drafted), (kept, accepted)):
+        for counts, n in ((proposed, drafted), (accepted_at, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for i in range(n):
                 counts[i] += 1
-    return [k / m for k, m in zip(kept, made, strict=False)]
+    return [k / m for k, m in zip(accepted_at, proposed, strict=False)]
 
 
 def known(each: Known) -> dict[str, Any]:
     """A token's logprob, as chat completions and responses tell it."""
     top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
-    own = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
-    return own | {"top_logprobs": top}
+    entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
+    return entry | {"top_logprobs": top}
 
 
 def read(prompt: Sequence[Known]) -> list[dict[str, Any] | None]:
     """Logprobs of a prompt in vLLM's form: at every place the token's own and the likeliest ones',
     by their ids; null for the first token, of which nothing is known."""
-    told: list[dict[str, Any] | None] = [None]
+    entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
-        own = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
+        entry = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
         top = enumerate(each.top, 1)
-        told.append(own | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top})
-    return told
+        entries.append(
+            entry | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top}
+        )
+    return entries
 
 
 def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:

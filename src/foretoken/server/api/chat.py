@@ -12,29 +12,29 @@ from foretoken.server.engine.messages import Part
 from foretoken.server.engine.writing import Writing, Written
 
 
-def body(asked: Chat, model: str, writing: Writing) -> dict[str, Any]:
+def body(wishes: Chat, model: str, writing: Writing) -> dict[str, Any]:
     """The whole answer, once all is written."""
-    choices = [_choice(asked, i, text) for i, text in enumerate(writing.texts)]
+    choices = [_choice(wishes, i, text) for i, text in enumerate(writing.texts)]
     answer = _head(answers.fresh("chatcmpl"), model, "chat.completion")
     answer |= {"choices": choices, "usage": answers.usage(writing)}
-    return answer | _extra(asked, writing, whole=True)
+    return answer | _extra(wishes, writing, whole=True)
 
 
-async def events(asked: Chat, model: str, writing: Writing) -> AsyncGenerator[str]:
+async def events(wishes: Chat, model: str, writing: Writing) -> AsyncGenerator[str]:
     """Server-sent events: one for each step of each text."""
     head = _head(answers.fresh("chatcmpl"), model, "chat.completion.chunk")
     for i in range(len(writing.texts)):
         yield answers.event(head | {"choices": [_delta(i, {"role": "assistant", "content": ""})]})
     async for i, part in writing.parts():
         if part.text or part.tokens:
-            chunk = _chunk(asked, i, part) | answers.so_far(asked, writing)
+            chunk = _chunk(wishes, i, part) | answers.so_far(wishes, writing)
             yield answers.event(head | chunk)
         if part.done is not None:
             end = _delta(i, {}, part.done.reason) | {"stop_reason": part.done.stop}
             yield answers.event(head | {"choices": [end]})
-    if asked.stream_options is not None and asked.stream_options.include_usage:
+    if wishes.stream_options is not None and wishes.stream_options.include_usage:
         last = {"choices": [], "usage": answers.usage(writing)}
-        yield answers.event(head | last | _extra(asked, writing))
+        yield answers.event(head | last | _extra(wishes, writing))
     yield answers.DONE
 
 
@@ -42,28 +42,28 @@ def _head(id: str, model: str, kind: str) -> dict[str, Any]:
     return {"id": id, "object": kind, "created": int(time()), "model": model}
 
 
-def _choice(asked: Chat, i: int, text: Written) -> dict[str, Any]:
+def _choice(wishes: Chat, i: int, text: Written) -> dict[str, Any]:
     assert text.done is not None
     choice: dict[str, Any] = {
         "index": i,
         "message": {"role": "assistant", "content": text.text, "refusal": None},
-        "logprobs": _logprobs(text.logprobs) if asked.logprobs else None,
+        "logprobs": _logprobs(text.logprobs) if wishes.logprobs else None,
         "finish_reason": text.done.reason,
         "stop_reason": text.done.stop,
     }
-    if asked.return_token_ids:
+    if wishes.return_token_ids:
         choice["token_ids"] = text.tokens
     return choice
 
 
-def _chunk(asked: Chat, i: int, part: Part) -> dict[str, Any]:
+def _chunk(wishes: Chat, i: int, part: Part) -> dict[str, Any]:
     choice = _delta(i, {"content": part.text})
-    if asked.logprobs:
+    if wishes.logprobs:
         choice["logprobs"] = _logprobs(part.logprobs or [])
-    if asked.return_token_ids:
+    if wishes.return_token_ids:
         choice["token_ids"] = part.tokens
     chunk: dict[str, Any] = {"choices": [choice]}
-    return chunk | ({"speculation": {"steps": part.steps}} if asked.speculation.steps else {})
+    return chunk | ({"speculation": {"steps": part.steps}} if wishes.speculation.steps else {})
 
 
 def _delta(i: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -74,14 +74,14 @@ def _logprobs(tokens: list[Any]) -> dict[str, Any]:
     return {"content": [answers.known(each) for each in tokens], "refusal": None}
 
 
-def _extra(asked: Chat, writing: Writing, *, whole: bool = False) -> dict[str, Any]:
+def _extra(wishes: Chat, writing: Writing, *, whole: bool = False) -> dict[str, Any]:
     """What only those get who ask for it."""
-    extra = answers.metrics(writing, asked.speculation.metrics)
-    if asked.speculation.steps:
+    extra = answers.metrics(writing, wishes.speculation.metrics)
+    if wishes.speculation.steps:
         extra["speculation"] = answers.rates(writing.texts)
         if whole:
             extra["speculation"]["steps"] = [text.steps for text in writing.texts]
-    done = writing.texts[0].done
-    if asked.prompt_logprobs is not None and done is not None:
-        extra["prompt_logprobs"] = answers.read(done.prompt_logprobs or [])
+    ending = writing.texts[0].done
+    if wishes.prompt_logprobs is not None and ending is not None:
+        extra["prompt_logprobs"] = answers.read(ending.prompt_logprobs or [])
     return extra

@@ -23,55 +23,55 @@ class Echo:
     first: tuple[Known, ...] = ()
 
 
-def candidates(asked: Text) -> int:
+def candidates(wishes: Text) -> int:
     """How many texts to write of a prompt."""
-    n, best = asked.n or 1, asked.best_of
+    n, best = wishes.n or 1, wishes.best_of
     if best is None:
         return n
     if best < n:
         raise BadRequestError(f"best_of is {best}, below n={n}", "best_of")
-    if asked.stream and best > n:
+    if wishes.stream and best > n:
         raise BadRequestError("best_of does not go with stream", "best_of")
     return best
 
 
-def options(asked: Text, facts: dict[str, Any]) -> dict[str, Any]:
+def options(wishes: Text, facts: dict[str, Any]) -> dict[str, Any]:
     """As keywords of the engine; the best of several are told by their logprobs."""
-    wanted = asked.options(facts)
-    if asked.max_tokens == 0 and (asked.stream or not asked.echo):
-        said = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
-        raise BadRequestError(said, "max_tokens")
-    if asked.echo and asked.logprobs is not None:
+    parameters = wishes.options(facts)
+    if wishes.max_tokens == 0 and (wishes.stream or not wishes.echo):
+        message = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
+        raise BadRequestError(message, "max_tokens")
+    if wishes.echo and wishes.logprobs is not None:
         for name in ("stream", "prompt_logprobs"):
-            if getattr(asked, name) is not None:
+            if getattr(wishes, name) is not None:
                 raise BadRequestError(f"echo with logprobs does not go with {name}", name)
-        wanted["prompt_logprobs"] = asked.logprobs
-    if asked.best_of is not None and asked.best_of > (asked.n or 1):
-        wanted.setdefault("logprobs", 0)
-    return wanted
+        parameters["prompt_logprobs"] = wishes.logprobs
+    if wishes.best_of is not None and wishes.best_of > (wishes.n or 1):
+        parameters.setdefault("logprobs", 0)
+    return parameters
 
 
-def body(asked: Text, model: str, writing: Writing, echoed: Sequence[Echo]) -> dict[str, Any]:
+def body(wishes: Text, model: str, writing: Writing, echoed: Sequence[Echo]) -> dict[str, Any]:
     """The whole answer, once all is written."""
-    n, choices = asked.n or 1, list[dict[str, Any]]()
-    if asked.max_tokens == 0:  # what the engine wrote to read the prompt
+    n, choices = wishes.n or 1, list[dict[str, Any]]()
+    if wishes.max_tokens == 0:  # what the engine wrote to read the prompt
         for text in writing.texts:
             text.text, text.tokens, text.logprobs = "", [], []
     for at, echo in enumerate(echoed):
         texts = writing.texts[at * writing.n : (at + 1) * writing.n]
         best = sorted(texts, key=_likelihood, reverse=True)[:n] if writing.n > n else texts
-        choices += [_choice(asked, at * n + i, text, echo) for i, text in enumerate(best)]
+        choices += [_choice(wishes, at * n + i, text, echo) for i, text in enumerate(best)]
     answer = _head(answers.fresh("cmpl"), model)
     answer |= {"choices": choices, "usage": answers.usage(writing)}
-    answer |= answers.metrics(writing, asked.speculation.metrics)
-    if asked.speculation.steps:
+    answer |= answers.metrics(writing, wishes.speculation.metrics)
+    if wishes.speculation.steps:
         steps = [text.steps for text in writing.texts]
         answer["speculation"] = answers.rates(writing.texts) | {"steps": steps}
     return answer
 
 
 async def events(
-    asked: Text, model: str, writing: Writing, echoed: Sequence[Echo]
+    wishes: Text, model: str, writing: Writing, echoed: Sequence[Echo]
 ) -> AsyncGenerator[str]:
     """Server-sent events: one for each step of each text."""
     head = _head(answers.fresh("cmpl"), model)
@@ -83,12 +83,12 @@ async def events(
     async for i, part in writing.parts():
         if part.text or part.tokens or part.done is not None:
             end = None if part.done is None else ahead[i] + len(writing.texts[i].text)
-            chunk = _chunk(asked, i, part, offsets, end)
-            yield answers.event(head | chunk | answers.so_far(asked, writing))
-    if asked.stream_options is not None and asked.stream_options.include_usage:
+            chunk = _chunk(wishes, i, part, offsets, end)
+            yield answers.event(head | chunk | answers.so_far(wishes, writing))
+    if wishes.stream_options is not None and wishes.stream_options.include_usage:
         last: dict[str, Any] = {"choices": [], "usage": answers.usage(writing)}
-        last |= answers.metrics(writing, asked.speculation.metrics)
-        if asked.speculation.steps:
+        last |= answers.metrics(writing, wishes.speculation.metrics)
+        if wishes.speculation.steps:
             last["speculation"] = answers.rates(writing.texts)
         yield answers.event(head | last)
     yield answers.DONE
@@ -103,35 +103,35 @@ def _head(id: str, model: str) -> dict[str, Any]:
     return {"id": id, "object": "text_completion", "created": int(time()), "model": model}
 
 
-def _choice(asked: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
+def _choice(wishes: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
     assert text.done is not None
-    whole, given = echo.text + text.text, text.done.prompt_logprobs or []
+    whole, prompt_logprobs = echo.text + text.text, text.done.prompt_logprobs or []
     choice = _piece(i, whole, text.done.reason) | {"stop_reason": text.done.stop}
-    if asked.logprobs is not None:
-        tokens = [*echo.first, *given, *text.logprobs] if asked.echo else text.logprobs
-        choice["logprobs"] = _logprobs(tokens, asked.logprobs, 0, len(whole))
-        for told in ("token_logprobs", "top_logprobs") if asked.echo else ():
-            if choice["logprobs"][told]:
-                choice["logprobs"][told][0] = None  # nothing is known of a prompt's first token
-    if asked.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = answers.read(given)
-    if asked.return_token_ids:
+    if wishes.logprobs is not None:
+        tokens = [*echo.first, *prompt_logprobs, *text.logprobs] if wishes.echo else text.logprobs
+        choice["logprobs"] = _logprobs(tokens, wishes.logprobs, 0, len(whole))
+        for key in ("token_logprobs", "top_logprobs") if wishes.echo else ():
+            if choice["logprobs"][key]:
+                choice["logprobs"][key][0] = None  # nothing is known of a prompt's first token
+    if wishes.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = answers.read(prompt_logprobs)
+    if wishes.return_token_ids:
         choice["token_ids"] = text.tokens
     return choice
 
 
-def _chunk(asked: Text, i: int, part: Part, offsets: list[int], end: int | None) -> dict[str, Any]:
-    done = part.done
-    choice = _piece(i, part.text, None if done is None else done.reason)
-    if done is not None:
-        choice["stop_reason"] = done.stop
-    if asked.logprobs is not None:
-        choice["logprobs"] = _logprobs(part.logprobs or [], asked.logprobs, offsets[i], end)
+def _chunk(wishes: Text, i: int, part: Part, offsets: list[int], end: int | None) -> dict[str, Any]:
+    ending = part.done
+    choice = _piece(i, part.text, None if ending is None else ending.reason)
+    if ending is not None:
+        choice["stop_reason"] = ending.stop
+    if wishes.logprobs is not None:
+        choice["logprobs"] = _logprobs(part.logprobs or [], wishes.logprobs, offsets[i], end)
         offsets[i] += sum(len(each.text) for each in part.logprobs or [])
-    if asked.return_token_ids:
+    if wishes.return_token_ids:
         choice["token_ids"] = part.tokens
     chunk: dict[str, Any] = {"choices": [choice]}
-    return chunk | ({"speculation": {"steps": part.steps}} if asked.speculation.steps else {})
+    return chunk | ({"speculation": {"steps": part.steps}} if wishes.speculation.steps else {})
 
 
 def _piece(i: int, text: str, reason: str | None = None) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def _logprobs(tokens: list[Known], count: int, offset: int, end: int | None) -> 
         offsets.append(offset if end is None else min(offset, end))
         offset += len(each.text)
     # the token itself is told too where it is not among the likeliest
-    own = ({each.text: each.logprob} for each in tokens)
+    singles = ({each.text: each.logprob} for each in tokens)
     likeliest = ({text: value for text, _, value, _ in each.top} for each in tokens)
-    top = [one | more for one, more in zip(own, likeliest, strict=True)]
+    top = [one | others for one, others in zip(singles, likeliest, strict=True)]
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],

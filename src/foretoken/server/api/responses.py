@@ -54,16 +54,18 @@ class Responses(Wishes):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        given = self.input
-        items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        content = self.input
+        items: list[Any] = (
+            [{"role": "user", "content": content}] if isinstance(content, str) else content
+        )
         kinds = [item.get("type", "message") for item in items if isinstance(item, dict)]
         for i, kind in enumerate(kinds):
             if kind != "message":
                 raise BadRequestError(f"input[{i}] is {str(kind)[:40]!r}; give messages", "input")
         for i, item in enumerate(items):
             if unknown := [k for k in item if k not in KEYS] if isinstance(item, dict) else []:
-                said = f"input[{i}] holds {unknown[0][:40]!r}; known are {', '.join(KEYS)}"
-                raise BadRequestError(said, "input")
+                message = f"input[{i}] holds {unknown[0][:40]!r}; known are {', '.join(KEYS)}"
+                raise BadRequestError(message, "input")
         plain = [{k: v for k, v in item.items() if k in ("role", "content")} for item in items]
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return [*system, *turns(plain, "input")]
@@ -82,62 +84,62 @@ class Responses(Wishes):
         return options
 
     def _structured(self) -> dict[str, Any] | None:
-        asked = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
-        if asked.type == "text":
+        text_format = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
+        if text_format.type == "text":
             return super()._structured()
-        if asked.type == "json_object":
+        if text_format.type == "json_object":
             return {"json_schema": {"type": "object"}}
-        if asked.json_schema is None:
+        if text_format.json_schema is None:
             raise BadRequestError("text.format needs a schema", "text.format.schema")
-        return {"json_schema": small(asked.json_schema, "text.format")}
+        return {"json_schema": small(text_format.json_schema, "text.format")}
 
 
-def require(asked: Responses) -> None:
+def require(wishes: Responses) -> None:
     """BadRequestError for what the other endpoints take and a response has no place for."""
-    if asked.n is not None and asked.n > 1:
+    if wishes.n is not None and wishes.n > 1:
         raise BadRequestError("n is for chat completions; a response is one text", "n")
     for name in ("prompt_logprobs", "return_token_ids"):
-        if getattr(asked, name):
+        if getattr(wishes, name):
             raise BadRequestError(
                 f"{name} is for completions; a response has no place for it", name
             )
-    if asked.structured_outputs and asked.text is not None and asked.text.format.type != "text":
+    if wishes.structured_outputs and wishes.text is not None and wishes.text.format.type != "text":
         raise BadRequestError("text.format and structured_outputs are both given", "text")
 
 
-def body(asked: Responses, model: str, writing: Writing) -> dict[str, Any]:
+def body(wishes: Responses, model: str, writing: Writing) -> dict[str, Any]:
     """The whole answer, once all is written."""
-    return _finished(_begun(asked, model), asked, writing, answers.fresh("msg"))
+    return _finished(_begun(wishes, model), wishes, writing, answers.fresh("msg"))
 
 
-async def events(asked: Responses, model: str, writing: Writing) -> AsyncGenerator[str]:
+async def events(wishes: Responses, model: str, writing: Writing) -> AsyncGenerator[str]:
     """Typed server-sent events, numbered."""
     numbers, item = count(), answers.fresh("msg")
-    begun = _begun(asked, model)
+    head = _begun(wishes, model)
     place = {"item_id": item, "output_index": 0, "content_index": 0}
 
     def event(kind: str, **data: Any) -> str:
         return answers.event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
+    yield event("response.created", response=head)
+    yield event("response.in_progress", response=head)
     yield event("response.output_item.added", output_index=0, item=_item(item, [], "in_progress"))
     yield event("response.content_part.added", **place, part=_part("", []))
     async for _, part in writing.parts():
         if part.text or part.logprobs:
-            told = [answers.known(each) for each in part.logprobs or []]
-            yield event("response.output_text.delta", **place, delta=part.text, logprobs=told)
-    done = _finished(begun, asked, writing, item)
-    (message,) = done["output"]
+            logprobs = [answers.known(each) for each in part.logprobs or []]
+            yield event("response.output_text.delta", **place, delta=part.text, logprobs=logprobs)
+    response = _finished(head, wishes, writing, item)
+    (message,) = response["output"]
     (content,) = message["content"]
-    told = content["logprobs"]
-    yield event("response.output_text.done", **place, text=content["text"], logprobs=told)
+    logprobs = content["logprobs"]
+    yield event("response.output_text.done", **place, text=content["text"], logprobs=logprobs)
     yield event("response.content_part.done", **place, part=content)
     yield event("response.output_item.done", output_index=0, item=message)
-    yield event(f"response.{done['status']}", response=done)
+    yield event(f"response.{response['status']}", response=response)
 
 
-def _begun(asked: Responses, model: str) -> dict[str, Any]:
+def _begun(wishes: Responses, model: str) -> dict[str, Any]:
     return {
         "id": answers.fresh("resp"),
         "object": "response",
@@ -147,32 +149,32 @@ def _begun(asked: Responses, model: str) -> dict[str, Any]:
         "output": [],
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
+        "instructions": wishes.instructions,
+        "max_output_tokens": wishes.max_output_tokens,
         "metadata": {},
-        "parallel_tool_calls": bool(asked.parallel_tool_calls),
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "tool_choice": asked.tool_choice or "auto",
-        "tools": asked.tools or [],
-        "text": {"format": {"type": asked.text.format.type if asked.text else "text"}},
+        "parallel_tool_calls": bool(wishes.parallel_tool_calls),
+        "temperature": wishes.temperature,
+        "top_p": wishes.top_p,
+        "tool_choice": wishes.tool_choice or "auto",
+        "tools": wishes.tools or [],
+        "text": {"format": {"type": wishes.text.format.type if wishes.text else "text"}},
         "truncation": "disabled",
         "usage": None,
     }
 
 
 def _finished(
-    begun: dict[str, Any], asked: Responses, writing: Writing, item: str
+    head: dict[str, Any], wishes: Responses, writing: Writing, item: str
 ) -> dict[str, Any]:
     (text,) = writing.texts
     assert text.done is not None
     cut = text.done.reason == "length"
     status = "incomplete" if cut else "completed"
-    told = [answers.known(each) for each in text.logprobs] if asked.tells else []
+    logprobs = [answers.known(each) for each in text.logprobs] if wishes.tells else []
     usage = answers.usage(writing)
-    done = begun | {
+    response = head | {
         "status": status,
-        "output": [_item(item, [_part(text.text, told)], status)],
+        "output": [_item(item, [_part(text.text, logprobs)], status)],
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
@@ -182,10 +184,10 @@ def _finished(
             "total_tokens": usage["total_tokens"],
         },
     }
-    done |= answers.metrics(writing, asked.speculation.metrics)
-    if asked.speculation.steps:
-        done["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
-    return done
+    response |= answers.metrics(writing, wishes.speculation.metrics)
+    if wishes.speculation.steps:
+        response["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
+    return response
 
 
 def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

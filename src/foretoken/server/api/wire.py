@@ -147,7 +147,7 @@ class Wishes(Wire):
             )
         temperature = _first(self.temperature, facts.get("temperature"), 1.0)
         top_k = _first(self.top_k, facts.get("top_k"), 0)
-        wanted: dict[str, Any] = {
+        options: dict[str, Any] = {
             "temperature": temperature,
             "top_p": _first(self.top_p, facts.get("top_p"), 1.0),
             "top_k": max(0, top_k),
@@ -169,15 +169,15 @@ class Wishes(Wire):
             "rule": self.speculation.rule,
             "lenience": self.speculation.lenience,
         }
-        return {name: value for name, value in wanted.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
     def _bounded(self, most: int | None) -> dict[str, int]:
         """How long the text may be, as a keyword of the engine."""
         if most is None:
             return {}
         if self.min_tokens is not None and self.min_tokens > most:
-            said = f"min_tokens is {self.min_tokens}, above the {most} new tokens asked for"
-            raise BadRequestError(f"{said}; lower it", "min_tokens")
+            message = f"min_tokens is {self.min_tokens}, above the {most} new tokens asked for"
+            raise BadRequestError(f"{message}; lower it", "min_tokens")
         return {"max_new_tokens": most}
 
     def _biases(self) -> dict[int, float] | None:
@@ -185,23 +185,23 @@ class Wishes(Wire):
             return None
         for token in self.logit_bias:
             if not re.fullmatch("[0-9]{1,18}", token):
-                said = f"logit_bias maps token ids to numbers; {token[:40]!r} is no id"
-                raise BadRequestError(said, "logit_bias")
+                message = f"logit_bias maps token ids to numbers; {token[:40]!r} is no id"
+                raise BadRequestError(message, "logit_bias")
         return {int(token): bias for token, bias in self.logit_bias.items()}
 
     def _structured(self) -> dict[str, Any] | None:
-        given = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
-        if not given:
+        structures = {k: v for k, v in (self.structured_outputs or {}).items() if v is not None}
+        if not structures:
             return None
         names = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
-        unknown = [name[:60] for name in given if name not in names]
-        if unknown or len(given) > 1:
-            told = f"unknown {unknown[0]!r}" if unknown else ", ".join(given)
+        unknown = [name[:60] for name in structures if name not in names]
+        if unknown or len(structures) > 1:
+            content = f"unknown {unknown[0]!r}" if unknown else ", ".join(structures)
             raise BadRequestError(
-                f"structured_outputs holds {told}; give one of {', '.join(names)}",
+                f"structured_outputs holds {content}; give one of {', '.join(names)}",
                 "structured_outputs",
             )
-        name, value = next(iter(given.items()))
+        name, value = next(iter(structures.items()))
         if name == "choice" and not isinstance(value, list):
             raise BadRequestError(
                 "structured_outputs.choice must be a list of texts", "structured_outputs"
@@ -241,8 +241,8 @@ class Prediction(Wire):
 
     @property
     def text(self) -> str:
-        given = self.content
-        return given if isinstance(given, str) else "".join(part.text for part in given)
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Predicting(Wishes):
@@ -296,15 +296,15 @@ class Chat(Predicting):
             variables["continue_final_message"] = True
         elif not self.add_generation_prompt:
             variables["add_generation_prompt"] = False
-        both = {self.max_completion_tokens, self.max_tokens} - {None}
-        if len(both) > 1:
+        limits = {self.max_completion_tokens, self.max_tokens} - {None}
+        if len(limits) > 1:
             raise BadRequestError(
                 f"max_completion_tokens is {self.max_completion_tokens} and max_tokens "
                 f"{self.max_tokens}; give one",
                 "max_tokens",
             )
         more: dict[str, Any] = {
-            **self._bounded(next(iter(both), None)),
+            **self._bounded(next(iter(limits), None)),
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "chat_template_kwargs": variables or None,
         }
@@ -312,18 +312,18 @@ class Chat(Predicting):
         return options | {name: value for name, value in more.items() if value is not None}
 
     def _structured(self) -> dict[str, Any] | None:
-        asked, own = self.response_format, super()._structured()
-        if asked is None or asked.type == "text":
-            return own
-        if own is not None:
+        response_format, structure = self.response_format, super()._structured()
+        if response_format is None or response_format.type == "text":
+            return structure
+        if structure is not None:
             raise BadRequestError(
                 "response_format and structured_outputs are both given; give one", "response_format"
             )
-        if asked.type == "json_object":
+        if response_format.type == "json_object":
             return {"json_schema": {"type": "object"}}
-        if asked.json_schema is None or asked.json_schema.json_schema is None:
+        if response_format.json_schema is None or response_format.json_schema.json_schema is None:
             raise BadRequestError("response_format needs json_schema.schema", "response_format")
-        return {"json_schema": small(asked.json_schema.json_schema, "response_format")}
+        return {"json_schema": small(response_format.json_schema.json_schema, "response_format")}
 
 
 class Text(Predicting):
@@ -337,9 +337,9 @@ class Text(Predicting):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        given: Any = self.prompt
-        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        prompts = given if several else [given]
+        prompt: Any = self.prompt
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        prompts = prompt if several else [prompt]
         if [] in prompts:
             raise BadRequestError("prompt is empty; give a text or ids", "prompt")
         return prompts
@@ -382,21 +382,21 @@ def read(kind: type[T], body: Any) -> T:
         honoured, why = NEUTRAL[name]
         if not any(value == each and type(value) is type(each) for each in honoured):
             raise BadRequestError(f"{name} is not supported: {why}", name)
-    known = {name: value for name, value in body.items() if name in fields}
+    values = {name: value for name, value in body.items() if name in fields}
     try:
-        return kind.model_validate(known)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if not _internal(part))
-        said = first["msg"][:1].lower() + first["msg"][1:]
+        message = first["msg"][:1].lower() + first["msg"][1:]
         if first["type"] == "extra_forbidden" and (part := _part(kind, first["loc"][:-1])):
-            said = _unknown(str(first["loc"][-1]), set(part.model_fields))
-        raise BadRequestError(f"{place}: {said}", place) from None
+            message = _unknown(str(first["loc"][-1]), set(part.model_fields))
+        raise BadRequestError(f"{place}: {message}", place) from None
 
 
 def _unknown(name: str, fields: set[str]) -> str:
-    known = [here for here in ELSEWHERE.get(name, ()) if here in fields]
-    near = known or get_close_matches(name, sorted(fields | NOTED), 1, 0.8)
+    elsewhere = [here for here in ELSEWHERE.get(name, ()) if here in fields]
+    near = elsewhere or get_close_matches(name, sorted(fields | NOTED), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
     return f"unknown field {name[:60]!r}; {remedy}"
 

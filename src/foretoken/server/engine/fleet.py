@@ -35,7 +35,7 @@ class Fleet:
         self.setup, self._begin = setup, begin
         self.problem = ""  # why it failed
         self.failed = lambda: None  # called where one of the first engines cannot be started
-        self._links = [self._made() for _ in range(count)]
+        self._links = [self._new_link() for _ in range(count)]
         self._leaving: list[Link] = []  # which take no more texts
         self._gone = Counter[str]()  # what those did that have left
         self._prefixes = Prefixes()
@@ -63,7 +63,7 @@ class Fleet:
         those they have; what is left of them after so many seconds goes on elsewhere."""
         assert count > 0
         while len(self._links) < count:
-            self._links.append(link := self._made())
+            self._links.append(link := self._new_link())
             link.start()
         while len(self._links) > count:
             link = min(reversed(self._links), key=lambda link: (link.state == "ready", link.open))
@@ -88,8 +88,8 @@ class Fleet:
 
     @property
     def facts(self) -> dict[str, Any]:
-        known = [link.facts for link in self._links if link.state == "ready"]
-        return known[0] if known else self._links[0].facts
+        facts = [link.facts for link in self._links if link.state == "ready"]
+        return facts[0] if facts else self._links[0].facts
 
     @property
     def running(self) -> int:
@@ -109,22 +109,22 @@ class Fleet:
 
     async def submit(self, prompt: Any, options: dict[str, Any]) -> AsyncGenerator[int | Part]:
         """As a link's; where the engine dies the text goes on in another one."""
-        steps, shown, told = list[dict[str, Any]](), 0, False
-        for left in reversed(range(MOVES + 1)):
-            link = await self._taking(prompt, options, wait=told)
-            own = options | ({"begun": (steps, shown)} if steps else {})
+        steps, shown, started = list[dict[str, Any]](), 0, False
+        for moves_left in reversed(range(MOVES + 1)):
+            link = await self._taking(prompt, options, wait=started)
+            wishes = options | ({"begun": (steps, shown)} if steps else {})
             try:
-                async with aclosing(link.submit(prompt, own)) as said:
-                    async for message in said:
+                async with aclosing(link.submit(prompt, wishes)) as messages:
+                    async for message in messages:
                         if isinstance(message, Part):
                             steps, shown = [*steps, *message.steps], shown + len(message.text)
-                        elif told:
+                        elif started:
                             continue
-                        told = True
+                        started = True
                         yield message
                 return
             except RefusedRequest as error:
-                if error.kind != "dead" or self._end is not None or not left:
+                if error.kind != "dead" or self._end is not None or not moves_left:
                     raise
                 log.warning("a text of %s steps goes on in another engine", len(steps))
 
@@ -132,23 +132,23 @@ class Fleet:
         """An answer that takes no step; of the speculation, that of all engines together."""
         if name == "speculation":
             ready = [link for link in self._links if link.state == "ready"]
-            told = await asyncio.gather(
+            outcomes = await asyncio.gather(
                 *(link.ask("ledger") for link in ready), return_exceptions=True
             )
-            known = [each for each in told if not isinstance(each, BaseException)]
-            if known:
-                return together(known) | {"running": self.running, "waiting": self.waiting}
+            answers = [each for each in outcomes if not isinstance(each, BaseException)]
+            if answers:
+                return together(answers) | {"running": self.running, "waiting": self.waiting}
         link = await self._taking("", {}, wait=False)
         return await link.ask(name, **arguments)
 
     async def _taking(self, prompt: Any, options: dict[str, Any], *, wait: bool) -> Link:
         """The engine for a request, which is noted to read it."""
-        known = digests(prompt, options)
+        prefix = digests(prompt, options)
         for _ in range(int(WAIT / TICK) if wait else 1):
             ready = [link for link in self._links if link.state == "ready"]
             if ready and self.state == "ready":
-                link = self._nearest(ready, known)
-                self._prefixes.note(_name(link), known)
+                link = self._nearest(ready, prefix)
+                self._prefixes.note(_name(link), prefix)
                 return link
             if wait and self.state not in ("loading", "restarting"):
                 break
@@ -156,14 +156,14 @@ class Fleet:
         problem = f": {self.problem}" if self.problem else ""
         raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
 
-    def _nearest(self, ready: list[Link], known: list[int]) -> Link:
+    def _nearest(self, ready: list[Link], prefix: list[int]) -> Link:
         """Where most of a prompt has been read, if that is much of it and others have not far less
         to do; else where there is least to do."""
         least = min(ready, key=lambda link: link.open)
         near = [link for link in ready if link.open <= least.open + SLACK]
-        read = {id(link): self._prefixes.known(_name(link), known) for link in near}
+        read = {id(link): self._prefixes.known(_name(link), prefix) for link in near}
         best = max(near, key=lambda link: (read[id(link)], -link.open))
-        return best if read[id(best)] > SHARE * len(known) else least
+        return best if read[id(best)] > SHARE * len(prefix) else least
 
     async def _rest(self) -> None:
         """Start the others once the first is ready."""
@@ -188,7 +188,7 @@ class Fleet:
         for name in ("preempted", "restarts"):
             self._gone[name] += getattr(link, name)
 
-    def _made(self) -> Link:
+    def _new_link(self) -> Link:
         link = Link(self.setup, self._begin)
         link.failed = lambda: self._fail(link)
         return link

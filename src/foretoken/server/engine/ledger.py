@@ -34,8 +34,8 @@ class Ledger:
             self.made_at.update(range(step.drafted))
             self.kept_at.update(range(step.accepted))
             for overlap in () if step.predicted else step.overlaps:  # alpha is the draft's
-                known = overlap if self.alpha is None else self.alpha
-                self.alpha = RECENT * known + (1 - RECENT) * overlap
+                earlier = overlap if self.alpha is None else self.alpha
+                self.alpha = RECENT * earlier + (1 - RECENT) * overlap
         if event.completion is not None:
             stats = event.completion.stats
             rows = event.steps[-1].rows if event.steps else 1
@@ -69,9 +69,9 @@ class Ledger:
 
     def add(self, other: Ledger) -> None:
         """What another engine's steps come to, too."""
-        known = [(each.alpha, each.drafted) for each in (self, other) if each.alpha is not None]
-        weight = sum(drafted for _, drafted in known)
-        self.alpha = sum(a * drafted for a, drafted in known) / weight if weight else None
+        rates = [(each.alpha, each.drafted) for each in (self, other) if each.alpha is not None]
+        weight = sum(drafted for _, drafted in rates)
+        self.alpha = sum(a * drafted for a, drafted in rates) / weight if weight else None
         for name in ("steps", "drafted", "accepted", "tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kept_at += other.kept_at
@@ -81,7 +81,7 @@ class Ledger:
 
     def by_position(self) -> list[float]:
         """Of the guesses made at each place, the share that was kept."""
-        return [self.kept_at[i] / made for i, made in sorted(self.made_at.items())]
+        return [self.kept_at[i] / drafted for i, drafted in sorted(self.made_at.items())]
 
     def _predicted(self, costs: Any) -> float | None:
         """Of one row, at the gamma that pays best (Theorem 3.8, with the pass's own cost)."""
@@ -96,26 +96,26 @@ class Ledger:
     def _measured(self) -> float | None:
         """How long texts with guesses would have taken plainly over what they took: at the speed of
         those without that ran among as many. None where there were none such."""
-        plainly = taken = 0.0
+        plainly = total = 0.0
         for (rows, guessed), (tokens, seconds) in list(self.speeds.items()):
             plain, alone = self.speeds.get((rows, False), (0.0, 0.0))
             if guessed and plain:
                 plainly += tokens * alone / plain
-                taken += seconds
-        return plainly / taken if taken else None
+                total += seconds
+        return plainly / total if total else None
 
 
-def together(told: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
+def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
     """One report of several engines': what follows from the steps from all of them, the costs,
     which they share, from the first, and of what these predict the mean by tokens."""
     sums = Ledger()
-    for ledger, _ in told:
+    for ledger, _ in reports:
         sums.add(ledger)
-    known = [(r["predicted_speedup"], ledger.tokens) for ledger, r in told]
-    known = [(factor, tokens) for factor, tokens in known if factor is not None]
-    weight = sum(tokens for _, tokens in known)
-    mean = sum(factor * tokens for factor, tokens in known) / weight if weight else None
-    return told[0][1] | sums.rates() | {"predicted_speedup": mean}
+    speedups = [(r["predicted_speedup"], ledger.tokens) for ledger, r in reports]
+    speedups = [(factor, tokens) for factor, tokens in speedups if factor is not None]
+    weight = sum(tokens for _, tokens in speedups)
+    mean = sum(factor * tokens for factor, tokens in speedups) / weight if weight else None
+    return reports[0][1] | sums.rates() | {"predicted_speedup": mean}
 
 
 def _nothing() -> list[float]:

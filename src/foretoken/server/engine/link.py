@@ -158,12 +158,12 @@ class Link:
     def _require_ready(self) -> None:
         if self.state == "ready":
             return
-        said = {
+        reasons = {
             "loading": "the model is loading",
             "restarting": "the engine is starting again",
             "failed": f"the engine cannot start: {self.problem}",
         }
-        raise UnavailableError(said.get(self.state, "the server is shutting down"), 2)
+        raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
 
     def _open(self) -> tuple[int, asyncio.Queue[Answer | Refusal | Part]]:
         id = next(self._ids)
@@ -257,9 +257,9 @@ class Link:
             self._stuck.clear()
             process.kill()
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, reason: str) -> None:
         for id, inbox in self._inboxes.items():
-            inbox.put_nowait(Refusal(id, "dead", said))
+            inbox.put_nowait(Refusal(id, "dead", reason))
 
     def _died(self) -> None:
         """The process is gone: its requests fail, and another one is started."""

@@ -30,8 +30,8 @@ class Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": time(), "level": record.levelname, "logger": record.name}
-        told = getattr(record, "told", None)
-        line |= told if isinstance(told, dict) else {"message": record.getMessage()}
+        fields = getattr(record, "told", None)
+        line |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)

@@ -21,11 +21,11 @@ def digests(prompt: Any, options: dict[str, Any]) -> list[int]:
     elif isinstance(prompt, list):
         size = IDS
     about = options.get("cache_salt"), options.get("chat_template")
-    running, found = hashlib.blake2b(repr(about).encode(), digest_size=8), list[int]()
+    running, hashes = hashlib.blake2b(repr(about).encode(), digest_size=8), list[int]()
     for start in range(0, len(prompt) - size + 1, size):
         running.update(repr(prompt[start : start + size]).encode(errors="surrogatepass"))
-        found.append(int.from_bytes(running.digest()))
-    return found
+        hashes.append(int.from_bytes(running.digest()))
+    return hashes
 
 
 class Prefixes:

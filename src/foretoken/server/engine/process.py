@@ -38,10 +38,10 @@ class Child(NamedTuple):
 def spawned(setup: Setup) -> Child:
     """An engine in a process of its own, which ends with this one."""
     context = get_context("spawn")  # a fork would take threads' locks along
-    ours, theirs = context.Pipe()
+    own_end, child_end = context.Pipe()
     process = context.Process(
-        target=work, args=(theirs, setup), name="foretoken engine", daemon=True
+        target=work, args=(child_end, setup), name="foretoken engine", daemon=True
     )
     process.start()
-    theirs.close()
-    return Child(process, ours)
+    child_end.close()
+    return Child(process, own_end)

@@ -73,8 +73,8 @@ class Trial:
             text=True,
         )
         assert process.stdin is not None
-        given = {"tokenizer": spelled(self._tokenizer), "seconds": SECONDS, "bytes": BYTES}
-        process.stdin.write(f"{json.dumps(given)}\n")
+        settings = {"tokenizer": spelled(self._tokenizer), "seconds": SECONDS, "bytes": BYTES}
+        process.stdin.write(f"{json.dumps(settings)}\n")
         return process
 
     def _answer(self, text: str) -> str | None:
@@ -100,12 +100,13 @@ def main() -> None:
     """The process's whole life."""
     from llguidance import LLMatcher, LLTokenizer
 
-    given = json.loads(sys.stdin.readline())
-    words = LLTokenizer(given["tokenizer"], eos_token=0)  # any: how texts end is no matter here
-    _bound(given["bytes"])
+    settings = json.loads(sys.stdin.readline())
+    # any end token: how texts end is no matter here
+    lexicon = LLTokenizer(settings["tokenizer"], eos_token=0)
+    _bound(settings["bytes"])
     while line := sys.stdin.readline():
-        faulthandler.dump_traceback_later(given["seconds"], exit=True)  # which needs no lock
-        matcher = LLMatcher(words, json.loads(line), log_level=0)
+        faulthandler.dump_traceback_later(settings["seconds"], exit=True)  # which needs no lock
+        matcher = LLMatcher(lexicon, json.loads(line), log_level=0)
         if not matcher.is_error():
             matcher.compute_ff_bytes()
             matcher.compute_bitmask()

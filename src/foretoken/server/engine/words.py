@@ -56,34 +56,34 @@ class Words:
         if not isinstance(name, str):  # an id of the output layer's padding
             return "", b""
         if BYTE.fullmatch(name):
-            own = bytes([int(name[3:5], 16)])
-            return own.decode(errors="replace"), own
+            encoded = bytes([int(name[3:5], 16)])
+            return encoded.decode(errors="replace"), encoded
         if not self.spells_bytes:
             text = name.replace("\u2581", " ")
             return text, text.encode()
         try:
-            own = bytes(_BYTES[letter] for letter in name)
+            encoded = bytes(_BYTES[letter] for letter in name)
         except KeyError:  # a special token
-            own = name.encode()
-        return own.decode(errors="replace"), own
+            encoded = name.encode()
+        return encoded.decode(errors="replace"), encoded
 
 
-def record(told: dict[str, Any]) -> StepRecord:
+def record(document: dict[str, Any]) -> StepRecord:
     """The step that `Words.step` told of, as far as it did: without biases and padding."""
-    kept = tuple(token["id"] for token in told["tokens"])
-    rejected = tuple(token["id"] for token in told["rejected"])
+    tokens = tuple(token["id"] for token in document["tokens"])
+    rejected = tuple(token["id"] for token in document["rejected"])
     return StepRecord(
-        told["gamma"],
-        (*kept[: told["accepted"]], *rejected),
-        told["accepted"],
-        kept,
-        tuple(told["overlaps"]),
-        told["drafted"],
-        told["draft_seconds"],
-        told["target_seconds"],
-        told["verify_seconds"],
-        told["rows"],
-        predicted=told["predicted"],
+        document["gamma"],
+        (*tokens[: document["accepted"]], *rejected),
+        document["accepted"],
+        tokens,
+        tuple(document["overlaps"]),
+        document["drafted"],
+        document["draft_seconds"],
+        document["target_seconds"],
+        document["verify_seconds"],
+        document["rows"],
+        predicted=document["predicted"],
     )
 
 
@@ -91,9 +91,9 @@ def _letters() -> dict[str, int]:
     """The letters that byte-level tokenizers write for bytes: printable ones stand for themselves,
     the others for the first letters from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
+    others = [encoded for encoded in range(256) if encoded not in printable]
+    return {chr(encoded): encoded for encoded in printable} | {
+        chr(256 + i): encoded for i, encoded in enumerate(others)
     }
 
 

@@ -201,8 +201,8 @@ class Worker:
         template = {name: options.pop(name) for name in names if name in options}
         try:
             ids = self._ids(message.prompt, template)
-            asked = options.get("max_new_tokens")
-            options["max_new_tokens"] = self._limit(len(ids), asked, most)
+            count = options.get("max_new_tokens")
+            options["max_new_tokens"] = self._limit(len(ids), count, most)
             if "prediction" in options:
                 options["prediction"] = self._prediction(options["prediction"])
             if "begun" in options:
@@ -211,13 +211,13 @@ class Worker:
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
                 self.trial.require(cast("Structured", wish))
-            own = self.engine.add(ids, **options)
+            number = self.engine.add(ids, **options)
             with self.awake:
-                early = self.early.pop(own, [])
+                early = self.early.pop(number, [])
                 if message.id not in self.adding:  # aborted meanwhile
-                    self._drop(own)
+                    self._drop(number)
                     return
-                self.requests[own] = message.id
+                self.requests[number] = message.id
                 self._send(Answer(message.id, len(ids)))
                 if early:
                     self._tell(early)
@@ -234,8 +234,8 @@ class Worker:
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.ids(prompt)
-        (given,) = self.spec.prompts(prompt, **template)
-        return self.spec.ids(given)
+        (formatted,) = self.spec.prompts(prompt, **template)
+        return self.spec.ids(formatted)
 
     def _prediction(self, text: str) -> tuple[int, ...]:
         """What a client expects, no longer than any text can be."""
@@ -257,27 +257,27 @@ class Worker:
                 "shorten it"
             )
 
-    def _limit(self, prompt: int, asked: int | None, most: int | None) -> int:
+    def _limit(self, prompt: int, count: int | None, most: int | None) -> int:
         """New tokens of a text: as many as are asked for, else what the context leaves and the
         server allows."""
         context = self.engine.longest
-        if context is not None and prompt + (asked or 1) > context:
-            behind = f" and max_tokens is {asked}" if asked else ""
+        if context is not None and prompt + (count or 1) > context:
+            behind = f" and max_tokens is {count}" if count else ""
             remedy = "ask for fewer tokens" if prompt < context else "shorten it"
             raise _TooLongError(
                 f"the prompt has {prompt} tokens{behind}, the context is {context}; {remedy}"
             )
-        if asked is not None:
-            return asked
-        left = UNBOUNDED if context is None else context - prompt
-        return left if most is None else min(left, most)
+        if count is not None:
+            return count
+        room = UNBOUNDED if context is None else context - prompt
+        return room if most is None else min(room, most)
 
     def _abort(self, id: int) -> None:
         with self.awake:
             self.adding.discard(id)
-            for own in [own for own, pipes in self.requests.items() if pipes == id]:
-                del self.requests[own]
-                self._drop(own)
+            for number in [number for number, pipes in self.requests.items() if pipes == id]:
+                del self.requests[number]
+                self._drop(number)
             self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
@@ -293,8 +293,8 @@ class Worker:
             self._refuse(id, error)
 
     def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {"tokens": self._ids(prompt, template)}
-        return told | ({"token_strs": [*map(self.words.text, told["tokens"])]} if texts else {})
+        answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+        return answer | ({"token_strs": [*map(self.words.text, answer["tokens"])]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
         from foretoken.text.decoding import decode
@@ -358,18 +358,18 @@ class Worker:
         self._send(Parts(parts, self.engine.running, self.engine.waiting, preempted))
 
     def _part(self, id: int, event: Event) -> Part:
-        known = None if event.logprobs is None else self._known(event.logprobs)
+        likelihoods = None if event.logprobs is None else self._known(event.logprobs)
         steps = [self.words.step(step) for step in event.steps]
-        done = None if event.completion is None else self._done(event.completion)
-        return Part(id, event.text or "", event.tokens, known, steps, done)
+        ending = None if event.completion is None else self._done(event.completion)
+        return Part(id, event.text or "", event.tokens, likelihoods, steps, ending)
 
     def _done(self, completion: Completion) -> Done:
-        known, stop = completion.prompt_logprobs, completion.stop_reason
+        likelihoods, stop = completion.prompt_logprobs, completion.stop_reason
         return Done(
             completion.finish_reason,
             None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
             completion.stats.to_dict(),
-            None if known is None else self._known(known),
+            None if likelihoods is None else self._known(likelihoods),
         )
 
     def _known(self, logprobs: list[Logprobs]) -> list[Known]:
@@ -377,16 +377,16 @@ class Worker:
 
         def known(each: Logprobs) -> Known:
             top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
-            own = (*word(each.token), max(LEAST, each.logprob))
-            return Known(*own, top, each.token, each.rank)
+            entry = (*word(each.token), max(LEAST, each.logprob))
+            return Known(*entry, top, each.token, each.rank)
 
         return [known(each) for each in logprobs]
 
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
-            for own, id in self.requests.items():
-                self._drop(own)
+            for number, id in self.requests.items():
+                self._drop(number)
                 self._send(Refusal(id, "failed", message))
             self.requests.clear()
             self._tell([])  # no step follows this one

@@ -60,13 +60,13 @@ class Writing:
         self._tasks = [asyncio.create_task(self._write(i)) for i in range(len(self.texts))]
         try:
             while not all(text.prompt_tokens for text in self.texts):
-                i, said = await self._inbox.get()
-                if isinstance(said, Exception):
-                    raise said
-                if isinstance(said, int):
-                    self.texts[i].prompt_tokens = said
+                i, message = await self._inbox.get()
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, int):
+                    self.texts[i].prompt_tokens = message
                 else:
-                    self._early.append((i, said))
+                    self._early.append((i, message))
         except BaseException:
             await self._stop()
             raise
@@ -77,14 +77,14 @@ class Writing:
 
     async def parts(self) -> AsyncGenerator[tuple[int, Part]]:
         """What is written, text by text as it comes."""
-        left = len(self.texts)
-        while left:
+        unfinished = len(self.texts)
+        while unfinished:
             i, part = self._early.pop(0) if self._early else await self._inbox.get()
             if isinstance(part, Exception):
                 raise part
             assert isinstance(part, Part)
             self._note(i, part)
-            left -= part.done is not None
+            unfinished -= part.done is not None
             yield i, part
 
     async def all(self) -> list[Written]:
@@ -109,8 +109,8 @@ class Writing:
         prompt = self._prompts[i // self.n]
         options = self._options | {"seed": (self._seed, i)}
         try:
-            async with aclosing(self._link.submit(prompt, options)) as said:
-                async for message in said:
+            async with aclosing(self._link.submit(prompt, options)) as messages:
+                async for message in messages:
                     self._inbox.put_nowait((i, message))
         except Exception as error:
             self._inbox.put_nowait((i, error))

@@ -56,22 +56,22 @@ def test_figures_of_a_stranger():
         {PLAIN: [run(11.0)], key: [run(seconds, first_seconds=seconds - 1)]}
         for seconds in (2.0, 3.0, 6.0)
     ]
-    found = bench.figures(rounds, key, greedy=True)
-    assert (found.name, found.gamma) == key
-    assert found.seconds_per_token.median == pytest.approx(0.1)
-    assert found.tokens_per_second == pytest.approx(10.0)
-    assert found.first_seconds.median == 2.0
-    assert (found.first_seconds.q1, found.first_seconds.q3) == (1.5, 3.5)
-    assert found.speedup == pytest.approx(10.0)
-    assert (found.shares, found.predicted, found.tokens_per_call) == (None,) * 3
-    assert found.agreement == bench.Agreement(1.0, None)
+    summary = bench.figures(rounds, key, greedy=True)
+    assert (summary.name, summary.gamma) == key
+    assert summary.seconds_per_token.median == pytest.approx(0.1)
+    assert summary.tokens_per_second == pytest.approx(10.0)
+    assert summary.first_seconds.median == 2.0
+    assert (summary.first_seconds.q1, summary.first_seconds.q3) == (1.5, 3.5)
+    assert summary.speedup == pytest.approx(10.0)
+    assert (summary.shares, summary.predicted, summary.tokens_per_call) == (None,) * 3
+    assert summary.agreement == bench.Agreement(1.0, None)
 
 
 def test_shares():
     steps = (step(2, 1.0, 4.0, 0.5), step(2, 1.0, 2.0, 0.5))
-    found = bench.shares([Run([0], 1, 0.0, 12.0, steps, loop_seconds=10.0)])
-    assert (found.draft, found.target, found.verify) == pytest.approx((0.2, 0.6, 0.1))
-    assert found.rest == pytest.approx(0.1)
+    shares = bench.shares([Run([0], 1, 0.0, 12.0, steps, loop_seconds=10.0)])
+    assert (shares.draft, shares.target, shares.verify) == pytest.approx((0.2, 0.6, 0.1))
+    assert shares.rest == pytest.approx(0.1)
 
 
 def rounds_of(gamma: int, draft: float, score: float, plain: float) -> list[Round]:
@@ -88,27 +88,27 @@ def rounds_of(gamma: int, draft: float, score: float, plain: float) -> list[Roun
 
 
 def test_what_is_predicted():
-    found = bench.predict(rounds_of(2, draft=0.4, score=1.5, plain=1.0), ("foretoken", 2))
-    assert found is not None
-    assert (found.alpha, found.c, found.v) == pytest.approx((0.5, 0.2, 1.5))
+    prediction = bench.predict(rounds_of(2, draft=0.4, score=1.5, plain=1.0), ("foretoken", 2))
+    assert prediction is not None
+    assert (prediction.alpha, prediction.c, prediction.v) == pytest.approx((0.5, 0.2, 1.5))
     v = [0.0, 1.0, 1.25, 1.5]  # a line through what was measured
-    assert found.speedup == pytest.approx(theory.walltime_factor(0.5, 2, 0.2, v=v, tokens=8))
+    assert prediction.speedup == pytest.approx(theory.walltime_factor(0.5, 2, 0.2, v=v, tokens=8))
 
 
 def test_nothing_is_predicted_without_a_gamma_or_its_guesses():
     rounds = rounds_of(2, 0.4, 1.5, 1.0)
     assert bench.predict(rounds, PLAIN) is None
-    rounds = [found | {("foretoken", 3): found["foretoken", 2]} for found in rounds]
+    rounds = [round_ | {("foretoken", 3): round_["foretoken", 2]} for round_ in rounds]
     assert bench.predict(rounds, ("foretoken", 3)) is None
 
 
 def test_measured_over_predicted():
     rounds = rounds_of(2, 0.4, 1.5, 1.0)
-    found = bench.figures(rounds, ("foretoken", 2), greedy=False)
-    assert found.predicted and found.measured_over_predicted == pytest.approx(
-        1.0 / found.predicted.speedup
+    summary = bench.figures(rounds, ("foretoken", 2), greedy=False)
+    assert summary.predicted and summary.measured_over_predicted == pytest.approx(
+        1.0 / summary.predicted.speedup
     )
-    assert found.tokens_per_call == 1.0 and found.agreement is None
+    assert summary.tokens_per_call == 1.0 and summary.agreement is None
 
 
 def test_agreement_says_how_far_and_where():
@@ -136,6 +136,6 @@ def test_a_duel_is_of_each_ones_best():
         {key: [run(1 + time * slow)] for key, time in times.items()} for slow in (1, 2, 3)
     ]
     assert bench.best(rounds, "foretoken") == ("foretoken", 4)
-    found = bench.duel(rounds, "peer")
-    assert (found.gamma, found.peer_gamma) == (4, 8)
-    assert (found.plain, found.best, found.automatic) == pytest.approx((2.0, 2.0, 3.0))
+    duel = bench.duel(rounds, "peer")
+    assert (duel.gamma, duel.peer_gamma) == (4, 8)
+    assert (duel.plain, duel.best, duel.automatic) == pytest.approx((2.0, 2.0, 3.0))

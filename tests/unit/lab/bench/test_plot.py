@@ -37,5 +37,5 @@ def test_a_line_for_each_contestant(tmp_path):
     }
     path = draw_batches(table, tmp_path, "the title")
     assert path.name == "throughput.svg"
-    for told in ("the title", "a peer, gamma 4", "foretoken, automatic", "texts at once"):
-        assert told in path.read_text()
+    for title in ("the title", "a peer, gamma 4", "foretoken, automatic", "texts at once"):
+        assert title in path.read_text()

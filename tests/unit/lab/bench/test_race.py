@@ -30,13 +30,15 @@ def pair() -> Speculator:
 
 def test_our_own_turn():
     spec = pair()
-    (found,) = Own(spec, 3).turn([TASK])
-    (done,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
-    assert found.tokens == done.tokens and found.first_tokens == len(done.steps[0].kept)
-    assert 0 < found.first_seconds < found.seconds and found.loop_seconds < found.seconds
-    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in found.steps)
-    assert spent <= found.loop_seconds
-    assert sum(len(s.kept) for s in found.steps) == 12 - found.first_tokens
+    (result,) = Own(spec, 3).turn([TASK])
+    (completion,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
+    assert result.tokens == completion.tokens and result.first_tokens == len(
+        completion.steps[0].kept
+    )
+    assert 0 < result.first_seconds < result.seconds and result.loop_seconds < result.seconds
+    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in result.steps)
+    assert spent <= result.loop_seconds
+    assert sum(len(s.kept) for s in result.steps) == 12 - result.first_tokens
 
 
 class Echo:
@@ -63,7 +65,7 @@ def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest
     )
     order = [(key, i) for i in range(3) for key in (PLAIN, ("b", 1)) for _ in tasks]
     assert asked == order and turns_done == [PLAIN, ("b", 1)] * 3
-    assert len(rounds) == 2 and all(len(runs) == 2 for found in rounds for runs in found.values())
+    assert len(rounds) == 2 and all(len(runs) == 2 for round_ in rounds for runs in round_.values())
 
 
 class Quitter(Echo):
@@ -94,7 +96,7 @@ def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch
     )
     assert left == [(("b", 1), "it ended: killed")]  # and is not asked again
     assert len(other.asked) == turns  # nor is the rest of its side
-    assert len(rounds) == 3 and all(list(found) == [PLAIN] for found in rounds[turns:])
+    assert len(rounds) == 3 and all(list(round_) == [PLAIN] for round_ in rounds[turns:])
 
 
 def test_our_own_failure_ends_the_race():

@@ -45,8 +45,8 @@ def step(rows: int, drafted: int = 0, padded: int = 0) -> StepRecord:
 
 def test_tasks_come_again_with_seeds_of_their_own():
     other = replace(TASK, prompt=[4], seed=4)
-    found = of_batch([TASK, other], 3)
-    assert [(task.prompt, task.seed) for task in found] == [([1, 2], 3), ([4], 4), ([1, 2], 5)]
+    summary = of_batch([TASK, other], 3)
+    assert [(task.prompt, task.seed) for task in summary] == [([1, 2], 3), ([4], 4), ([1, 2], 5)]
     assert of_batch([TASK, other], 1) == [TASK]
 
 

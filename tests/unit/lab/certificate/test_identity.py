@@ -30,5 +30,5 @@ def test_a_difference_is_rounding_or_a_bug():
     ended = parted([1, 1], [1])
     assert (ended.plain, ended.speculative, ended.gap, ended.verdict) == (1, None, None, "bug")
     assert Identity([2], 1, 3, 1, [near]).ok
-    found = Identity([2], 2, 5, 2, [near, wrong])
-    assert found.bugs == [wrong] and not found.ok
+    identity = Identity([2], 2, 5, 2, [near, wrong])
+    assert identity.bugs == [wrong] and not identity.ok

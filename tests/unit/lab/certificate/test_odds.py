@@ -53,15 +53,15 @@ def test_uniform_numbers_pass_and_others_do_not():
 def test_what_is_caught_is_caught():
     """A law that is off by as much as `catches`, in its least visible shape, is found in 99 % of
     samples, so in all of 20 but 3 or more once in 1e3 seeds."""
-    n, found = 4000, []
+    n, p_values = 4000, []
     off = binned("", "", uniforms(n), LEVEL).catches
     assert off is not None
     for seed in range(20):
         u = uniforms(n, seed)  # every other bin of the 32 is heavier by 2 off, the rest lighter
         bins, move = (u * 32).long(), uniforms(n, 100 + seed) < 2 * off
         bins = torch.where(move & (bins % 2 == 1), bins - 1, bins)
-        found.append(binned("", "", (bins + 0.5) / 32, LEVEL).p_value < LEVEL)
-    assert sum(found) >= 18
+        p_values.append(binned("", "", (bins + 0.5) / 32, LEVEL).p_value < LEVEL)
+    assert sum(p_values) >= 18
 
 
 def test_events_as_often_as_said():
@@ -90,8 +90,8 @@ def test_numbers_that_come_back_are_seen():
 def test_two_samples_are_scipys():
     a, b = np.array([40.0, 30.0, 80.0, 3.0, 2.0]), np.array([90.0, 50.0, 170.0, 2.0, 1.0])
     expected = stats.chi2_contingency([[40, 30, 80, 5], [90, 50, 170, 3]])
-    found = two_samples("", "", [(a, b)], LEVEL)
-    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9) and found.n == 155
+    test = two_samples("", "", [(a, b)], LEVEL)
+    assert test.p_value == pytest.approx(expected.pvalue, rel=1e-9) and test.n == 155
     other = np.array([80.0, 30.0, 40.0, 3.0, 2.0])
     assert two_samples("", "", [(a, b), (other, b)], LEVEL).p_value < LEVEL
     assert two_samples("", "", [(a[:1], b[:1])], LEVEL).p_value == 1

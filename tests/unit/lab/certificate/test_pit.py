@@ -13,15 +13,15 @@ P = torch.tensor([[0.1, 0.6, 0.0, 0.3]])
 
 def test_where_a_token_lies():
     law = P.repeat(4, 1)
-    found = uniforms(law, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double())
+    values = uniforms(law, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double())
     near = {"atol": 1e-6, "rtol": 0}
-    torch.testing.assert_close(found.by_id, torch.tensor([0.05, 0.4, 0.7, 0.85]).double(), **near)
-    torch.testing.assert_close(found.ranked, torch.tensor([0.95, 0.3, 1, 0.75]).double(), **near)
+    torch.testing.assert_close(values.by_id, torch.tensor([0.05, 0.4, 0.7, 0.85]).double(), **near)
+    torch.testing.assert_close(values.ranked, torch.tensor([0.95, 0.3, 1, 0.75]).double(), **near)
 
 
 def test_ties_share_their_mass():
-    found = uniforms(torch.full((2, 4), 0.25), torch.tensor([3, 0]), torch.tensor([0.5, 0.25]))
-    assert found.ranked.tolist() == [0.5, 0.25]
+    values = uniforms(torch.full((2, 4), 0.25), torch.tensor([3, 0]), torch.tensor([0.5, 0.25]))
+    assert values.ranked.tolist() == [0.5, 0.25]
 
 
 def test_drawn_tokens_are_uniform():
@@ -30,8 +30,8 @@ def test_drawn_tokens_are_uniform():
     laws = torch.rand(20_000, 7, generator=dice, dtype=torch.float64) ** 4
     u, noise = torch.rand(2, 20_000, generator=dice, dtype=torch.float64)
     laws = laws / laws.sum(-1, keepdim=True)
-    found = uniforms(laws, sample(laws, u), noise)
-    assert binned("", "", found.ranked, 1e-6).p_value > 1e-6
-    assert binned("", "", found.by_id, 1e-6).p_value > 1e-6
+    values = uniforms(laws, sample(laws, u), noise)
+    assert binned("", "", values.ranked, 1e-6).p_value > 1e-6
+    assert binned("", "", values.by_id, 1e-6).p_value > 1e-6
     wrong = uniforms(laws**1.1, sample(laws, u), noise)
     assert binned("", "", wrong.ranked, 1e-6).p_value < 1e-6

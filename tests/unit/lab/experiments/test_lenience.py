@@ -28,10 +28,10 @@ def test_alphas_are_those_of_the_formulas(temperature):
     assert result["tokens"] == len(prefixes)
     for factor, alpha in zip(FACTORS, result["alphas"], strict=True):
         if temperature:
-            kept = [np.minimum(P(t) / factor, Q(t)).sum() for t in prefixes]
+            shares = [np.minimum(P(t) / factor, Q(t)).sum() for t in prefixes]
         else:
-            kept = [P(t)[np.argmax(Q(t))] >= factor * P(t).max() for t in prefixes]
-        assert alpha["value"] == pytest.approx(float(np.mean(kept)))
+            shares = [P(t)[np.argmax(Q(t))] >= factor * P(t).max() for t in prefixes]
+        assert alpha["value"] == pytest.approx(float(np.mean(shares)))
 
 
 def test_guesses_that_are_certain_and_none():
@@ -39,8 +39,8 @@ def test_guesses_that_are_certain_and_none():
     assert lenience.lenient(Place(p, None, 1), [1.0, 0.5, 0.1]) == pytest.approx([0.3, 0.6, 1.0])
     assert lenience.greedily(Place(p, None, 1), [1.0, 0.5]) == [0.0, 1.0]
     assert lenience.greedily(Place(p, q, 1), [1.0, 0.5]) == pytest.approx([0.1, 1.0])
-    for kept in (lenience.lenient, lenience.greedily):
-        assert kept(Place(p, None, None), [1.0, 0.5]) == [0.0, 0.0]
+    for chance in (lenience.lenient, lenience.greedily):
+        assert chance(Place(p, None, None), [1.0, 0.5]) == [0.0, 0.0]
 
 
 def test_only_the_papers_temperatures():

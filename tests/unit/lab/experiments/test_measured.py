@@ -96,12 +96,12 @@ def test_tables_2_and_4_show_the_fastest_gamma():
         "3.40",
     )
     assert table.emphasized == {0, 1}  # the fastest at each temperature
-    said = " ".join(section.paragraphs)
-    assert "0.68 to 1.29, median 1.08 in the paper's table 4, within whose range 5 of 6" in said
-    assert "Of 2 gammas the fastest is shown" in said
-    assert "Measured are 1.30 to 1.90 times plain decoding, in the paper 1.4 to 3.4" in said
-    assert "ours is lower in 4 of 4" in said
-    assert "c of small is 0.100 here and 0.02 in the paper, 5.0 times" in said
+    text = " ".join(section.paragraphs)
+    assert "0.68 to 1.29, median 1.08 in the paper's table 4, within whose range 5 of 6" in text
+    assert "Of 2 gammas the fastest is shown" in text
+    assert "Measured are 1.30 to 1.90 times plain decoding, in the paper 1.4 to 3.4" in text
+    assert "ours is lower in 4 of 4" in text
+    assert "c of small is 0.100 here and 0.02 in the paper, 5.0 times" in text
 
 
 def test_a_busy_machine_is_told():
@@ -214,13 +214,13 @@ def test_scores_need_references(tmp_path, pairs):
 
 
 def test_cases_beyond_the_paper():
-    asked = beyond.cases(recipe())
-    kinds = [(case["what"], case["draft"], case.get("inner")) for case in asked]
+    cases = beyond.cases(recipe())
+    kinds = [(case["what"], case["draft"], case.get("inner")) for case in cases]
     assert kinds.count(("rules", "small", None)) == 2  # gammas, where text is sampled
     assert kinds.count(("automatic", "large", None)) == 2
     cascades = [kind[1:] for kind in kinds if kind[0] == "cascade"]
     one = beyond.cases(recipe(beyond_models=1))
-    assert one == [case for case in asked if case["draft"] == "small"]
+    assert one == [case for case in cases if case["draft"] == "small"]
     assert cascades == [("small", None)] * 2 + [("large", None)] * 2  # small has no name to load
 
 

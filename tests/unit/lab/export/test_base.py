@@ -15,15 +15,17 @@ SYSTEM = System("other", "1.0", "https://other", FACTS, FACTS, lambda setting: [
 
 
 def test_facts_are_those_of_the_kind_of_draft():
-    for draft, gamma, told in (
+    for draft, gamma, lacks in (
         ("draft", 3, ["all", "model"]),
         ("lookup", 3, ["all", "lookup"]),
         ("none", 0, ["all"]),
         ("self:int4", 0, ["all"]),  # no guess is made
     ):
-        made = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
-        assert [fact.text for fact in made.law] == told == [fact.text for fact in made.lacks]
-        assert made.steps == ["target"]
+        exported = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
+        assert (
+            [fact.text for fact in exported.law] == lacks == [fact.text for fact in exported.lacks]
+        )
+        assert exported.steps == ["target"]
 
 
 @pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])
@@ -41,7 +43,7 @@ def test_what_a_system_does_not_have_is_refused():
         export(replace(SYSTEM, converts=True), versioned)
 
 
-def test_numbers_that_are_none():
+def test_invalid_numbers():
     with pytest.raises(ForetokenError, match="gamma is -1; give 0 or more"):
         replace(SETTING, gamma=-1)
     with pytest.raises(ForetokenError, match="temperature is nan; give 0 or more"):

@@ -87,8 +87,8 @@ def test_a_draft_without_a_tokenizer_gets_the_targets(system: System, tmp_path):
     setting = Setting("t", str(tmp_path), 4)
     copy, *steps = export(system, setting).steps
     folder = f"{tmp_path.parent.name}-{tmp_path.name}-with-tokenizer"
-    made = f"mkdir -p {folder} && cp {tmp_path}/* t/*tokenizer* {folder}"
-    assert copy.removeprefix("# ") == made
+    command = f"mkdir -p {folder} && cp {tmp_path}/* t/*tokenizer* {folder}"
+    assert copy.removeprefix("# ") == command
     assert any(folder in step for step in steps)
     assert not any(str(tmp_path) in step for step in steps)
     (tmp_path / "tokenizer.json").touch()
@@ -104,16 +104,18 @@ def test_a_folder_that_is_converted_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
 def test_facts_name_their_sources(system: System):
     for setting in (MODEL, LOOKUP):
-        made = export(system, setting)
-        assert made.law and made.lacks
-        for fact in (*made.law, *made.lacks):
+        exported = export(system, setting)
+        assert exported.law and exported.lacks
+        for fact in (*exported.law, *exported.lacks):
             assert "/" in fact.source and not fact.text.endswith(".")
 
 
 def test_what_was_seen_in_other_systems_is_told():
     def told(system: System, setting: Setting) -> str:
-        made = export(system, setting)
-        return "\n".join(f"{fact.text} [{fact.source}]" for fact in (*made.law, *made.lacks))
+        exported = export(system, setting)
+        return "\n".join(
+            f"{fact.text} [{fact.source}]" for fact in (*exported.law, *exported.lacks)
+        )
 
     assert "BPE pre-tokenizer was not recognized" in told(LLAMA_CPP, MODEL)
     assert "--spec-draft-sampling probabilistic" in told(LLAMA_CPP, MODEL)

@@ -94,18 +94,18 @@ def paper(requests: list[tuple[Request, int]], gamma: int | None, texts: list[Te
 @settings(max_examples=8, deadline=None)
 def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any) -> None:
     """At temperature 0, where what `measure` sees of a text decides which guesses are kept."""
-    asked = [
+    requests = [
         (Request(prompt, limit, RowKey(0, i), params=GREEDY), before)
         for i, (prompt, limit, before) in enumerate(drawn)
     ]
-    rows = engine(asked, gamma)
+    rows = engine(requests, gamma)
     assert all(row.finish_reason == "length" for row in rows)
     target, drafter = models()
     texts = [
         Text(i, len(row.request.prompt), tuple(betas(target, drafter, row)))
         for i, row in enumerate(rows)
     ]
-    assert told(paper(asked, gamma, texts)) == told(rows)
+    assert told(paper(requests, gamma, texts)) == told(rows)
 
 
 def betas(target: TableModel, drafter: LMDrafter, row: Row) -> list[float | None]:
@@ -120,8 +120,8 @@ def test_a_step_takes_what_the_measurement_expects_of_it() -> None:
     sizes = [0]
 
     def taken(joined: list[int]) -> None:
-        asked = (Request(texts[i].ids, 9, RowKey(0, i), params=GREEDY) for i in joined)
-        served = [replica.submit(request, replica.clock.seconds) for request in asked]
+        requests = (Request(texts[i].ids, 9, RowKey(0, i), params=GREEDY) for i in joined)
+        served = [replica.submit(request, replica.clock.seconds) for request in requests]
         before = replica.clock.seconds
         replica.step()
         records = [one.row.records[-1] for one in replica.open]

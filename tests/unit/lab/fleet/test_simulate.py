@@ -22,8 +22,10 @@ SERVICE = 0.5 + 1.0  # to take a request on, and a step
 
 
 def measured(serving: Serving | None = ONE, draft: str = "draft", **more: Any) -> Measurement:
-    made: Measurement = parse(document([0.5], 0.1, draft=draft, **more), Measurement, "m.json")
-    return replace(made, serving=serving)
+    measurement: Measurement = parse(
+        document([0.5], 0.1, draft=draft, **more), Measurement, "m.json"
+    )
+    return replace(measurement, serving=serving)
 
 
 def run(fleet: Fleet, rate: float, serving: Serving = ONE, **more: Any) -> Simulated:
@@ -52,8 +54,8 @@ def test_replicas_share_the_requests():
 
 
 def test_a_load_that_is_too_much_has_no_latencies():
-    found = run(TASK, 1.01 / SERVICE)
-    assert found.overloaded and found.whole is None and found.first_token is None
+    result = run(TASK, 1.01 / SERVICE)
+    assert result.overloaded and result.whole is None and result.first_token is None
     assert not run(TASK, 0.99 / SERVICE).overloaded
 
 

@@ -40,8 +40,8 @@ def test_gaps_are_those_of_a_poisson_process(seed: int):
 
 def test_prompts_are_ids_of_the_vocabulary():
     """1,000 ids of 7 leave one out with odds of 7 (6/7)^1000 < 1e-65."""
-    made = [*islice(prompts(100, 7, 3), 10)]
-    assert [len(prompt) for prompt in made] == [100] * 10
-    assert {id for prompt in made for id in prompt} == set(range(7))
-    assert made == [*islice(prompts(100, 7, 3), 10)] != [*islice(prompts(100, 7, 4), 10)]
-    assert made[0] != made[1]
+    texts = [*islice(prompts(100, 7, 3), 10)]
+    assert [len(prompt) for prompt in texts] == [100] * 10
+    assert {id for prompt in texts for id in prompt} == set(range(7))
+    assert texts == [*islice(prompts(100, 7, 3), 10)] != [*islice(prompts(100, 7, 4), 10)]
+    assert texts[0] != texts[1]

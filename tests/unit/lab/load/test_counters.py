@@ -41,9 +41,9 @@ def test_servers_that_do_not_guess_have_none():
 
 
 def test_rates():
-    found = Counters(230, 310, 160).since(Counters(30, 10, 10))
-    assert found == Counters(200, 300, 150)
-    assert found.tokens_per_call == 4.0 and found.accepted_per_drafted == 0.5
+    counts = Counters(230, 310, 160).since(Counters(30, 10, 10))
+    assert counts == Counters(200, 300, 150)
+    assert counts.tokens_per_call == 4.0 and counts.accepted_per_drafted == 0.5
     assert Counters(0, 0, 0).tokens_per_call is None
     assert Counters(5, 0, 0).accepted_per_drafted is None
     assert Counters(5, 0, 0).tokens_per_call == 1.0

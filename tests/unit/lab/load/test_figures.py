@@ -21,10 +21,10 @@ def failed(status: str, said: str) -> Trace:
 
 def test_percentiles_lie_between_neighbours():
     """Of 1 to 5 ms, percentile q is 1 + 4 q / 100."""
-    found = latency([0.003, 0.001, None, 0.005, 0.002, 0.004], [0, 50, 90, 100])
-    assert found is not None and found.mean == found.median == pytest.approx(3)
-    assert found.std == pytest.approx(2**0.5)
-    assert found.percentiles == pytest.approx({0: 1.0, 50: 3.0, 90: 4.6, 100: 5.0})
+    summary = latency([0.003, 0.001, None, 0.005, 0.002, 0.004], [0, 50, 90, 100])
+    assert summary is not None and summary.mean == summary.median == pytest.approx(3)
+    assert summary.std == pytest.approx(2**0.5)
+    assert summary.percentiles == pytest.approx({0: 1.0, 50: 3.0, 90: 4.6, 100: 5.0})
     assert latency([None], [50]) is None
 
 
@@ -32,23 +32,23 @@ def test_what_a_load_comes_to():
     traces = [trace(0.1, 0.3, 0.5), failed("429", "full"), trace(0.2, 1.2), failed("503", "down")]
     traces += [failed("429", "full again")]
     traces[0].late, traces[1].late = 0.5, 2.0
-    found = figures(traces, 2.0, list(METRICS), [50, 99], {"ttft": 0.15})
-    assert (found.completed, found.failed, found.good, found.by_tokens) == (2, 3, 1, True)
-    told = found.document
-    assert told["failures"] == {
+    summary = figures(traces, 2.0, list(METRICS), [50, 99], {"ttft": 0.15})
+    assert (summary.completed, summary.failed, summary.good, summary.by_tokens) == (2, 3, 1, True)
+    document = summary.document
+    assert document["failures"] == {
         "429": {"requests": 2, "first": "full"},
         "503": {"requests": 1, "first": "down"},
     }
-    assert (told["total_input_tokens"], told["total_output_tokens"]) == (20, 5)
-    assert (told["request_throughput"], told["request_goodput"]) == (1.0, 0.5)
-    assert (told["output_throughput"], told["total_token_throughput"]) == (2.5, 12.5)
-    assert told["mean_ttft_ms"] == pytest.approx(150) and told["p99_ttft_ms"] < 200
-    assert told["mean_sent_late_ms"] == 500 and told["max_sent_late_ms"] == 2000
-    assert told["mean_tpot_ms"] == pytest.approx((200 + 1000) / 2)
-    assert told["mean_itl_ms"] == pytest.approx((200 + 200 + 1000) / 3)
-    assert told["median_itl_ms"] == pytest.approx(200) and told["itl_between"] == "tokens"
-    assert told["median_e2el_ms"] == pytest.approx((500 + 1200) / 2)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert (document["total_input_tokens"], document["total_output_tokens"]) == (20, 5)
+    assert (document["request_throughput"], document["request_goodput"]) == (1.0, 0.5)
+    assert (document["output_throughput"], document["total_token_throughput"]) == (2.5, 12.5)
+    assert document["mean_ttft_ms"] == pytest.approx(150) and document["p99_ttft_ms"] < 200
+    assert document["mean_sent_late_ms"] == 500 and document["max_sent_late_ms"] == 2000
+    assert document["mean_tpot_ms"] == pytest.approx((200 + 1000) / 2)
+    assert document["mean_itl_ms"] == pytest.approx((200 + 200 + 1000) / 3)
+    assert document["median_itl_ms"] == pytest.approx(200) and document["itl_between"] == "tokens"
+    assert document["median_e2el_ms"] == pytest.approx((500 + 1200) / 2)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
 def test_one_text_whose_chunks_are_not_counted_makes_all_gaps_those_of_chunks():
@@ -60,8 +60,12 @@ def test_one_text_whose_chunks_are_not_counted_makes_all_gaps_those_of_chunks():
 
 
 def test_nothing_but_failures():
-    told = figures([failed("500", "x")], 1.0, list(METRICS), [50], {"e2el": 1.0}).document
-    assert told["completed"] == 0 and told["request_goodput"] == 0.0 and "mean_ttft_ms" not in told
+    summary = figures([failed("500", "x")], 1.0, list(METRICS), [50], {"e2el": 1.0}).document
+    assert (
+        summary["completed"] == 0
+        and summary["request_goodput"] == 0.0
+        and "mean_ttft_ms" not in summary
+    )
     assert figures([], 0.0, ["ttft"], [50], {}).document["request_throughput"] == 0.0
 
 

@@ -26,8 +26,8 @@ def test_they_work_for_as_long_as_the_block_runs(tmp_path: Path) -> None:
 
 def test_one_that_cannot_work_is_told_of(tmp_path: Path) -> None:
     target, _ = pair(tmp_path)
-    told = pytest.raises(RefusedError, match="beside the measured one cannot work: .*nothing")
-    with told, beside(1, options(target, str(tmp_path / "nothing")), ["a"], 2):
+    refusal = pytest.raises(RefusedError, match="beside the measured one cannot work: .*nothing")
+    with refusal, beside(1, options(target, str(tmp_path / "nothing")), ["a"], 2):
         pytest.fail("the measurement began")
     assert not multiprocessing.active_children()
 

@@ -18,15 +18,15 @@ from tiny import folder, llama, t5
 
 
 def test_llama_by_hand():
-    found = of_model(CausalModel(llama(320)), "name", "float32")
+    footprint_of = of_model(CausalModel(llama(320)), "name", "float32")
     layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48  # q, k and v, o; gate, up, down
     products = 2 * layer + 320 * 32
-    assert found.parameters == products + 320 * 32 + 5 * 32  # embedding, norms
-    assert found.operations == 2 * products and found.pass_bytes == 4 * products
-    assert found.weight_bytes == 4 * found.parameters
-    assert found.cache_bytes == 2 * 2 * 2 * 8 * 4  # k and v, layers, heads, size, bytes
+    assert footprint_of.parameters == products + 320 * 32 + 5 * 32  # embedding, norms
+    assert footprint_of.operations == 2 * products and footprint_of.pass_bytes == 4 * products
+    assert footprint_of.weight_bytes == 4 * footprint_of.parameters
+    assert footprint_of.cache_bytes == 2 * 2 * 2 * 8 * 4  # k and v, layers, heads, size, bytes
     half = of_model(CausalModel(llama(320)), "name", "bfloat16")
-    assert (half.weight_bytes, half.cache_bytes) == (found.weight_bytes // 2, 64 * 2)
+    assert (half.weight_bytes, half.cache_bytes) == (footprint_of.weight_bytes // 2, 64 * 2)
     quarter = of_model(CausalModel(llama(320)), "name", "int4")  # groups of 64, head in 8 bits
     assert quarter.pass_bytes == 2 * layer * (0.5 + 2 / 64) + 320 * 32 and quarter.dtype == "int4"
 
@@ -62,24 +62,24 @@ def TableModelOf(network):
 
 
 def test_an_encoder_is_not_run_again():
-    found = of_model(Seq2SeqModel(t5(64)), "name", "float32")
+    footprint_of = of_model(Seq2SeqModel(t5(64)), "name", "float32")
     attention, feed = 4 * 32 * 32, 2 * 32 * 48
     decoder = 2 * (2 * attention + feed) + 64 * 32  # two layers; the head, tied
-    assert abs(found.operations // 2 - decoder) <= 32 * 4  # relative positions' few weights
+    assert abs(footprint_of.operations // 2 - decoder) <= 32 * 4  # relative positions' few weights
 
 
 def test_experts_that_a_token_does_not_meet_are_not_read():
-    found = of_model(TableModelOf(build("Mixtral")), "name", "float32")
+    footprint_of = of_model(TableModelOf(build("Mixtral")), "name", "float32")
     layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 4 * 32 + 2 * 3 * 32 * 48  # 2 experts of 4
-    assert found.operations == 2 * (2 * layer + 64 * 32)
+    assert footprint_of.operations == 2 * (2 * layer + 64 * 32)
 
 
 def test_a_model_that_left_its_network_is_counted_from_its_folder(tmp_path):
     where = folder(tmp_path / "model", llama(320))
     model = TableModel(lambda text: [1.0], 1)
     model.runtime = "other"
-    found = of_model(model, str(where), "float32")
-    assert found.parameters == of_model(CausalModel(llama(320)), "", "float32").parameters
+    footprint_of = of_model(model, str(where), "float32")
+    assert footprint_of.parameters == of_model(CausalModel(llama(320)), "", "float32").parameters
     assert of_model(model, str(tmp_path / "no"), "float32").parameters is None
 
 

@@ -48,11 +48,11 @@ def pair(drafter: Drafter | None = None, **settings) -> Speculator:
 def exact_alpha() -> float:
     """E sum min(p, q) over the first TOKENS prefixes that P makes of every prompt."""
     overlap, laws = np.minimum(P, Q).sum(1), np.eye(V)[[prompt[0] for prompt in PROMPTS]]
-    found = []
+    estimates = []
     for _ in range(TOKENS):
-        found.append((laws @ overlap).mean())
+        estimates.append((laws @ overlap).mean())
         laws = laws @ P
-    return float(np.mean(found))
+    return float(np.mean(estimates))
 
 
 @pytest.fixture(scope="module")
@@ -114,30 +114,30 @@ def test_predictions_follow_from_the_counts(found):
 
 def test_a_perfect_and_a_useless_draft():
     perfect = pair(LMDrafter(TableModel.markov(P.tolist()), V))
-    found = measure(perfect, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
-    assert found.alpha.value == pytest.approx(1) and found.tokens_per_call.value == 3
-    assert [p.kept / p.judged for p in found.positions] == [1, 1]
+    measurement = measure(perfect, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
+    assert measurement.alpha.value == pytest.approx(1) and measurement.tokens_per_call.value == 3
+    assert [p.kept / p.judged for p in measurement.positions] == [1, 1]
     left, right = np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0.5, 0.5, 0])
     useless = Speculator(
         TableModel.markov([left] * V), LMDrafter(TableModel.markov([right] * V), V)
     )
-    found = measure(useless, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
-    assert found.alpha.value == 0 and found.tokens_per_call.value == 1
-    assert found.positions[1].rate is None and found.positions[1].asked == 0
+    measurement = measure(useless, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
+    assert measurement.alpha.value == 0 and measurement.tokens_per_call.value == 1
+    assert measurement.positions[1].rate is None and measurement.positions[1].asked == 0
 
 
 def test_a_draft_that_is_silent_at_times():
-    found = measure(pair(LookupDrafter()), PROMPTS[:4], options())
-    assert 0 < found.silent < 1 and 0 < found.positions[0].offered < 1
-    assert found.positions[0].judged < found.positions[0].asked
-    assert found.draft.runtime == "python" and found.draft.operations == 0
+    measurement = measure(pair(LookupDrafter()), PROMPTS[:4], options())
+    assert 0 < measurement.silent < 1 and 0 < measurement.positions[0].offered < 1
+    assert measurement.positions[0].judged < measurement.positions[0].asked
+    assert measurement.draft.runtime == "python" and measurement.draft.operations == 0
 
 
 def test_an_end_of_sequence_is_no_rejection():
     spec = pair(LMDrafter(TableModel.markov(P.tolist()), V), ends=Ends(eos=frozenset({0})))
-    found = measure(spec, PROMPTS[1:5], options())
-    assert all(p.kept == p.judged == p.asked for p in found.positions)
-    assert found.tokens < TOKENS
+    measurement = measure(spec, PROMPTS[1:5], options())
+    assert all(p.kept == p.judged == p.asked for p in measurement.positions)
+    assert measurement.tokens < TOKENS
 
 
 def test_an_encoder_decoder():
@@ -147,15 +147,15 @@ def test_an_encoder_decoder():
     target = TableModel(law, V, encoder_decoder=True)
     drafter = LMDrafter(TableModel(law, V), V)
     spec = Speculator(target, drafter, ends=Ends(decoder_start=0))
-    found = measure(spec, PROMPTS[:3], options())
-    assert found.target.encoder_decoder and found.alpha.value == pytest.approx(1)
+    measurement = measure(spec, PROMPTS[:3], options())
+    assert measurement.target.encoder_decoder and measurement.alpha.value == pytest.approx(1)
 
 
 def test_a_small_context():
     target = TableModel(lambda text: P[text[-1]].tolist(), V, context=9)
     spec = Speculator(target, LMDrafter(TableModel.markov(Q.tolist()), V))
-    found = measure(spec, PROMPTS[:3], options())
-    assert len(found.passes) == 9 and found.context == 0
+    measurement = measure(spec, PROMPTS[:3], options())
+    assert len(measurement.passes) == 9 and measurement.context == 0
 
 
 def test_what_cannot_be_measured():
@@ -199,21 +199,21 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
 
 
 def test_a_measurement_is_picked_up(found, tmp_path):
-    prompts, asked, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
-    part = Part(out, asked, found.machine)
+    prompts, wishes, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
+    part = Part(out, wishes, found.machine)
     assert part.done == []
     for one in found.prompts[:2]:
         part.add(one)
     with part.path.open("a") as file:
         file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
-    again = Part(out, asked, found.machine)
+    again = Part(out, wishes, found.machine)
     assert again.done == found.prompts[:2]
     new = []
-    whole = measure(pair(), prompts, asked, done=again.done, keep=new.append)
+    whole = measure(pair(), prompts, wishes, done=again.done, keep=new.append)
     assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
     assert new[0].overlaps == found.prompts[2].overlaps
     assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
-    other = Part(out, replace(asked, seed=1), found.machine)
+    other = Part(out, replace(wishes, seed=1), found.machine)
     assert other.done == [] and len(other.path.read_text().splitlines()) == 1
     other.remove()
     assert list(tmp_path.iterdir()) == []

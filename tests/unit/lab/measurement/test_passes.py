@@ -29,9 +29,9 @@ class Clocked(TableModel):
         self.added = self.added + missing if missing > 0 else 0
         padded = missing > 0 and self.added <= SLACK
         self.added = self.added if padded else 0
-        made = self.last if padded else size
-        self.now += 1 + made / 8 + LAYOUT * (made != self.last)
-        self.last = made
+        length = self.last if padded else size
+        self.now += 1 + length / 8 + LAYOUT * (length != self.last)
+        self.last = length
         return super().score(blocks, need)
 
 

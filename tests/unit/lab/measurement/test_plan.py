@@ -23,16 +23,16 @@ def planned(*found: Measurement) -> Plan:
 
 
 def test_do_not_speculate():
-    found = planned(measured([0.1], 0.5, speedup=0.73))
-    assert found.gamma == 0 and found.vllm is None
-    assert found.first.best.gamma == 1 and found.first.best.speedup.value < 1
-    assert shlex.split(found.command)[-2:] == ["--gamma", "0"]
+    chosen = planned(measured([0.1], 0.5, speedup=0.73))
+    assert chosen.gamma == 0 and chosen.vllm is None
+    assert chosen.first.best.gamma == 1 and chosen.first.best.speedup.value < 1
+    assert shlex.split(chosen.command)[-2:] == ["--gamma", "0"]
 
 
 def test_a_plan_promises_no_more_than_was_measured():
-    found = planned(measured([0.5, 0.5], 0.1, tokens=3, speedup=0.9))
-    assert found.gamma == 0 and found.first.best.gamma == 2
-    assert found.first.best.speedup.value == pytest.approx(0.9)
+    chosen = planned(measured([0.5, 0.5], 0.1, tokens=3, speedup=0.9))
+    assert chosen.gamma == 0 and chosen.first.best.gamma == 2
+    assert chosen.first.best.speedup.value == pytest.approx(0.9)
     slow = measured([0.8], 0.1, draft="slow", speedup=1.1)  # the same costs, another clock
     fast = measured([0.8], 0.1, draft="fast", speedup=1.2)
     assert planned(slow, fast).first.draft == "fast"
@@ -41,18 +41,20 @@ def test_a_plan_promises_no_more_than_was_measured():
 def test_the_fastest_draft_comes_first():
     slow = measured([0.8], 0.4, draft="slow", speedup=1.1)
     fast = measured([0.7], 0.05, draft="fast", speedup=1.4)
-    found = planned(slow, fast)
-    assert [one.draft for one in found.candidates] == ["fast", "slow"]
-    assert found.gamma == best(predictions(fast)).gamma
-    arguments = shlex.split(found.command)
+    chosen = planned(slow, fast)
+    assert [one.draft for one in chosen.candidates] == ["fast", "slow"]
+    assert chosen.gamma == best(predictions(fast)).gamma
+    arguments = shlex.split(chosen.command)
     assert arguments[:2] == ["foretoken", "generate"]
     assert arguments[arguments.index("--draft") + 1] == "fast"
-    assert arguments[arguments.index("--gamma") + 1] == str(found.gamma)
+    assert arguments[arguments.index("--gamma") + 1] == str(chosen.gamma)
 
 
 def test_a_command_says_what_is_not_the_default():
-    found = measured([0.8], 0.1, draft="my draft", temperature=0.7, top_k=40, dtype="bfloat16")
-    arguments = shlex.split(planned(found).command)
+    measurement = measured(
+        [0.8], 0.1, draft="my draft", temperature=0.7, top_k=40, dtype="bfloat16"
+    )
+    arguments = shlex.split(planned(measurement).command)
     for option, value in (
         ("--target", "target"),
         ("--draft", "my draft"),
@@ -77,13 +79,13 @@ def test_a_command_loads_as_was_measured():
         "device": "cuda",
     }
     on = ("trust_remote_code", "exact_shapes", "ignore_generation_config")
-    found = measured([0.8], 0.1, **loaded, **dict.fromkeys(on, True))
-    arguments = shlex.split(planned(found).command)
+    measurement = measured([0.8], 0.1, **loaded, **dict.fromkeys(on, True))
+    arguments = shlex.split(planned(measurement).command)
     for name, value in loaded.items():
         assert arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] == value
     assert {f"--{name.replace('_', '-')}" for name in on} <= {*arguments}
     assert "True" not in arguments and arguments.count("--gamma") == 1
-    assert speculative_config(found, 3)["revision"] == "v2"
+    assert speculative_config(measurement, 3)["revision"] == "v2"
 
 
 def test_how_drafts_were_read_may_differ_and_how_the_target_was_may_not():

@@ -29,10 +29,10 @@ def test_by_hand():
     gamma 1: cost(3) = 1.1 + cost(2)/2 + cost(1)/2 = 2.4; gamma 2: 1.2 + cost(2)/2 + cost(1)/4 =
     2.25, so 3 / 2.25 = 4/3.
     """
-    found = planned(measured([0.5, 0.5], 0.1, tokens=3, speedup=4 / 3))
-    table = predictions(found.first.measurement)
+    chosen = planned(measured([0.5, 0.5], 0.1, tokens=3, speedup=4 / 3))
+    table = predictions(chosen.first.measurement)
     assert [one.speedup.value for one in table[:3]] == pytest.approx([1, 3 / 2.4, 4 / 3])
-    assert found.gamma == 2 and found.first.best.speedup.value == pytest.approx(4 / 3)
+    assert chosen.gamma == 2 and chosen.first.best.speedup.value == pytest.approx(4 / 3)
     assert [one.tokens_per_call for one in table[:3]] == pytest.approx([1, 1.5, 1.75])
 
 
@@ -41,10 +41,10 @@ def test_guesses_kept_alike_give_the_papers_formula(alpha, c):
     """Three positions measured, the others extrapolated: all are alpha^i."""
     v = [1 + 0.03 * n for n in range(16)]
     clock = theory.walltime_factor(alpha, 3, c, v=[0, *v], tokens=50)
-    found = measured([alpha] * 3, c, alpha=alpha, passes=v, tokens=50, speedup=clock)
+    measurement = measured([alpha] * 3, c, alpha=alpha, passes=v, tokens=50, speedup=clock)
     expected = theory.optimal_gamma(alpha, c, v=[0, *v], max_gamma=15, tokens=50)
-    assert planned(found).gamma == expected
-    for one in predictions(found):
+    assert planned(measurement).gamma == expected
+    for one in predictions(measurement):
         factor = theory.walltime_factor(alpha, one.gamma, c, v=[0, *v], tokens=50)
         assert one.speedup.value == pytest.approx(factor, rel=1e-5)
         assert one.tokens_per_call == pytest.approx(
@@ -54,8 +54,8 @@ def test_guesses_kept_alike_give_the_papers_formula(alpha, c):
 
 def test_other_work_counts():
     """Two tokens, gamma 1, always kept: 2 (1 + 0.5) / (1 + 0.25 + 0.75)."""
-    found = measured([1.0], 0.25, tokens=2, overhead=(0.5, 0.75))
-    assert formula(found) == pytest.approx(1.5)
+    measurement = measured([1.0], 0.25, tokens=2, overhead=(0.5, 0.75))
+    assert formula(measurement) == pytest.approx(1.5)
 
 
 def test_a_silent_draft_costs_what_it_drafts():
@@ -63,16 +63,16 @@ def test_a_silent_draft_costs_what_it_drafts():
 
     Two tokens: cost(2) = 1.5 + 0.05 + cost(1) / 2 = 2.05.
     """
-    found = measured([0.5], 0.1, tokens=2, passes=[1.0, 2.0], offered=0.5)
-    assert formula(found) == pytest.approx(2 / 2.05)
+    measurement = measured([0.5], 0.1, tokens=2, passes=[1.0, 2.0], offered=0.5)
+    assert formula(measurement) == pytest.approx(2 / 2.05)
 
 
 def test_what_the_clock_said_is_what_is_predicted():
     """For the measured gamma, interval and all; for others in proportion to the formula."""
     clock = {"value": 1.2, "low": 1.05, "high": 1.4}
     by_formula = predictions(measured([0.5, 0.5], 0.1, tokens=3, speedup=4 / 3))
-    found = document([0.5, 0.5], 0.1, tokens=3) | {"speedup": clock}
-    table = predictions(parse(found, Measurement, "by hand"))
+    content = document([0.5, 0.5], 0.1, tokens=3) | {"speedup": clock}
+    table = predictions(parse(content, Measurement, "by hand"))
     plain, one, two, *_ = (prediction.speedup for prediction in table)
     assert asdict(two) == pytest.approx(clock)
     assert (plain.low, plain.value, plain.high) == (1, 1, 1)
@@ -89,10 +89,10 @@ def test_passes_cost_what_they_did_in_the_runs():
 
     Two tokens, gamma 1: 2 / (0.1 + 1.8 + 0.5); gamma 2 has the same pass at its end, as gamma is
     cut to what is wanted less one."""
-    found = measured([0.5], 0.1, passes=[1.0, 1.2, 1.4], tokens=2, beside=1.5)
-    assert formula(found) == pytest.approx(2 / 2.4)
-    one, two = (prediction.speedup.value for prediction in predictions(found)[1:])
-    assert one == pytest.approx(found.speedup.value) and two == pytest.approx(one)
+    measurement = measured([0.5], 0.1, passes=[1.0, 1.2, 1.4], tokens=2, beside=1.5)
+    assert formula(measurement) == pytest.approx(2 / 2.4)
+    one, two = (prediction.speedup.value for prediction in predictions(measurement)[1:])
+    assert one == pytest.approx(measurement.speedup.value) and two == pytest.approx(one)
 
 
 def test_errors_come_from_alpha_guess_and_passes():
@@ -128,11 +128,11 @@ def test_errors_come_from_how_passes_grow():
     """Three tokens, guesses always kept: cost(3) is pass(3) at gamma 2; at gamma 1, which was run,
     pass(2) + pass(1). If pass(2) alone was timed wrongly, pass(3) beside drafts is too, inversely.
     """
-    found = document([1.0], 0.0, passes=[1.0, 1.2, 1.5], tokens=3)
-    exact = predictions(parse(found, Measurement, "by hand"))[2].speedup
+    content = document([1.0], 0.0, passes=[1.0, 1.2, 1.5], tokens=3)
+    exact = predictions(parse(content, Measurement, "by hand"))[2].speedup
     assert exact.value == pytest.approx(1.5 * 2.2 / 1.5) and exact.error == pytest.approx(0)
     error = 1.57 * 0.3 / 3
-    found["passes"][1] |= {"q1": 1.05, "q3": 1.35}
-    two = predictions(parse(found, Measurement, "by hand"))[2].speedup
+    content["passes"][1] |= {"q1": 1.05, "q3": 1.35}
+    two = predictions(parse(content, Measurement, "by hand"))[2].speedup
     ends = [1.5 * 2.2 / (1.5 * 1.2 / (1.2 + sign * error)) for sign in (1, -1)]
     assert two.value == exact.value and two.error == pytest.approx((ends[0] - ends[1]) / 2)

@@ -13,18 +13,22 @@ from measurements import document, spread
 
 
 def test_what_follows_from_the_numbers():
-    found = parse(
+    measurement = parse(
         document([0.5], 0.1, passes=[1.0, 1.5], temperature=0.7, top_k=4), Measurement, ""
     )
-    assert found.v == [1.0, 1.5] and found.c == pytest.approx(0.1)
-    assert found.c_hat == 0.02 and found.bandwidth == 1000 and found.floor_seconds == 0.2
-    assert found.options.sampling == SamplingParams(0.7, top_k=4)
+    assert measurement.v == [1.0, 1.5] and measurement.c == pytest.approx(0.1)
+    assert (
+        measurement.c_hat == 0.02
+        and measurement.bandwidth == 1000
+        and measurement.floor_seconds == 0.2
+    )
+    assert measurement.options.sampling == SamplingParams(0.7, top_k=4)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    found = parse(document([0.5], 0.1), Measurement, "by hand")
-    found.save(tmp_path / "m.json")
-    assert load(tmp_path / "m.json") == found
+    measurement = parse(document([0.5], 0.1), Measurement, "by hand")
+    measurement.save(tmp_path / "m.json")
+    assert load(tmp_path / "m.json") == measurement
 
 
 def test_other_files(tmp_path):

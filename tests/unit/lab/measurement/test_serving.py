@@ -22,24 +22,24 @@ OPTIONS = Options("t", "d", "p.txt", "0", max_new_tokens=3)
 
 def speculator(**more: object) -> Speculator:
     target = TableModel(random_model(1, V), V, **more)  # pyright: ignore[reportArgumentType]
-    made = Speculator(target, LMDrafter(TableModel(random_model(2, V), V), V))
-    made._costs.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
-    return made
+    pair = Speculator(target, LMDrafter(TableModel(random_model(2, V), V), V))
+    pair._costs.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
+    return pair
 
 
 def test_all_parts_are_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SIZES", (1, 4, 16, 64))
     spec = speculator(context=20)
-    found = serving(spec, [[1, 2], [3]], OPTIONS, 2)
-    assert found.rows == 2 and found.costs == COSTS
-    assert [n for n, _ in found.reading] == [1, 4, 16]  # that the context holds
-    assert [n for n, _ in found.draft_reading] == [0, 1, 4, 16] and found.draft_reading[0][1] < 1e-6
-    for table in (found.reading, found.draft_reading):
+    costs = serving(spec, [[1, 2], [3]], OPTIONS, 2)
+    assert costs.rows == 2 and costs.costs == COSTS
+    assert [n for n, _ in costs.reading] == [1, 4, 16]  # that the context holds
+    assert [n for n, _ in costs.draft_reading] == [0, 1, 4, 16] and costs.draft_reading[0][1] < 1e-6
+    for table in (costs.reading, costs.draft_reading):
         times = [seconds for _, seconds in table]
         assert times == sorted(times) and times[-1] > 0
-    assert [n for n, _ in found.around] == [1, 2] and all(0 < t < 1 for _, t in found.around)
-    assert 0 <= found.joining < 1
-    for table in (found.drafts, found.passes):  # relative to costs, which are seconds here
+    assert [n for n, _ in costs.around] == [1, 2] and all(0 < t < 1 for _, t in costs.around)
+    assert 0 <= costs.joining < 1
+    for table in (costs.drafts, costs.passes):  # relative to costs, which are seconds here
         assert [n for n, _ in table] == [1, 2] and all(0 < share < 0.1 for _, share in table)
     with Engine(spec, 2) as engine:  # nothing is left in the models
         engine.add([1], OPTIONS.wishes)

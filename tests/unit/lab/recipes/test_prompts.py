@@ -23,8 +23,8 @@ def test_lines_and_their_limit(tmp_path):
 def test_prompts_that_are_too_long_are_left_out(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\nthirteen\ntwo\nfour\n")
-    found = read(Prompts(file=str(path), longest=4, limit=2))
-    assert found == [Task("one"), Task("two")]
+    parsed = read(Prompts(file=str(path), longest=4, limit=2))
+    assert parsed == [Task("one"), Task("two")]
     with pytest.raises(InputError, match="holds 0 prompts of 2 characters at most; give 2 or more"):
         read(Prompts(file=str(path), longest=2))
 
@@ -43,8 +43,8 @@ def test_jsonl_by_its_keys(tmp_path):
         {"article": [3, 4], "highlights": None},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read(Prompts(file=str(path), prompt="article", reference="highlights"))
-    assert found == [Task("long", "short"), Task("first"), Task([3, 4])]
+    parsed = read(Prompts(file=str(path), prompt="article", reference="highlights"))
+    assert parsed == [Task("long", "short"), Task("first"), Task([3, 4])]
 
 
 @pytest.mark.parametrize(

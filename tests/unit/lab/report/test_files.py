@@ -43,8 +43,8 @@ def made(tmp_path_factory) -> Report:
             line = {"recipe": own.name, "of": of, "experiment": name, "case": row.case}
             results.add(Line(**line, seconds=row.seconds, result=row.result, failed=row.failed))
     asked.append(Job(own, of, "timeline", {"draft": "small"}))
-    told = {"date": "2026-11-23", "command": "foretoken report tables.toml --out report"}
-    return report(asked, results, quick=True, **told)
+    header = {"date": "2026-11-23", "command": "foretoken report tables.toml --out report"}
+    return report(asked, results, quick=True, **header)
 
 
 @pytest.fixture(scope="module")

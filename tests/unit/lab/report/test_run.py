@@ -44,8 +44,8 @@ def measured(monkeypatch) -> list[dict[str, Any]]:
 
 
 def test_draft_by_draft_and_in_the_pages_order(own):
-    asked = jobs([own], MACHINE)
-    order = [(job.case["draft"], job.experiment, job.case["temperature"]) for job in asked]
+    cases = jobs([own], MACHINE)
+    order = [(job.case["draft"], job.experiment, job.case["temperature"]) for job in cases]
     assert order[:4] == [
         ("small", "acceptance", 0.0),
         ("small", "acceptance", 1.0),
@@ -82,40 +82,40 @@ def test_the_latest_measurements_are_found_without_models_and_prompts(own, measu
 
 
 def test_each_is_kept_and_none_is_measured_again(own, measured, tmp_path):
-    asked, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    standings = run(asked, Results(path), MACHINE, "report")
+    cases, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
+    standings = run(cases, Results(path), MACHINE, "report")
     for _ in range(4):  # three are done, and the fourth is to begin
         next(standings)
     standings.close()
     assert len(measured) == 3
-    rest = list(run(asked, Results(path), MACHINE, "report"))
+    rest = list(run(cases, Results(path), MACHINE, "report"))
     assert rest[0].done == 3 and rest[0].all == 12 and rest[-1].done == 12
-    assert len(measured) == 12 and measured[3] == asked[3].case
+    assert len(measured) == 12 and measured[3] == cases[3].case
 
 
 def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
-    asked, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    list(run(asked, Results(path), MACHINE, "report"))
+    cases, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
+    list(run(cases, Results(path), MACHINE, "report"))
     results = Results(path)
     reasons = {
         (job.experiment, job.case["draft"]): row.failed
-        for job in asked
+        for job in cases
         if (row := results.row(job.of, job.experiment, job.case)) is not None
     }
     assert reasons["acceptance", "small"] is None
     assert reasons["acceptance", "large"] == "ValueError: no room"
     assert reasons["walltime", "bigram"] == "no table"
     measured.clear()
-    list(run(asked, results, MACHINE, "report"))
+    list(run(cases, results, MACHINE, "report"))
     assert {case["draft"] for case in measured} == {"large", "bigram"} and len(measured) == 6
 
 
 def test_a_figure_that_is_no_number_is_a_failure(own, measured, tmp_path, monkeypatch):
     nan = {"figure": float("nan")}
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", lambda pairs, case: nan)
-    asked, results = jobs([own], MACHINE)[:1], Results(tmp_path / "results.jsonl")
-    list(run(asked, results, MACHINE, "report"))
-    row = results.row(asked[0].of, "acceptance", asked[0].case)
+    cases, results = jobs([own], MACHINE)[:1], Results(tmp_path / "results.jsonl")
+    list(run(cases, results, MACHINE, "report"))
+    row = results.row(cases[0].of, "acceptance", cases[0].case)
     assert row is not None and row.failed is not None and "not JSON compliant" in row.failed
 
 
@@ -124,10 +124,10 @@ def test_ctrl_c_is_no_failure(own, measured, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", interrupted)
-    asked: list[Job] = jobs([own], MACHINE)
+    cases: list[Job] = jobs([own], MACHINE)
     results = Results(tmp_path / "results.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        list(run(asked, results, MACHINE, "report"))
+        list(run(cases, results, MACHINE, "report"))
     assert Results(results.path).last("tables") is None
 
 

@@ -50,9 +50,9 @@ def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
         ours, theirs = fixed.score(ids, need), ragged.score(blocks, need)
         for b, n in enumerate(need):
             assert torch.allclose(ours[b, :n], theirs[b, :n], atol=1e-6)
-        kept = [max(0, length - 2) for length in ragged.cache.lengths]
+        lengths = [max(0, length - 2) for length in ragged.cache.lengths]
         for runner in (fixed, ragged):
-            runner.set_lengths(kept)
+            runner.set_lengths(lengths)
 
 
 def test_a_tensor_on_the_ragged_cache() -> None:
@@ -141,10 +141,10 @@ def test_few_passes_serve_all() -> None:
     model = pairs.target("Llama")
     pair = pairs.speculator(model, pairs.relative(model), runtime="graphs")
     pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
-    made = dict(pair.target.passes)
-    assert 0 < len(made) <= 3 * 4  # rows of 4, 2 and 1, widths of 1, 2, 3 and 5
+    passes = dict(pair.target.passes)
+    assert 0 < len(passes) <= 3 * 4  # rows of 4, 2 and 1, widths of 1, 2, 3 and 5
     pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
-    assert all(pair.target.passes[key] is one for key, one in made.items())
+    assert all(pair.target.passes[key] is one for key, one in passes.items())
     assert {width for _, width, _ in pair.target.passes} <= {1, 2, 3, 5}
 
 

@@ -32,9 +32,9 @@ FAMILIES = ["Mistral", "Qwen2", "T5", "BART"]  # on pages, with a window or with
 def network(name: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        made = build(name)
-        stir(made)
-    return made
+        twin = build(name)
+        stir(twin)
+    return twin
 
 
 def hosted(
@@ -42,9 +42,11 @@ def hosted(
 ) -> tuple[Any, Companion[Any]]:
     (way, *_) = conversion.ways(network)
     target: Any = way.run(network)
-    made = conversion.companion(None, target, dtype, layers, lambda: copy.deepcopy(network), dict)
-    assert isinstance(made, Companion)
-    return target, made
+    exported = conversion.companion(
+        None, target, dtype, layers, lambda: copy.deepcopy(network), dict
+    )
+    assert isinstance(exported, Companion)
+    return target, exported
 
 
 class Hosted:
@@ -64,29 +66,29 @@ class Hosted:
         self.drafting.start(prompts, sources)
 
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
-        made = self.guess(blocks)
+        guesses = self.guess(blocks)
         logits = self.target.score(blocks, need)
         for b, (block, n) in enumerate(zip(blocks, need, strict=True)):
-            for i in range(max(len(block) - n, 0), min(len(block), len(made[b]))):
+            for i in range(max(len(block) - n, 0), min(len(block), len(guesses[b]))):
                 own = logits[b, i - (len(block) - n)]
-                self.apart = max(self.apart, float((made[b][i] - own).abs().max()))
+                self.apart = max(self.apart, float((guesses[b][i] - own).abs().max()))
                 self.guessed += 1
         return logits
 
     def guess(self, blocks: list[list[int]]) -> list[list[Tensor]]:
         """The copy's logits behind each token that it took of a row's block."""
-        taken = [self.dice.randint(0, len(block)) for block in blocks]
+        counts = [self.dice.randint(0, len(block)) for block in blocks]
         before = list(self.target.lengths)
-        made: list[list[Tensor]] = [[] for _ in blocks]
-        for i in range(max(taken, default=0)):
-            feed = [[block[i]] if i < n else [] for block, n in zip(blocks, taken, strict=True)]
+        tensors: list[list[Tensor]] = [[] for _ in blocks]
+        for i in range(max(counts, default=0)):
+            feed = [[block[i]] if i < n else [] for block, n in zip(blocks, counts, strict=True)]
             logits = self.drafting.score(feed, [len(token) for token in feed])
             for b, token in enumerate(feed):
                 if token:
-                    made[b].append(logits[b, 0].clone())
+                    tensors[b].append(logits[b, 0].clone())
         self.drafting.score([[self.dice.randrange(2, 60)] for _ in blocks], [1] * len(blocks))
         assert self.target.lengths == before
-        return made
+        return tensors
 
     def set_lengths(self, lengths: list[int]) -> None:
         self.target.set_lengths(lengths)
@@ -131,11 +133,11 @@ def test_some_layers_read_the_same_layers_of_the_target() -> None:
 
     cached = DynamicCache(config=whole.config)
     whole(input_ids=torch.tensor([text]), past_key_values=cached, use_cache=True)
-    kept = DynamicCache()
-    kept.update(cached.layers[last].keys, cached.layers[last].values, 0)
+    dynamic = DynamicCache()
+    dynamic.update(cached.layers[last].keys, cached.layers[last].values, 0)
     with torch.no_grad():
         ids = torch.tensor([more])
-        expected = thinned(whole, (last,))(input_ids=ids, past_key_values=kept, use_cache=True)
+        expected = thinned(whole, (last,))(input_ids=ids, past_key_values=dynamic, use_cache=True)
     assert torch.allclose(logits, expected.logits[0], atol=1e-4)
     assert deviation(whole, Hosted(*hosted(whole, layers=(0,)))) < 1e-5  # pyright: ignore
 

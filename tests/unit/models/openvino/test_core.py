@@ -27,5 +27,5 @@ except KeyboardInterrupt:
 def test_a_signal_after_models_that_are_gone(tmp_path: Path):
     names = [folder(tmp_path / name, llama(64, seed=seed)) for seed, name in enumerate("ab")]
     command = [sys.executable, "-c", PROGRAM, *map(str, names)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.stdout == "heard\n", (done.returncode, done.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert process.stdout == "heard\n", (process.returncode, process.stderr)

@@ -53,8 +53,8 @@ def test_guesses_change_no_text(target, draft):
     plain = foretoken.load(target, "none", kv_dtype="int8").generate(prompts, **options)
     spec = foretoken.load(target, draft, kv_dtype="int8")
     for gamma in (1, 4, None):
-        done = spec.generate(prompts, gamma=gamma, **options)
-        assert [each.tokens for each in done] == [each.tokens for each in plain]
+        completions = spec.generate(prompts, gamma=gamma, **options)
+        assert [each.tokens for each in completions] == [each.tokens for each in plain]
 
 
 def test_what_has_no_pages_refuses(target, tmp_path):
@@ -75,10 +75,10 @@ def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
     spec = foretoken.load(target, draft, dtype="int8")
 
     def texts(gamma: int | None) -> list[list[int]]:
-        done = spec.generate(
+        completions = spec.generate(
             ["It was", "the day"], max_new_tokens=40, temperature=1.0, seed=3, gamma=gamma
         )
-        return [each.tokens for each in done]
+        return [each.tokens for each in completions]
 
     first = {gamma: texts(gamma) for gamma in (0, 3)}
     texts(None)

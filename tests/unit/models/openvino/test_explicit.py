@@ -34,11 +34,11 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
 def compiled(model: PreTrainedModel) -> tuple[Any, ...]:
-    made = export_explicit(model)
+    exported = export_explicit(model)
     graphs = {
-        name: core().compile_model(graph, "CPU", EXACT) for name, graph in made.graphs.items()
+        name: core().compile_model(graph, "CPU", EXACT) for name, graph in exported.graphs.items()
     }
-    return graphs.get("encoder"), graphs["decoder"], made.facts
+    return graphs.get("encoder"), graphs["decoder"], exported.facts
 
 
 @cache
@@ -199,9 +199,9 @@ def test_rows_that_all_left_leave_nothing_behind(t5: ExplicitModel) -> None:
 def test_logits_outlive_the_next_pass(t5: ExplicitModel) -> None:
     t5.start([[1, 2]], [[4]])
     first = t5.score([[3]], [1])
-    kept = first.clone()
+    clone = first.clone()
     t5.score([[9]], [1])
-    assert torch.equal(first, kept)
+    assert torch.equal(first, clone)
 
 
 def test_a_block_that_nobody_needs_counts_as_one_that_somebody_does(t5: ExplicitModel) -> None:
@@ -301,8 +301,8 @@ def test_greedy_text_is_transformers_own() -> None:
     draft = LMDrafter(Seq2SeqModel(relative(stock)), 64)
     for gamma, drafter in ((0, NoDrafter()), (4, draft)):
         spec = Speculator(runner, drafter, ends=Ends(decoder_start=0))
-        done = spec.generate(PROMPTS, gamma=gamma, max_new_tokens=24)
-        for completion, prompt in zip(done, PROMPTS, strict=True):
+        completions = spec.generate(PROMPTS, gamma=gamma, max_new_tokens=24)
+        for completion, prompt in zip(completions, PROMPTS, strict=True):
             assert_greedy(completion, stock, prompt, 24)
     assert 0 < completion.stats.accepted < completion.stats.drafted
     assert completion.stats.runtime == "openvino"

@@ -34,16 +34,16 @@ WHERE = ("openvino/paged.py", "pages/flat.py", "pages/pool.py")  # to interrupt
 @pytest.fixture(scope="module")
 def network() -> PreTrainedModel:
     torch.manual_seed(0)
-    made = build("Mistral")  # with a window of 8
-    stir(made)
-    return made
+    twin = build("Mistral")  # with a window of 8
+    stir(twin)
+    return twin
 
 
 @pytest.fixture(scope="module")
 def model(network: PreTrainedModel) -> PagedModel:
-    made = conversion.PAGED.run(network)
-    assert isinstance(made, PagedModel)
-    return made
+    exported = conversion.PAGED.run(network)
+    assert isinstance(exported, PagedModel)
+    return exported
 
 
 @pytest.fixture(autouse=True)
@@ -273,12 +273,12 @@ def test_what_was_read_serves_texts_that_begin_alike(
     assert model.known([*system, 5]) == 64 and model.known([9, *system]) == 0
     model.start([[*system, 5, 6]])
     assert sum(read) == 8
-    said = [(5 * i + 1) % 40 + 2 for i in range(40)]
-    model.score([[], said], [0, 40])
+    text = [(5 * i + 1) % 40 + 2 for i in range(40)]
+    model.score([[], text], [0, 40])
     model.set_lengths([70, 100])  # 12 of them were wrong guesses
     model.leave([1])
     read.clear()
-    turn = [*system, 5, 6, *said[:28], 8, 9]
+    turn = [*system, 5, 6, *text[:28], 8, 9]
     model.start([turn])
     assert sum(read) == len(turn) - 96
     stock.start([turn])
@@ -329,18 +329,18 @@ def test_what_is_kept_never_makes_the_pool_grow(remembering: PagedModel) -> None
 
 def test_what_is_reserved_is_enough(network: PreTrainedModel) -> None:
     """Rows that are let in by `memory` alone never make the pool grow."""
-    made = conversion.PAGED.run(network)
-    assert isinstance(made, PagedModel)
+    exported = conversion.PAGED.run(network)
+    assert isinstance(exported, PagedModel)
     with pytest.raises(InputError, match="kv_memory is 100 bytes, one token takes"):
-        Scheduler(made, LookupDrafter(), 4).engage(4, 100, keep=False)
-    scheduler = Scheduler(made, LookupDrafter(), 4)
-    scheduler.engage(4, 9 * made.memory([1], []), keep=False)
-    assert made.pool.size == 9
+        Scheduler(exported, LookupDrafter(), 4).engage(4, 100, keep=False)
+    scheduler = Scheduler(exported, LookupDrafter(), 4)
+    scheduler.engage(4, 9 * exported.memory([1], []), keep=False)
+    assert exported.pool.size == 9
     rows = [Row.of(Request([i + 1] * (20 + i), 60, RowKey(0, i))) for i in range(6)]
     scheduler.submit([Task(row, choose(block), Fixed(i % 5)) for i, row in enumerate(rows)])
     most = 0
     while scheduler.step():
-        most = max(most, len(made.lengths))
-        assert made.pool.size == 9
+        most = max(most, len(exported.lengths))
+        assert exported.pool.size == 9
     assert all(row.finish_reason == "length" for row in rows)
-    assert most > 1 and len(made.pool.free) == 9
+    assert most > 1 and len(exported.pool.free) == 9

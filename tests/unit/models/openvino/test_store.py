@@ -78,22 +78,22 @@ def test_a_damaged_one_is_as_none(damage: str) -> None:
 
 def test_several_writers_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
-        kept = list(pool.map(lambda _: store.keep("k", exported(2.0), "m", "float32"), range(6)))
-    assert all(kept)
+        results = list(pool.map(lambda _: store.keep("k", exported(2.0), "m", "float32"), range(6)))
+    assert all(results)
     loaded = store.find("k")
     assert loaded is not None and runs(loaded) == 2.0
     assert [place.name for place in store.folder().iterdir()] == ["k"]
 
 
 def test_what_a_dead_process_left_is_swept() -> None:
-    left = store.folder() / f"{store.MAKING}old"
+    partial = store.folder() / f"{store.MAKING}old"
     fresh = store.folder() / f"{store.MAKING}new"
-    left.mkdir(parents=True)
+    partial.mkdir(parents=True)
     fresh.mkdir()
     long_ago = time.time() - 2 * store.STALE
-    os.utime(left, (long_ago, long_ago))
+    os.utime(partial, (long_ago, long_ago))
     store.keep("k", exported(), "m", "float32")
-    assert not left.exists() and fresh.exists()
+    assert not partial.exists() and fresh.exists()
 
 
 def test_a_disk_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,15 @@ def test_layers_are_the_models_own(name: str) -> None:
     model = build(name)
     before = [id(part) for part in model.modules()]
     count = len(stack_of(model))
-    made = thinned(model, (0,))
+    thin = thinned(model, (0,))
     assert len(stack_of(model)) == count and [id(part) for part in model.modules()] == before
     ids = torch.tensor([[3, 4, 5]])
     feed = {"input_ids": ids} | ({"decoder_input_ids": ids} if name in ("T5", "BART") else {})
     with torch.no_grad():
-        few, all_ = made(**feed).logits, model(**feed).logits
+        few, all_ = thin(**feed).logits, model(**feed).logits
     assert few.shape == all_.shape and not torch.allclose(few, all_)
     own = {weight.data_ptr() for weight in model.parameters()}
-    assert {weight.data_ptr() for weight in made.parameters()} < own
+    assert {weight.data_ptr() for weight in thin.parameters()} < own
 
 
 def test_all_layers_are_the_model() -> None:

@@ -38,8 +38,8 @@ ABORTED = {4: 1, 8: 3}  # before which step, which arrival
 
 
 def network(seed: int = 0, *, tied: bool = False) -> PreTrainedModel:
-    made = llama(V, CONTEXT, seed, eos_token_id=None, tie_word_embeddings=tied)
-    return made.double().requires_grad_(False)
+    twin = llama(V, CONTEXT, seed, eos_token_id=None, tie_word_embeddings=tied)
+    return twin.double().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def spread(ranks: Ranks) -> ParallelModel:
-    made = on_ranks(ranks).run(network())
-    assert isinstance(made, ParallelModel)
-    return made
+    target = on_ranks(ranks).run(network())
+    assert isinstance(target, ParallelModel)
+    return target
 
 
 def test_logits_are_those_of_one_process(spread: ParallelModel) -> None:
@@ -74,7 +74,7 @@ def moved(target: CausalModel | ParallelModel) -> list[tuple[list[int], Completi
         for weight in draft.parameters():
             weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
     spec = Speculator(target, LMDrafter(CausalModel(draft), V))
-    done: dict[int, Completion | None] = {}
+    completions: dict[int, Completion | None] = {}
     texts: dict[int, list[int]] = {}
     ids: list[int] = []
     with Engine(spec, 3) as engine:
@@ -88,8 +88,8 @@ def moved(target: CausalModel | ParallelModel) -> list[tuple[list[int], Completi
                 break
             for event in engine.step():
                 texts.setdefault(event.id, []).extend(event.tokens)
-                done[event.id] = event.completion
-    return [(texts.get(id, []), done.get(id)) for id in ids]
+                completions[event.id] = event.completion
+    return [(texts.get(id, []), completions.get(id)) for id in ids]
 
 
 def test_an_engine_writes_the_same_texts_by_the_same_laws(spread: ParallelModel) -> None:

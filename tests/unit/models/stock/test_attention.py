@@ -65,12 +65,14 @@ def test_threads_may_run_one_network_at_once() -> None:
     """Two speculators over one network in memory: nothing is shared but the weights."""
     model = pairs.target("Llama")
     before = state(model)
-    made = [load(model, "none") for _ in range(2)]
-    alone = [made[0].generate([prompt], max_new_tokens=24)[0].tokens for prompt in pairs.PROMPTS]
+    speculators = [load(model, "none") for _ in range(2)]
+    alone = [
+        speculators[0].generate([prompt], max_new_tokens=24)[0].tokens for prompt in pairs.PROMPTS
+    ]
     texts: dict[int, list[list[int]]] = {}
 
     def work(i: int) -> None:
-        texts[i] = [one.tokens for one in made[i].generate(pairs.PROMPTS, max_new_tokens=24)]
+        texts[i] = [one.tokens for one in speculators[i].generate(pairs.PROMPTS, max_new_tokens=24)]
 
     threads = [Thread(target=work, args=(i,)) for i in range(2)]
     for thread in threads:

@@ -39,8 +39,8 @@ def test_a_row_that_needs_nothing_does_not_unsettle_the_others() -> None:
 @pytest.mark.parametrize(("counts", "need"), [([4, 4], [2, 0]), ([4, 2], [1, 2]), ([4, 3], [2, 1])])
 def test_padding_is_finite_whatever_stands_there(counts: list[int], need: list[int]) -> None:
     sick = torch.full((2, 4, 1), torch.nan)
-    found = Needed(counts, need, [0, 1], CPU).of(sick)[..., 0].isnan().tolist()
-    assert found == [[i < n for i in range(max(need))] for n in need]
+    sick_rows = Needed(counts, need, [0, 1], CPU).of(sick)[..., 0].isnan().tolist()
+    assert sick_rows == [[i < n for i in range(max(need))] for n in need]
 
 
 def test_none_may_be_needed_of_rows_in_any_places() -> None:

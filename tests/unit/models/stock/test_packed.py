@@ -108,10 +108,10 @@ def test_a_tied_head_is_copied_only_where_it_is_small(
 ) -> None:
     monkeypatch.setattr(packed, "SPARE", spare)
     model = tied()
-    words, expected = model.model.embed_tokens.weight, trial(model)
+    embeddings, expected = model.model.embed_tokens.weight, trial(model)
     assert pack(model).reason is None
     assert type(model.lm_head) is kind
-    assert model.model.embed_tokens.weight is words
+    assert model.model.embed_tokens.weight is embeddings
     assert relative(trial(model), expected) < 1e-5
 
 

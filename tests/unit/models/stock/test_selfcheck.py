@@ -163,14 +163,14 @@ def test_a_known_refusal_and_a_measured_deviation_are_remembered(
     def deviating(model: PreTrainedModel) -> Model:
         return on_torch(type(model)(model.config))
 
-    model, known = build("Llama"), selfcheck.Form("a form", refusing)
+    model, refusing_form = build("Llama"), selfcheck.Form("a form", refusing)
     wrong = selfcheck.Form("another", deviating)
-    for form, says in ((known, "it has softcap"), (wrong, "is not exact over another")):
+    for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):
             self_check(model, form)
     selfcheck.FOUND.clear()
     monkeypatch.setattr(selfcheck, "check", lambda model, form: 1 / 0)
-    for form, says in ((known, "it has softcap"), (wrong, "is not exact over another")):
+    for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):  # from the file
             self_check(model, form)
 
@@ -186,10 +186,10 @@ def module(path: Path, body: str) -> ModuleType:
         "                               past_key_values=past_key_values, **more)\n"
     )
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = made
-    spec.loader.exec_module(made)
-    return made
+    imported = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = imported
+    spec.loader.exec_module(imported)
+    return imported
 
 
 BREAKS = "position_ids = None if position_ids is None else position_ids * 0"

@@ -29,9 +29,9 @@ class Counting(TableModel):
 
 def following(texts, **options) -> tuple[Following, Counting]:
     model = Counting(Q, V, **options)
-    made = Following(model)
-    made.start(texts)
-    return made, model
+    follower = Following(model)
+    follower.start(texts)
+    return follower, model
 
 
 def laws(rows: Following, texts) -> list[list[float]]:

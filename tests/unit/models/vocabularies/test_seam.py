@@ -15,9 +15,9 @@ THEIRS = Words({0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: 
 
 
 def text(*tokens: int) -> Translation:
-    made = Translation(Dictionary(OURS, THEIRS))
-    made.extend(tokens)
-    return made
+    translation = Translation(Dictionary(OURS, THEIRS))
+    translation.extend(tokens)
+    return translation
 
 
 def logits(*probabilities: float) -> torch.Tensor:

@@ -14,9 +14,9 @@ KINDS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
 
 
 def translation(ours: str, theirs: str, text: str = "") -> Translation:
-    made = Translation(Dictionary(words(ours), words(theirs)))
-    made.extend(TOKENIZERS[ours]()(text).input_ids if text else [])
-    return made
+    result = Translation(Dictionary(words(ours), words(theirs)))
+    result.extend(TOKENIZERS[ours]()(text).input_ids if text else [])
+    return result
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)

@@ -61,8 +61,8 @@ def test_refused_fields_say_why_and_neutral_values_pass(name: str) -> None:
 @pytest.mark.parametrize("kind", [Chat, Text])
 def test_a_prediction_is_text_or_parts_of_it(kind: type[Wire]) -> None:
     def options(prediction: Any) -> dict[str, Any]:
-        asked: Any = read(kind, LEAST[kind] | {"prediction": prediction})
-        return asked.options({})
+        parsed: Any = read(kind, LEAST[kind] | {"prediction": prediction})
+        return parsed.options({})
 
     parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
     for content in ("abc", parts):
@@ -121,9 +121,9 @@ def test_unknown_parts_of_a_field_get_the_nearest_known() -> None:
     ],
 )
 def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
-    asked: Any = read(Chat, LEAST[Chat] | more)
+    parsed: Any = read(Chat, LEAST[Chat] | more)
     with pytest.raises(BadRequestError, match=said):
-        asked.options({})
+        parsed.options({})
 
 
 def test_guesses_that_others_would_wait_for() -> None:

@@ -62,16 +62,16 @@ def test_streams_go_on_when_an_engine_is_killed() -> None:
             await asyncio.sleep(0.001)
         assert made[0].engine.running
         made[0].kill()
-        found = await asyncio.gather(*texts)
+        results = await asyncio.gather(*texts)
         await ready(fleet, 2)  # another one takes its place
         assert fleet.restarts == 1 and len(made) == 3
         await fleet.stop(5)
-        return found
+        return results
 
-    for i, (tokens, shown, told) in enumerate(asyncio.run(life())):
+    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
         options = {k: v for k, v in WISHES.items() if k != "cache_salt"}
         (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **options)
-        assert (tokens, shown, told) == (whole.tokens, whole.text, 1)
+        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 
 def test_a_text_that_ends_engines_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,15 +138,15 @@ def test_sums_are_those_of_all_engines() -> None:
     async def life() -> None:
         fleet = await begun(2, made)
         texts = await asyncio.gather(*(text(fleet, f"{i}", i) for i in range(6)))
-        told = await fleet.ask("speculation")
+        answer = await fleet.ask("speculation")
         each = [await link.ask("speculation") for link in fleet._links]
         assert all(one["tokens"] for one in each)
         for name in ("tokens", "steps", "drafted", "accepted"):
-            assert told[name] == sum(one[name] for one in each)
-        assert told["tokens"] == sum(len(tokens) for tokens, _, _ in texts)
-        assert told["tokens_per_call"] == told["tokens"] / told["steps"]
-        assert min(e["alpha"] for e in each) <= told["alpha"] <= max(e["alpha"] for e in each)
-        assert told["running"] == 0 and fleet.running == 0
+            assert answer[name] == sum(one[name] for one in each)
+        assert answer["tokens"] == sum(len(tokens) for tokens, _, _ in texts)
+        assert answer["tokens_per_call"] == answer["tokens"] / answer["steps"]
+        assert min(e["alpha"] for e in each) <= answer["alpha"] <= max(e["alpha"] for e in each)
+        assert answer["running"] == 0 and fleet.running == 0
         assert await fleet.ask("detokenize", tokens=[66]) == await fleet._links[1].ask(
             "detokenize", tokens=[66]
         )
@@ -170,17 +170,17 @@ def test_scaling_loses_nothing(patience: float) -> None:
             await asyncio.sleep(0.001)
         fleet.scale(1, patience)
         assert len(fleet._links) == 1 and sum(fleet.states.values()) == 2
-        found = await asyncio.gather(*texts)
+        results = await asyncio.gather(*texts)
         while sum(fleet.states.values()) > 1:
             await asyncio.sleep(0.005)
         await fleet.stop(5)
-        return found
+        return results
 
     spec = speculator()
     options = {k: v for k, v in WISHES.items() if k != "cache_salt"}
-    for i, (tokens, shown, told) in enumerate(asyncio.run(life())):
+    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
         (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **options)
-        assert (tokens, shown, told) == (whole.tokens, whole.text, 1)
+        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 
 def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:

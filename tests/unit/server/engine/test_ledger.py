@@ -27,9 +27,9 @@ def speculator() -> Speculator:
 
 
 def test_nothing_is_made_up() -> None:
-    told = Ledger().report(speculator())
+    report = Ledger().report(speculator())
     unknown = ("alpha", "c", "v", "predicted_speedup", "measured_speedup", "tokens_per_call")
-    assert {told[name] for name in unknown} == {None} and told["acceptance_by_position"] == []
+    assert {report[name] for name in unknown} == {None} and report["acceptance_by_position"] == []
 
 
 def test_rates_are_those_of_the_steps() -> None:
@@ -44,13 +44,13 @@ def test_rates_are_those_of_the_steps() -> None:
                 done += [] if event.completion is None else [event.completion]
     steps = [step for each in done for step in each.steps]
     spec._costs["sampled", 1] = COSTS
-    told = ledger.report(spec)
-    assert told["tokens_per_call"] == sum(len(s.kept) for s in steps) / len(steps)
-    assert told["drafted"] == sum(s.drafted for s in steps)
+    report = ledger.report(spec)
+    assert report["tokens_per_call"] == sum(len(s.kept) for s in steps) / len(steps)
+    assert report["drafted"] == sum(s.drafted for s in steps)
     firsts = [s.accepted > 0 for s in steps if s.drafted]
-    assert told["acceptance_by_position"][0] == sum(firsts) / len(firsts)
-    assert 0 < told["alpha"] < 1 and told["c"] == pytest.approx(0.1)
-    assert told["predicted_speedup"] >= 1
+    assert report["acceptance_by_position"][0] == sum(firsts) / len(firsts)
+    assert 0 < report["alpha"] < 1 and report["c"] == pytest.approx(0.1)
+    assert report["predicted_speedup"] >= 1
 
 
 def test_speeds_are_compared_among_as_many_rows() -> None:

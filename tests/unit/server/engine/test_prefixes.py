@@ -34,10 +34,10 @@ def test_turns_extend_each_other_and_salts_part_them() -> None:
 
 def test_readers_are_told_apart_and_the_oldest_is_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(prefixes, "KEPT", 4)
-    known = Prefixes()
-    known.note("a", [1, 2, 3])
-    known.note("b", [1, 9])
-    assert known.known("a", [1, 2, 3, 4]) == 3 and known.known("b", [1, 2, 3, 4]) == 1
-    assert known.known("a", [7, 2]) == 0
-    known.note("b", [8])  # 1 was asked for since 2
-    assert known.known("a", [1, 2]) == 1 and known.known("b", [1]) == 1
+    store = Prefixes()
+    store.note("a", [1, 2, 3])
+    store.note("b", [1, 9])
+    assert store.known("a", [1, 2, 3, 4]) == 3 and store.known("b", [1, 2, 3, 4]) == 1
+    assert store.known("a", [7, 2]) == 0
+    store.note("b", [8])  # 1 was asked for since 2
+    assert store.known("a", [1, 2]) == 1 and store.known("b", [1]) == 1

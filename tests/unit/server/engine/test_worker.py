@@ -94,10 +94,10 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
     (expected,) = spec.generate("It", **WISHES)
     pipe.send(Add(3, "It", WISHES))
     assert hear(pipe) == Answer(3, len(spec.ids("It")))
-    told = parts(pipe, 3)
-    assert "".join(part.text for part in told) == expected.text
-    assert [token for part in told for token in part.tokens] == expected.tokens
-    assert told[-1].done is not None and told[-1].done.reason == expected.finish_reason
+    received = parts(pipe, 3)
+    assert "".join(part.text for part in received) == expected.text
+    assert [token for part in received for token in part.tokens] == expected.tokens
+    assert received[-1].done is not None and received[-1].done.reason == expected.finish_reason
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
     plain = [token for part in parts(pipe, 0) for token in part.tokens]
     pipe.send(Add(1, "It", coupled | {"prediction": "It was"}))
     assert isinstance(hear(pipe), Answer)
-    told = parts(pipe, 1)
-    assert [token for part in told for token in part.tokens] == plain
-    first = told[0].steps[0]
+    received = parts(pipe, 1)
+    assert [token for part in received for token in part.tokens] == plain
+    first = received[0].steps[0]
     assert first["predicted"] and len(first["rejected"]) in (1, 2)
 
 

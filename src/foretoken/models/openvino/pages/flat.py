@@ -63,8 +63,8 @@ class Flat:
 
     def output(self, name: str, count: int) -> Tensor:
         """The first `count` rows of an output of the last run, whose padding may have made more."""
-        made = torch.from_numpy(self.request.get_tensor(name).data)
-        return made.flatten(0, -2)[:count]
+        values = torch.from_numpy(self.request.get_tensor(name).data)
+        return values.flatten(0, -2)[:count]
 
     def _put(self, name: str, values: list[int]) -> None:
         """Fill an input; its buffer is bound again only if its size has changed."""

@@ -35,13 +35,13 @@ class Layer:
 
 def layers(graph: ov.CompiledModel) -> dict[str, Layer]:
     """What a graph keeps in pages, by the names of its inputs."""
-    kept: dict[str, Layer] = {}
+    layers_of: dict[str, Layer] = {}
     for port in graph.inputs:
         if "cache." in port.get_any_name():
             inner = list(port.get_partial_shape())[1:]
             shape = tuple(size.get_length() for size in inner)
-            kept[port.get_any_name()] = Layer(shape, port.get_element_type())
-    return kept
+            layers_of[port.get_any_name()] = Layer(shape, port.get_element_type())
+    return layers_of
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ class Pool:
 
     def share(self, pages: list[int]) -> None:
         """Another row holds these pages, which may be free."""
-        taken = set(pages)
-        self.free = [page for page in self.free if page not in taken]
+        used = set(pages)
+        self.free = [page for page in self.free if page not in used]
         for page in pages:
             self.holders[page] += 1
 
@@ -120,9 +120,9 @@ class Pool:
             holders[page] += 1
         free = [page for page in reversed(range(self.size)) if not holders[page]]
         if self.prefixes is not None:  # what is known goes last: first what was left long ago
-            known = [page for page in free if page in self.prefixes]
-            known.sort(key=self.left.__getitem__, reverse=True)
-            free = [*known, *(page for page in free if page not in self.prefixes)]
+            cached = [page for page in free if page in self.prefixes]
+            cached.sort(key=self.left.__getitem__, reverse=True)
+            free = [*cached, *(page for page in free if page not in self.prefixes)]
         return holders, free
 
     def reserve(self, pages: int) -> None:

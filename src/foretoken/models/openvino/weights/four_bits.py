@@ -32,8 +32,8 @@ def four_bits(graph: ov.Model) -> ov.Model:
         weight = node.input_value(1).get_node()
         transposed = node.get_attributes()["transpose_b"]
         small = transposed and weight.get_output_shape(0)[1] % GROUP == 0 and node != products[-1]
-        made = grouped(weight) if small else rounded(weight, axis=1 if transposed else 0)
-        node.input(1).replace_source_output(made)
+        constant = grouped(weight) if small else rounded(weight, axis=1 if transposed else 0)
+        node.input(1).replace_source_output(constant)
     for node in graph.get_ordered_ops():
         if _reads(node, "Gather", 0):
             node.output(0).replace(looked_up(node))
@@ -92,6 +92,6 @@ def looked_up(node: Any) -> Any:
     """The rows that a look-up reads, from integers and a scale for each row."""
     integers, scale = whole(node.input_value(0).get_node().data, axis=1)
     places, axis = node.input_value(1), node.input_value(2)
-    rows = ops.convert(ops.gather(ops.constant(integers), places, axis), "f32")
-    product: Any = ops.multiply(rows, ops.gather(ops.constant(scale), places, axis))
+    out = ops.convert(ops.gather(ops.constant(integers), places, axis), "f32")
+    product: Any = ops.multiply(out, ops.gather(ops.constant(scale), places, axis))
     return product.output(0)

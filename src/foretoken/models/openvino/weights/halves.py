@@ -38,9 +38,9 @@ def halved(graph: ov.Model) -> ov.Model:
 
 def half(node: Any) -> Any:
     """The same constant from half as many bytes, or None where that would round it."""
-    whole = torch.tensor(node.data)
-    narrow = whole.bfloat16()
-    if not torch.equal(narrow.float(), whole):
+    tensor = torch.tensor(node.data)
+    narrow = tensor.bfloat16()
+    if not torch.equal(narrow.float(), tensor):
         return None
     return widened(narrow)
 

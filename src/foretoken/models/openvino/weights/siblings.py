@@ -63,13 +63,13 @@ def _bias(product: Any) -> Any:
 
 def _join(products: list[Any], adders: list[Any]) -> None:
     weights = [product.input_value(1).get_node().data for product in products]
-    made: Any = ops.matmul(
+    fused: Any = ops.matmul(
         products[0].input_value(0), ops.constant(np.concatenate(weights)), False, True
     )
     if adders[0] is not None:
-        made = ops.add(made, ops.constant(np.concatenate([_added(adder) for adder in adders])))
+        fused = ops.add(fused, ops.constant(np.concatenate([_added(adder) for adder in adders])))
     sizes = ops.constant(np.array([len(weight) for weight in weights]))
-    parts: Any = ops.variadic_split(made, ops.constant(-1), sizes)
+    parts: Any = ops.variadic_split(fused, ops.constant(-1), sizes)
     for i, (product, adder) in enumerate(zip(products, adders, strict=True)):
         (adder or product).output(0).replace(parts.output(i))
 

@@ -18,9 +18,9 @@ def test_each_output_has_its_own_scale(turned: bool) -> None:
     weight = RANDOM.normal(size=(160, 128)).astype(np.float32)  # [out, in]
     weight[3] *= 1000
     weight[5] = 0
-    given = weight if turned else weight.T.copy()
+    operand = weight if turned else weight.T.copy()
     x = ops.parameter([-1, 128], np.float32)
-    graph = eight_bits(ov.Model([ops.matmul(x, given, False, turned)], [x], "g"))
+    graph = eight_bits(ov.Model([ops.matmul(x, operand, False, turned)], [x], "g"))
     kinds = [op.get_element_type() for op in graph.get_ops() if op.get_type_name() == "Constant"]
     assert ov.Type.i8 in kinds
     state = np.eye(128, dtype=np.float32)

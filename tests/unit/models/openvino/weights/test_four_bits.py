@@ -20,8 +20,8 @@ def normal(*shape: int) -> np.ndarray:
 
 def kinds(graph: ov.Model) -> list[ov.Type]:
     """Of the graph's weights."""
-    made = [op for op in graph.get_ops() if op.get_type_name() == "Constant"]
-    return [op.get_element_type() for op in made if len(op.get_output_shape(0)) > 1]
+    constants = [op for op in graph.get_ops() if op.get_type_name() == "Constant"]
+    return [op.get_element_type() for op in constants if len(op.get_output_shape(0)) > 1]
 
 
 def test_a_groups_scale_is_the_best_of_some() -> None:
@@ -74,9 +74,9 @@ def test_words_are_looked_up_in_eight_bits() -> None:
     assert ov.Type.i8 in kinds(graph)
     rows = core().compile_model(graph, "CPU")(np.array([7, 299, 7]))[0]
     step = np.abs(weight).max(1, keepdims=True) / 127
-    wanted = weight[[7, 299, 7]]
-    assert np.all(np.abs(rows - wanted) <= 0.5 * step[[7, 299, 7]] * (1 + 1e-3))
-    assert not np.array_equal(rows, wanted)
+    expected = weight[[7, 299, 7]]
+    assert np.all(np.abs(rows - expected) <= 0.5 * step[[7, 299, 7]] * (1 + 1e-3))
+    assert not np.array_equal(rows, expected)
 
 
 @pytest.mark.openvino

@@ -50,8 +50,8 @@ def run(graph: ov.Model, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("turned", [True, False])
 def test_half_the_bytes_and_the_same_numbers(turned: bool, tmp_path: Path) -> None:
     weight = matrix()
-    given = weight if turned else weight.T.copy()
-    graph = halved(product(given, turned))
+    operand = weight if turned else weight.T.copy()
+    graph = halved(product(operand, turned))
     assert kinds(graph) == {ov.Type.bf16}
     assert np.array_equal(run(graph, np.eye(128, dtype=np.float32)).T, weight)
     ov.save_model(graph, tmp_path / "g.xml", compress_to_fp16=False)
@@ -131,8 +131,8 @@ def test_what_is_computed_in_is_what_the_compiled_graph_says(
 ) -> None:
     """Not what was asked for: a processor without bfloat16 arithmetic is asked for it here."""
     settings = conversion.settings
-    asked = {"INFERENCE_PRECISION_HINT": "bf16"}
-    monkeypatch.setattr(conversion, "settings", lambda *given: settings(*given) | asked)
+    hints = {"INFERENCE_PRECISION_HINT": "bf16"}
+    monkeypatch.setattr(conversion, "settings", lambda *given: settings(*given) | hints)
     model = conversion.EXPLICIT.run(pairs.random("T5", 0).float())
     assert model.computed == arithmetic()
 

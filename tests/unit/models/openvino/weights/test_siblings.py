@@ -21,8 +21,8 @@ def normal(*shape: int) -> np.ndarray:
 
 def outputs(graph: ov.Model, states: np.ndarray) -> list[np.ndarray]:
     compiled = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    made = compiled(states)
-    return [made[i] for i in range(len(graph.outputs))]
+    results = compiled(states)
+    return [results[i] for i in range(len(graph.outputs))]
 
 
 def products(graph: ov.Model) -> int:
@@ -52,17 +52,17 @@ def test_what_reads_the_same_states_is_one_product(biased, turned, left) -> None
 
 def test_states_of_their_own_stay_apart() -> None:
     x, y = ops.parameter([-1, 8], np.float32), ops.parameter([-1, 8], np.float32)
-    made = [ops.matmul(states, normal(8, 8), False, True) for states in (x, y)]
-    assert products(joined(ov.Model(made, [x, y], "g"))) == 2
+    nodes = [ops.matmul(states, normal(8, 8), False, True) for states in (x, y)]
+    assert products(joined(ov.Model(nodes, [x, y], "g"))) == 2
     halves = ops.split(x, ops.constant(1), 2)
-    made = [ops.matmul(half, normal(8, 4), False, True) for half in halves.outputs()]
-    assert products(joined(ov.Model(made, [x], "g"))) == 2
+    nodes = [ops.matmul(half, normal(8, 4), False, True) for half in halves.outputs()]
+    assert products(joined(ov.Model(nodes, [x], "g"))) == 2
 
 
 def test_a_sum_that_makes_another_shape_is_no_bias() -> None:
     x = ops.parameter([-1, 24], np.float32)
-    made = [ops.add(ops.matmul(x, normal(5, 24), False, True), normal(5, 1)) for _ in range(2)]
-    graph, states = ov.Model(made, [x], "g"), normal(5, 24)
+    nodes = [ops.add(ops.matmul(x, normal(5, 24), False, True), normal(5, 1)) for _ in range(2)]
+    graph, states = ov.Model(nodes, [x], "g"), normal(5, 24)
     apart = outputs(graph, states)
     assert products(joined(graph)) == 1  # the products alone
     for one, other in zip(apart, outputs(graph, states), strict=True):
