@@ -109,8 +109,9 @@ def run(measurement: Measurement, fleet: Fleet, rate: float) -> dict[str, float]
         context.Process(target=replica, args=(measurement, child_end), daemon=True)
         for _, child_end in pipes
     ]
-    for worker in workers:
+    for worker, (_, child_end) in zip(workers, pipes, strict=True):
         worker.start()
+        child_end.close()  # so that a worker that ends is an EOFError here
     try:
         return dispatched(measurement, fleet, rate, [own_end for own_end, _ in pipes])
     finally:

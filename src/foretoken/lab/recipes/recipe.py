@@ -12,6 +12,7 @@ import os
 import tomllib
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -32,6 +33,7 @@ Name = Literal[
     "observations",
 ]
 PaperDraft = Literal["Unigram", "Bigram", "T5-small", "T5-base", "T5-large", "GPT-like 6M"]
+SHIPPED = Path(str(files("foretoken") / "assets"))  # the pair of a recipe that names no target
 NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
 # What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
 QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
@@ -172,8 +174,9 @@ class Recipe(Form):
                 f"the prompts of {self.name} cannot be read: {one_line(error)}; "
                 "give prompts.file, one a line, a .tsv or a .jsonl"
             ) from None
-        names = [self.target, *(draft.draft for draft in self.drafts)]
-        head = json.dumps([fields, [_files(name) for name in names if name]], sort_keys=True)
+        pair = [self.target] if self.target else [str(SHIPPED / "target"), str(SHIPPED / "draft")]
+        names = [*pair, *(draft.draft for draft in self.drafts if draft.draft)]
+        head = json.dumps([fields, [_files(name) for name in names]], sort_keys=True)
         return hashlib.sha256(head.encode() + b"\n" + text).hexdigest()[:16]
 
 
@@ -267,5 +270,5 @@ def _nearest(value: str, names: list[str]) -> str:
 def _files(name: str) -> list[tuple[str, int, int]]:
     """Names, sizes and times of a model's files: weights that were trained anew differ in them."""
     path = Path(name.rpartition(":")[2])
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    parts = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return [(part.name, part.stat().st_size, part.stat().st_mtime_ns) for part in parts]

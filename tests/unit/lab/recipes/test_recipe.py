@@ -164,3 +164,14 @@ def test_the_digest_follows_the_models(tmp_path):
     first = recipe.digest
     weights.write_text("newer")
     assert recipe.digest != first
+
+
+def test_the_digest_follows_the_pair_that_ships(tmp_path, monkeypatch):
+    recipe = read(RECIPES / "default.toml")
+    first = recipe.digest
+    monkeypatch.setattr("foretoken.lab.recipes.recipe.SHIPPED", tmp_path)
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text("other")
+        assert recipe.digest != first
+        first = recipe.digest
