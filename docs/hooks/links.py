@@ -17,15 +17,20 @@ FOLDER = "repository"  # of the site
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for page in files.documentation_pages():
+    pages = list(files.documentation_pages())
+    while pages:  # a page from outside, such as a model's card, has links of its own
+        page = pages.pop()
         for link in LINK.findall(page.content_string):
-            path = outside(link, page.src_uri, Path(config.docs_dir))
-            if path is None or (uri := place(path, config)) in files.src_uris:
+            path = target(link, page.src_uri, config)
+            if (uri := place(path, config)) in files.src_uris:
                 continue
             if not path.is_file():
                 raise PluginError(f"{page.src_uri} links to {link}, which is no file")
             beside = InclusionLevel.NOT_IN_NAV
-            files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=beside))
+            linked = File.generated(config, uri, abs_src_path=str(path), inclusion=beside)
+            files.append(linked)
+            if linked.is_documentation_page():
+                pages.append(linked)
     return files
 
 
@@ -33,20 +38,23 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     uri = page.file.src_uri
 
     def moved(found: re.Match[str]) -> str:
-        path = outside(found[0], uri, Path(config.docs_dir))
-        if path is None:
-            return found[0]
-        return posixpath.relpath(place(path, config), posixpath.dirname(uri) or ".")
+        to = place(target(found[0], uri, config), config)
+        return posixpath.relpath(to, posixpath.dirname(uri) or ".")
 
     return LINK.sub(moved, markdown)
 
 
-def outside(link: str, uri: str, docs: Path) -> Path | None:
-    """What a page's link leads to; None where that is in docs/."""
-    path = (docs / uri).parent.joinpath(link).resolve()
-    return None if path.is_relative_to(docs.resolve()) else path
+def target(link: str, uri: str, config: Any) -> Path:
+    """The file that a page's link leads to."""
+    docs = Path(config.docs_dir).resolve()
+    outside = Path(uri).parts[:1] == (FOLDER,)
+    page = docs.parent / Path(uri).relative_to(FOLDER) if outside else docs / uri
+    return page.parent.joinpath(link).resolve()
 
 
 def place(path: Path, config: Any) -> str:
     """Where a file of the repository is in the site."""
-    return f"{FOLDER}/{path.relative_to(Path(config.docs_dir).resolve().parent).as_posix()}"
+    docs = Path(config.docs_dir).resolve()
+    if path.is_relative_to(docs):
+        return path.relative_to(docs).as_posix()
+    return f"{FOLDER}/{path.relative_to(docs.parent).as_posix()}"

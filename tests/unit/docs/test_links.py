@@ -57,3 +57,17 @@ def test_a_link_that_leads_nowhere_breaks_the_build(site):
     Path(config.docs_dir, "a.md").write_text("[x](../results/none.json)")
     with pytest.raises(PluginError, match="a.md links to ../results/none.json, which is no file"):
         links.on_files(files, config)
+
+
+def test_a_page_from_outside_brings_what_it_links_to(site):
+    config, files = site
+    root = Path(config.docs_dir).parent
+    Path(config.docs_dir, "a.md").write_text("[card](../models/card.md)")
+    (root / "models").mkdir()
+    (root / "models/card.md").write_text("[log](../results/log.json), [a](../docs/a.md)")
+    (root / "results/log.json").write_text("{}")
+    links.on_files(files, config)
+    assert "repository/results/log.json" in files.src_uris
+    card = Page(None, files.src_uris["repository/models/card.md"], config)
+    text = links.on_page_markdown((root / "models/card.md").read_text(), card, config, files)
+    assert text == "[log](../results/log.json), [a](../../a.md)"
