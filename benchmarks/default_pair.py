@@ -1,4 +1,4 @@
-"""The pair that ships against its own plain decoding: the table in the README.
+"""The pair that ships against its own plain decoding, by gamma.
 
 Expected before the first run: c about 0.15 (one layer against sixteen, plus what every call costs),
 v(5) about 1.3, alpha about 0.6, so 1.3x to 1.6x.

@@ -5,7 +5,7 @@ The machine must be idle. About an hour and a half; a bench that has a result is
 
     python benchmarks/peers/make.py                      # the peers, once
     python benchmarks/figures.py --folder DIR            # DIR: for the pairs, 5 GB
-    python benchmarks/figures.py --folder DIR t5-greedy  # only that one, again
+    python benchmarks/figures.py --folder DIR t5-f32-greedy  # only that one, again
 """
 
 from __future__ import annotations

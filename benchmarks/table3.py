@@ -2,7 +2,7 @@
 
 As there: the mean of sum min(p, q) over 10,000 tokens that the target wrote, at temperature 0 and
 1. The tables are fitted to other texts of the target. Expected: unigram and bigram well below the
-draft, all of them higher at temperature 0. The latter did not come out (docs/paper_map.md).
+draft, all of them higher at temperature 0; none is (docs/paper_map.md).
 `foretoken report` measures the same for any recipe.
 
     python benchmarks/table3.py    # two minutes

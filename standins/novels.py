@@ -1,5 +1,5 @@
-"""The pair that ships learns on: its target on the novels until their held-out loss stops falling,
-then its draft on the target's own samples, then by distillation.
+"""Trains the pair that ships further: its target on the novels until their held-out loss stops
+falling, then its draft on the target's own samples, then by distillation.
 
     python standins/novels.py --novels novels/*.txt.gz --out runs/novels
 

@@ -216,11 +216,11 @@ def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
     )
     gaining = sum(ratio > 1 for ratio in faster)
     paragraph = (
-        f"A draft that is itself drafted for runs at {spanned(faster)} times its speed alone, and "
-        f"gains in {gaining} of {len(faster)} cases: its own passes must be dear beside what "
-        "guesses for it, which drafts of this size hardly are."
+        f"A draft with a draft of its own runs at {spanned(faster)} times its speed alone, and "
+        f"gains in {gaining} of {len(faster)} cases: its own passes must cost much more than "
+        "those of the inner draft, which those of drafts of this size hardly do."
         if gaining * 2 < len(faster)
-        else f"A draft that is itself drafted for runs at {spanned(faster)} times its speed alone, "
+        else f"A draft with a draft of its own runs at {spanned(faster)} times its speed alone, "
         f"and gains in {gaining} of {len(faster)} cases."
     )
     return paragraph, Table("Cascades, both with automatic gamma", head, lines)

@@ -82,8 +82,9 @@ def _paragraph(results: Found, row: Row) -> str:
     )
     if speed.value < factor and v is not None and v > 1:
         paragraph += (
-            f" Between the two stand c = {row.result['c']:.3f}, and a pass over four tokens, which "
-            f"takes {v:.2f} times one over a single token here and counts as 1 in the theorem."
+            f" The difference is due to c = {row.result['c']:.3f} and to a pass over four tokens, "
+            f"which takes {v:.2f} times one over a single token here and counts as 1 in the "
+            "theorem."
         )
     return paragraph
 

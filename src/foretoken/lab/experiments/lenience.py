@@ -141,8 +141,8 @@ def _factor(alpha: float, c: float) -> float:
 def _paragraphs(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     yield (
         "With lenience l a guess is compared with l q in place of q: alpha is then sum min(p / l, "
-        "q), no token is above p / l, and the law is left by alpha with lenience less alpha "
-        "without (total variation)."
+        "q), no token is above p / l, and the distance from the law (total variation) is alpha "
+        "with lenience minus alpha without."
     )
     if len(recipe.lenience) > 1 and recipe.lenience == sorted(recipe.lenience, reverse=True):
         for temperature in (1, 0):

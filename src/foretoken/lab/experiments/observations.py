@@ -71,7 +71,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     verdicts = [verdict for _, _, verdict, _ in lines]
     hold, noisy, fail = (verdicts.count(each) for each in (HOLDS, OPEN, FAILS))
     paragraph = (
-        f"Of the paper's observations {len(lines)} can be asked of these rows: {hold} hold in "
+        f"Of the paper's observations {len(lines)} can be checked on these rows: {hold} hold in "
         f"every case, {fail} in none, {noisy} are within noise, "
         f"{len(lines) - hold - fail - noisy} hold in some cases. Two figures differ where "
         "their 95 % intervals do not overlap, and a figure is in a range, or outside, with all of "

@@ -55,5 +55,5 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     return Section(
         "Figure 1: what became of the guesses",
         [paragraph],
-        traces=[Trace(f"Behind: {result['prompt']}", result["html"], result["lines"])],
+        traces=[Trace(f"Prompt: {result['prompt']}", result["html"], result["lines"])],
     )

@@ -235,10 +235,10 @@ def _passes(best: list[Row]) -> list[str]:
             "that the theorem's assumption, 1, holds here."
         ]
     return [
-        f"The theorem takes a pass over gamma + 1 tokens to be as dear as one over a single token. "
-        f"Here it takes up to {v:.2f} times as long (gamma {row.case['gamma']}). The paper's "
-        "accelerator computes them while it waits for memory, at batch 1; this processor needs "
-        "time for them, which lowers what is measured below what is expected."
+        "The theorem assumes that a pass over gamma + 1 tokens costs as much as one over a single "
+        f"token. Here it takes up to {v:.2f} times as long (gamma {row.case['gamma']}). The "
+        "paper's accelerator computes them while it waits for memory, at batch 1; this processor "
+        "needs time for them, which lowers what is measured below what is expected."
     ]
 
 

@@ -221,11 +221,13 @@ def _renamed(recipe: Recipe, model: Callable[[str], str], file: Callable[[str], 
 
 def placed(name: str, folder: Path) -> str:
     """A model's or drafter's name, with its path relative to `folder` made absolute: hub ids and
-    names of drafters stay. Of `ngram:FILE` and `heads:FILE` it is the file."""
+    names of drafters stay; what begins with a dot is a path even if nothing is there. Of
+    `ngram:FILE` and `heads:FILE` it is the file."""
     kind, colon, file = name.rpartition(":")
     try:
         place = Path(os.path.normpath(folder / file))  # a link keeps its own name
-        return f"{kind}{colon}{place}" if file and place.exists() else name
+        path = file.startswith((".", "/")) or (file and place.exists())
+        return f"{kind}{colon}{place}" if path else name
     except OSError:  # a name that is too long
         return name
 

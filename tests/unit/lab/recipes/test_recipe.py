@@ -57,6 +57,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
     assert recipe.prompts.file == str(tmp_path / "prompts.txt")
     assert placed("ngram:table.ngram", tmp_path) == f"ngram:{tmp_path / 'table.ngram'}"
     (tmp_path / "link").symlink_to(tmp_path / "table.ngram")
+    assert placed("heads:../gone", tmp_path) == f"heads:{tmp_path.parent / 'gone'}"
     assert placed("link", tmp_path) == str(tmp_path / "link")  # not what it leads to
     for name in ("google/t5-v1_1-xl", "lookup", "self:int8", "ngram:other.ngram"):
         assert placed(name, tmp_path) == name
