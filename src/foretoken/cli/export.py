@@ -124,8 +124,9 @@ def _show(exported: Export, setting: Setting, console: Console) -> None:
         ("What its verification does to the law:", exported.law),
         ("What it does otherwise, or not at all:", exported.lacks),
     ):
-        console.print()
-        prose(console, title, title)
+        if facts:
+            console.print()
+            prose(console, title, title)
         for fact in facts:
             _tell(fact, console)
 

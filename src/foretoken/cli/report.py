@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,15 +70,18 @@ def report(
     from foretoken.lab.report.run import as_measured as latest
 
     quietly()
-    results = Results(out / RESULTS)
-    _tell_unreadable(results)
+    held = nullcontext() if as_measured else _alone(out / RESULTS)
     flags = {"--quick": quick, "--as-measured": as_measured}
     typed = _command(recipes, out, [flag for flag, present in flags.items() if present])
-    if as_measured:
-        cases, interrupted = latest(chosen_recipes, results), False
-        _tell_changed(chosen_recipes, cases)
-    else:
-        cases, interrupted = _measured(chosen_recipes, results, typed)
+    with held:
+        results = Results(out / RESULTS)
+        _tell_unreadable(results)
+        if as_measured:
+            cases, interrupted = latest(chosen_recipes, results), False
+            quick = any("--quick" in results.origins(of)[-1].command for _, of, *_ in cases)
+            _tell_changed(chosen_recipes, cases)
+        else:
+            cases, interrupted = _measured(chosen_recipes, results, typed)
     header = {"date": date.today().isoformat(), "command": typed}
     whole = made_of(cases, results, quick=quick, **header)
     paths = write(whole, out)
@@ -103,10 +107,19 @@ def _measured(recipes: list[Recipe], results: Results, command: str) -> tuple[li
     machine = describe(torch.device("cpu"))
     cases = jobs(recipes, machine)
     _tell_anew(cases, results)
-    folder = results.path.parent
-    with files.naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     return cases, _follow(run(cases, results, machine, command))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """A results file that no other process adds to meanwhile."""
+    with files.naming(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with files.naming(path):
+        file = open(path, "ab")
+    with file:
+        files.lock(file, path)
+        yield
 
 
 def _recipes(paths: list[Path]) -> list[Recipe]:

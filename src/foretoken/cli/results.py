@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from foretoken.cli import answer
 from foretoken.errors import InputError
-from foretoken.storage.files import naming, parse_json
+from foretoken.storage.files import lock, naming, parse_json
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
@@ -27,21 +27,28 @@ Name = tuple[int, int]  # a prompt's line in its file, and which of its texts
 
 @dataclass(slots=True)
 class Results:
-    """An output file. What a kill left of a last line is removed when it is opened."""
+    """An output file. What a kill left of a last line is removed when it is opened; one that is new
+    and gets no result is removed when it is closed."""
 
     path: Path
     done: dict[Name, str] = field(default_factory=dict[Name, str])  # and what each follows from
     _out: FileIO | None = None
+    _new: bool = False
 
     def __enter__(self) -> Results:
         if self.path.exists() and not self.path.is_file():
             raise InputError(f"{self.path} is no file that can be gone on with; give another one")
         if not self.path.parent.is_dir():
             raise InputError(f"there is no folder {self.path.parent}; make it, or give another one")
+        self._new = not self.path.exists()
         with naming(self.path):
             # without a buffer, which would be written again where the disk is full
             self._out = open(self.path, "ab", buffering=0)
-        self._lock(self._out)
+        try:
+            lock(self._out, self.path)
+        except InputError:
+            self._out.close()
+            raise
         with naming(self.path):
             content = self.path.read_bytes()
         lines = content[: content.rfind(b"\n") + 1]
@@ -56,6 +63,8 @@ class Results:
 
     def __exit__(self, *_: object) -> None:
         if self._out is not None:
+            if self._new and not self._out.seek(0, 2):
+                self.path.unlink(missing_ok=True)
             self._out.close()
 
     def require(self, origins: dict[Name, str]) -> None:
@@ -81,20 +90,6 @@ class Results:
             self._out.truncate(size)
             raise
         self.done[name] = origin
-
-    def _lock(self, out: FileIO) -> None:
-        """For this process alone, until it ends."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            out.close()
-            raise InputError(
-                f"another process writes to {self.path}; wait for it, or give another --output"
-            ) from None
 
     def _read(self, number: int, line: bytes) -> tuple[Name, str]:
         try:

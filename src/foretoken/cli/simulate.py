@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from foretoken.lab.fleet.simulate import Fleet, Simulated
     from foretoken.lab.measurement.result import Measurement
 
+LEAST, MOST = 1e-6, 1e9  # requests a second
 HEADINGS = ("TTFT p50", "p99", "latency p50", "p99", "requests/s", "tokens/s", "batch", "busy")
 
 
@@ -52,8 +52,8 @@ def simulate(
 ) -> None:
     """Simulate a fleet of engines: latencies, throughput and utilisation at rates of requests."""
     for each in rate:
-        if not (each > 0 and isfinite(each)):
-            raise InputError(f"rate is {each:g}; give requests a second, above 0")
+        if not LEAST <= each <= MOST:
+            raise InputError(f"rate is {each:g}; give {LEAST:g} to {MOST:g} requests a second")
     from foretoken.lab.fleet.simulate import Fleet  # late: torch takes seconds to import
 
     fleet = Fleet(replicas, requests, prompt_tokens, output_tokens, gamma, seed)

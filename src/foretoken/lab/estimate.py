@@ -27,8 +27,8 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Half the interval."""
-        return (self.high - self.low) / 2
+        """Half the interval; the longer half of one that is cut, or skew."""
+        return max(self.high - self.value, self.value - self.low)
 
     def above(self, other: Estimate) -> bool:
         """Whether all of its interval is: by chance alone once in about 350 times."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import IO, Any
 
-from foretoken.errors import one_line
+from foretoken.errors import InputError, one_line
 
 
 @contextmanager
@@ -30,12 +30,16 @@ def naming(path: Path) -> Iterator[None]:
 def write(
     path: Path, content: bytes | memoryview, mode: int = 0o666, part: Path | None = None
 ) -> None:
-    """Write a file under another name beside `path`, then move it there: a link at `path` is
-    replaced, not followed. Raises OSError, naming `path`.
+    """Write a file under another name beside `path`, then move it there: a link to a file is
+    replaced, not followed. A device or a pipe is written to. Raises OSError, naming `path`.
 
     mode: permissions, less the umask. part: the other name, where one process alone writes: what it
     left there when it was killed is removed. None: a new one, as many may write at once.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with naming(path), open(path, "wb", buffering=0) as device:
+            device.write(content)
+        return
     stale, part = part, part or path.with_name(f".{token_hex(8)}.part")
     try:
         with naming(path):
@@ -47,6 +51,21 @@ def write(
             os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def lock(file: IO[bytes], path: Path) -> None:
+    """Let no other process lock a file that is open here, until it is closed; InputError where one
+    has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"another process writes to {path}; wait for it, or write to another place"
+        ) from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from console import Run, mistake
 from foretoken.cli.report import left
 from foretoken.lab import curves
 from foretoken.lab.report import plots
+from foretoken.storage import files
 from tiny import byte_level, folder, llama
 
 RECIPE = """
@@ -56,6 +57,9 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     assert len(failures) == 2 and all("no-such/folder" in line for line in failures)
     lines = (out / "results.jsonl").read_text().splitlines()
     assert len(lines) == 6  # what they were made with, and the measurements
+    with open(out / "results.jsonl", "ab") as other:
+        files.lock(other, out)
+        mistake(console("report", recipe, "--out", out), "another process writes to")
     again = console("report", recipe, "--out", out, "--json")
     document = json.loads(again.out)
     own = document["chapters"][0]
@@ -67,6 +71,9 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     assert json.loads(shown.out)["chapters"] == document["chapters"]
     assert (out / "results.jsonl").read_text().splitlines() == kept_lines
     assert f"foretoken report {recipe} --out {out}" in (out / "report.md").read_text()
+    console("report", recipe, "--out", tmp_path / "quick", "--quick")
+    console("report", recipe, "--out", tmp_path / "quick", "--as-measured")
+    assert "The quick report" in (tmp_path / "quick" / "report.md").read_text()
 
 
 def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(

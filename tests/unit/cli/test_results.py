@@ -230,3 +230,14 @@ def test_a_folder_holds_results(run, pair, tmp_path) -> None:
     files = ("--prompt-file", tmp_path / "in.jsonl", "--output", tmp_path / "out")
     assert run("generate", *files, *pair, *OPTIONS).code == 0
     assert (tmp_path / "out" / "results.jsonl").read_text().count("\n") == 1
+
+
+def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Results(path):
+        assert path.exists()
+    assert not path.exists()
+    path.touch()
+    with Results(path):
+        pass
+    assert path.exists()  # it was there

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,6 @@ def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -
 def test_one_that_is_joined_is_left_as_it_is(cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"127.0.0.1:{there.getsockname()[1]}"
-        session.prepare(address)
         session.join(address)
     assert cluster["address"] == address
     assert not {"num_cpus", "object_store_memory"} & cluster.keys()
@@ -136,3 +136,25 @@ def test_weights_are_those_of_folders(tmp_path: Path) -> None:
     assert session.weights(str(tmp_path / "a"), str(tmp_path / "b")) == 17
     assert session.weights(str(tmp_path / "a"), "lookup") == 10
     assert session.weights(None, None) == 0
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
+    """Ray itself would wait for ever."""
+    monkeypatch.setattr(session, "ANSWER", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+
+        def other() -> None:
+            connection, _ = there.accept()
+            connection.sendall(answer)
+            ended.wait(60)
+            connection.close()
+
+        ended = threading.Event()
+        thread = threading.Thread(target=other)
+        thread.start()
+        with pytest.raises(InputError, match=f"no Ray answers at {address} .(timed|something)"):
+            session.prepare(address)
+        ended.set()
+        thread.join()

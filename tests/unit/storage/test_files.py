@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,15 @@ def test_json_of_others():
             files.parse_json(text)
     with pytest.raises(ValueError, match="^it nests too deeply$"):
         files.parse_json("[" * 100_000)
+
+
+def test_a_device_or_pipe_is_written_to_and_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link"):
+        files.write(path, b"hello")
+        assert os.read(reader, 9) == b"hello" and path.is_fifo()
+    os.close(reader)
+    files.write(Path("/dev/null"), b"hello")
+    assert Path("/dev/null").is_char_device()

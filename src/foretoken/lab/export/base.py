@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from math import inf
+from pathlib import Path, PurePath
 from typing import Literal
 
 from foretoken.errors import InputError, RefusedError
@@ -34,12 +35,16 @@ class Setting:
     revision: str | None = None
     draft_revision: str | None = None
     encoder_decoder: bool = False
+    measured: str = ""  # how, where that is not said by the rest
 
     def __post_init__(self) -> None:
         if self.gamma < 0:
             raise InputError(f"gamma is {self.gamma}; give 0 or more")
-        if not self.temperature >= 0:
-            raise InputError(f"temperature is {self.temperature:g}; give 0 or more")
+        if not 0 <= self.temperature < inf:
+            raise InputError(f"temperature is {self.temperature:g}; give 0 or more, and finite")
+        for name in ("target", "draft"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is empty; give a folder or a hub id")
 
     @property
     def kind(self) -> Kind:
@@ -118,12 +123,30 @@ def with_tokenizer(setting: Setting) -> tuple[list[str], Setting]:
     return [f"{command} && cp {files} {shlex.quote(folder)}"], replace(setting, draft=folder)
 
 
+def converted(setting: Setting, model: str, ending: str) -> str:
+    """A name in the working folder for what is made of a model: the last two parts of its path; of
+    a draft that would have the target's name, one more."""
+    names = [
+        "-".join([part for part in PurePath(path).parts if part.strip("./")][-2:])
+        for path in (model, setting.target)
+    ]
+    twin = model != setting.target and names[0] == names[1]
+    return f"{names[0]}{'-draft' if twin else ''}{ending}"
+
+
 def export(system: System, setting: Setting) -> Export:
     """RefusedError as `require`."""
     require(system, setting)
     return Export(
         system,
         system.steps(setting),
-        [fact for fact in system.law if fact.concerns(setting)],
-        [fact for fact in system.lacks if fact.concerns(setting)],
+        [fact for fact in system.law if fact.concerns(setting)] if setting.kind != "plain" else [],
+        [*_measured(setting), *(fact for fact in system.lacks if fact.concerns(setting))],
     )
+
+
+def _measured(setting: Setting) -> list[Fact]:
+    if not setting.measured:
+        return []
+    text = f"the plan was measured with {setting.measured}, which the above does not ask for"
+    return [Fact(text, "the measurement")]

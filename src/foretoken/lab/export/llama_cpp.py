@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePath
 
-from foretoken.lab.export.base import Fact, Setting, System, with_tokenizer
+from foretoken.lab.export.base import Fact, Setting, System, converted, with_tokenizer
 
 OPTIONS = "https://github.com/ggml-org/llama.cpp/blob/00dc8057ab/tools/server/README.md"
 
 
 def steps(setting: Setting) -> list[str]:
     copied, setting = with_tokenizer(setting)
+
+    def file(model: str) -> str:
+        return model if model.endswith(".gguf") else converted(setting, model, ".gguf")
+
     models = [setting.target, *([setting.draft] if setting.kind == "model" else [])]
     conversions = [
-        ["python", "convert_hf_to_gguf.py", model, "--outtype", "f32", "--outfile", _file(model)]
+        ["python", "convert_hf_to_gguf.py", model, "--outtype", "f32", "--outfile", file(model)]
         for model in models
         if not model.endswith(".gguf")
     ]
-    command = ["llama-server", "--model", _file(setting.target)]
+    command = ["llama-server", "--model", file(setting.target)]
     if setting.kind == "model":
-        command += ["--model-draft", _file(setting.draft), "--spec-type", "draft-simple"]
+        command += ["--model-draft", file(setting.draft), "--spec-type", "draft-simple"]
         command += ["--spec-draft-n-max", str(setting.gamma)]
     elif setting.kind == "lookup":
         command += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", str(setting.gamma)]
@@ -28,14 +31,6 @@ def steps(setting: Setting) -> list[str]:
     command += ["--temp", f"{setting.temperature:g}"]
     command += ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
     return [*copied, *(shlex.join(each) for each in (*conversions, command))]
-
-
-def _file(model: str) -> str:
-    """A model's GGUF file, in the working folder, named by the last two parts of its path."""
-    if model.endswith(".gguf"):
-        return model
-    parts = [part for part in PurePath(model).parts if part.strip("./")]
-    return f"{'-'.join(parts[-2:])}.gguf"
 
 
 LLAMA_CPP = System(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from foretoken.errors import RefusedError
-from foretoken.lab.export.base import Fact, Setting, System, with_tokenizer
+from foretoken.lab.export.base import Fact, Setting, System, converted, with_tokenizer
 
 NGRAM = 3  # tokens of a match, as in its own example
 
@@ -22,7 +23,8 @@ def steps(setting: Setting) -> list[str]:
     copied, setting = with_tokenizer(setting)
     # its own default is bfloat16 on processors that can: another law
     place = '"CPU", INFERENCE_PRECISION_HINT="f32"'
-    draft = f'genai.draft_model("{_folder(setting.draft)}", {place})'
+    target = json.dumps(_folder(setting, setting.target))
+    draft = f"genai.draft_model({json.dumps(_folder(setting, setting.draft))}, {place})"
     more = {"plain": "", "model": f", draft_model={draft}", "lookup": ", prompt_lookup=True"}
     how = {
         "plain": "",
@@ -37,24 +39,22 @@ def steps(setting: Setting) -> list[str]:
     return [
         *(f"# {step}" for step in copied),
         *(
-            f"# {convert} --model {shlex.quote(model)} {_folder(model)}"
+            f"# {convert} --model {shlex.quote(model)} {shlex.quote(_folder(setting, model))}"
             for model in models
-            if _folder(model) != model
+            if _folder(setting, model) != model
         ),
         "import openvino_genai as genai",
-        f'pipeline = genai.LLMPipeline("{_folder(setting.target)}", {place}{more[setting.kind]})',
+        f"pipeline = genai.LLMPipeline({target}, {place}{more[setting.kind]})",
         f"config = genai.GenerationConfig(max_new_tokens=64, {law}{how[setting.kind]})",
         'print(pipeline.generate("It was", config))',
     ]
 
 
-def _folder(model: str) -> str:
-    """A model's converted folder, in the working folder, named by the last two parts of its path;
-    one that is converted is itself."""
+def _folder(setting: Setting, model: str) -> str:
+    """A model's converted folder; one that is converted is itself."""
     if (Path(model) / "openvino_model.xml").exists():
         return model
-    parts = [part for part in PurePath(model).parts if part.strip("./")]
-    return "-".join([*parts[-2:], "openvino"])
+    return converted(setting, model, "-openvino")
 
 
 OPENVINO_GENAI = System(

@@ -94,6 +94,13 @@ def require(measured: Measurement, name: str) -> Serving:
             f"{name} does not say what a batch costs; measure again with "
             "foretoken measure --rows 16 --out"
         )
+    serving = measured.serving
+    tables = (serving.costs.draft, serving.costs.score, serving.reading, serving.draft_reading)
+    every = (*tables, serving.around, serving.drafts, serving.passes, ((0, serving.joining),))
+    if serving.rows < 1 or min((min(pair) for table in every for pair in table), default=-1) < 0:
+        raise InputError(f"{name}: serving: it has numbers below 0, or no rows; measure again")
+    if not all(every):
+        raise InputError(f"{name}: serving: it has a table without entries; measure again")
     if measured.draft.name.partition(":")[0] == "heads":
         raise RefusedError(
             f"{name} is of heads, which guess worse the further ahead; a measurement tells how "

@@ -6,7 +6,7 @@ Compares measurements of one target on one machine; prediction.py says what a ga
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
@@ -100,7 +100,16 @@ def setting(measured: Measurement, gamma: int) -> Setting:
         measured.options.revision,
         measured.options.draft_revision,
         measured.target.encoder_decoder,
+        ", ".join(_more(measured.options)),
     )
+
+
+def _more(options: Options) -> Iterator[str]:
+    """What a measurement was made with that other systems are not told of."""
+    plain = Options(None, None, "", "")
+    for name in ("top_k", "top_p", "min_p", "dtype", "draft_dtype", "kv_dtype"):
+        if (value := getattr(options, name)) != getattr(plain, name):
+            yield f"{name} {value}"
 
 
 def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:

@@ -184,6 +184,8 @@ def read(path: Path) -> Recipe:
     """The recipe in a file, its paths made absolute. InputError names what is wrong in it."""
     try:
         document = tomllib.loads(path.read_bytes().decode())
+    except RecursionError:
+        raise InputError(f"{path} cannot be read as a recipe: it nests too deeply") from None
     except FileNotFoundError:
         raise InputError(f"there is no {path}; give a recipe, such as recipes/own.toml") from None
     except (OSError, ValueError) as error:  # no TOML, or no text

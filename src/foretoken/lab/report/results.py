@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from foretoken.lab.experiments.experiment import Case, Row
 from foretoken.storage import files
@@ -38,7 +38,7 @@ class Line(BaseModel):
     of: str
     experiment: str
     case: Case
-    seconds: float
+    seconds: float = Field(ge=0, allow_inf_nan=False)
     result: dict[str, Any] = {}
     failed: str | None = None
 
@@ -61,13 +61,16 @@ class Results:
             content = path.read_bytes() if path.exists() else b""
         lines, _, self._torn = content.rpartition(b"\n")
         for number, text in enumerate(lines.split(b"\n"), 1):
-            if text.strip():
-                self._read(number, text)
+            if text.strip() and not self._read(text):
+                self.unreadable.append(number)
+        self._gap = b""  # what comes before the next line
+        if self._torn.strip() and self._read(self._torn):  # it lacks its end alone
+            self._torn, self._gap = b"", b"\n"
 
     def add(self, line: Line | Origin) -> None:
         """Append one; what a full disk took of it is removed again, and so is a line before that
         was cut off."""
-        text = (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
+        text = self._gap + (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
         with files.naming(self.path), open(self.path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END) - len(self._torn)
             file.truncate(size)
@@ -79,6 +82,7 @@ class Results:
             except OSError:
                 file.truncate(size)
                 raise
+        self._gap = b""
         self._keep(line)
 
     def row(self, origin: str, experiment: str, case: Case) -> Row | None:
@@ -106,13 +110,15 @@ class Results:
             if line.of == origin and experiment in (None, line.experiment) and line.failed is None
         ]
 
-    def _read(self, number: int, text: bytes) -> None:
+    def _read(self, text: bytes) -> bool:
+        """Whether it is a line."""
         try:
             fields = files.parse_json(text)
             kind = Origin if isinstance(fields, dict) and "command" in fields else Line
             self._keep(kind.model_validate(fields))
         except (ValueError, ValidationError):
-            self.unreadable.append(number)
+            return False
+        return True
 
     def _keep(self, line: Line | Origin) -> None:
         if isinstance(line, Origin):

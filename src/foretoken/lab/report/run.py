@@ -12,6 +12,8 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from foretoken.errors import ForetokenError, InputError, one_line
 from foretoken.lab.experiments import (
     acceptance,
@@ -96,8 +98,15 @@ def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
             raise InputError(
                 f"{results.path} has no measurement of {recipe.name}; leave --as-measured out"
             )
-        then = Recipe.model_validate(results.origins(origin)[-1].recipe | {"title": recipe.title})
-        measured += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
+        fields = results.origins(origin)[-1].recipe | {"title": recipe.title}
+        try:
+            then = Recipe.model_validate(fields)
+            measured += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
+        except (ValidationError, KeyError, ValueError):  # of another version, or written by hand
+            raise InputError(
+                f"{results.path} has {recipe.name} as another version measured it, which cannot be "
+                "shown here; leave --as-measured out"
+            ) from None
     return measured
 
 

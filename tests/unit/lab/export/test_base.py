@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foretoken.errors import ForetokenError
-from foretoken.lab.export.base import Fact, Setting, System, export
+from foretoken.lab.export.base import Fact, Setting, System, converted, export
 
 SETTING = Setting("target", "draft", 3)
 FACTS = (Fact("all", "s"), Fact("model", "s", "model"), Fact("lookup", "s", "lookup"))
@@ -22,9 +22,8 @@ def test_facts_are_those_of_the_kind_of_draft():
         ("self:int4", 0, ["all"]),  # no guess is made
     ):
         exported = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
-        assert (
-            [fact.text for fact in exported.law] == lacks == [fact.text for fact in exported.lacks]
-        )
+        assert [fact.text for fact in exported.lacks] == lacks
+        assert [fact.text for fact in exported.law] == (lacks if gamma else [])  # none is verified
         assert exported.steps == ["target"]
 
 
@@ -46,5 +45,24 @@ def test_what_a_system_does_not_have_is_refused():
 def test_invalid_numbers():
     with pytest.raises(ForetokenError, match="gamma is -1; give 0 or more"):
         replace(SETTING, gamma=-1)
-    with pytest.raises(ForetokenError, match="temperature is nan; give 0 or more"):
-        replace(SETTING, temperature=float("nan"))
+    for temperature in ("nan", "inf"):
+        with pytest.raises(ForetokenError, match=f"temperature is {temperature}; give 0 or more"):
+            replace(SETTING, temperature=float(temperature))
+    with pytest.raises(ForetokenError, match="draft is empty; give a folder or a hub id"):
+        replace(SETTING, draft="")
+
+
+def test_what_a_plan_was_measured_with_and_the_system_is_not_told():
+    exported = export(SYSTEM, replace(SETTING, measured="top_k 20, dtype int8"))
+    assert exported.lacks[0].text == (
+        "the plan was measured with top_k 20, dtype int8, which the above does not ask for"
+    )
+
+
+def test_target_and_draft_of_one_name_are_two_files():
+    setting = replace(SETTING, target="/a/x/m", draft="/b/x/m")
+    assert [converted(setting, model, ".gguf") for model in ("/a/x/m", "/b/x/m")] == [
+        "x-m.gguf",
+        "x-m-draft.gguf",
+    ]
+    assert converted(SETTING, "draft", ".gguf") == "draft.gguf"

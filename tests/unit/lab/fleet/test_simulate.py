@@ -93,3 +93,16 @@ def test_costs_come_back_from_a_file(tmp_path: Path):
 
     measured().save(tmp_path / "m.json")
     assert load(tmp_path / "m.json").serving == ONE and math.isfinite(ONE.joining)
+
+
+def test_measurements_that_cannot_be_are_refused():
+    for wrong in (
+        {"rows": 0},
+        {"joining": -0.1},
+        {"around": ((1, -1.0),)},
+        {"reading": ()},
+        {"costs": replace(PLAIN, score=())},
+    ):
+        with pytest.raises(ForetokenError, match="m.json: serving: it has .*; measure again"):
+            require(measured(replace(ONE, **wrong)), "m.json")
+    assert require(measured(), "m.json") == ONE

@@ -176,3 +176,9 @@ def test_the_digest_follows_the_pair_that_ships(tmp_path, monkeypatch):
         (tmp_path / name / "weights").write_text("other")
         assert recipe.digest != first
         first = recipe.digest
+
+
+def test_what_nests_too_deeply_is_one_line(tmp_path):
+    (tmp_path / "deep.toml").write_text("name = " + "[" * 5000)
+    with pytest.raises(InputError, match="deep.toml cannot be read as a recipe: it nests too"):
+        read(tmp_path / "deep.toml")

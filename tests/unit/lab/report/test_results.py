@@ -62,13 +62,28 @@ def test_a_later_line_takes_the_place_of_one_before(tmp_path):
     assert alpha(first, "a") == alpha(Results(path), "a") == 0.7
 
 
-@pytest.mark.parametrize("cut", [1, 30])
+def test_a_last_line_without_its_end_is_read(tmp_path):
+    path = tmp_path / "results.jsonl"
+    first = Results(path)
+    first.add(line("a"))
+    first.add(line("b"))
+    path.write_bytes(path.read_bytes()[:-1])
+    again = Results(path)
+    assert (alpha(again, "a"), alpha(again, "b"), again.unreadable) == (0.5, 0.5, [])
+    again.add(line("c", 0.9))
+    again.add(line("d", 0.8))
+    last = Results(path)
+    assert [alpha(last, draft) for draft in "abcd"] == [0.5, 0.5, 0.9, 0.8]
+    assert last.unreadable == []
+
+
+@pytest.mark.parametrize("cut", [2, 30])
 def test_a_line_cut_off_is_dropped_and_the_next_follows_whole(tmp_path, cut):
     path = tmp_path / "results.jsonl"
     first = Results(path)
     first.add(line("a"))
     first.add(line("b"))
-    path.write_bytes(path.read_bytes()[:-cut])  # 1: the end of the line alone
+    path.write_bytes(path.read_bytes()[:-cut])
     again = Results(path)
     assert alpha(again, "a") == 0.5 and alpha(again, "b") is None
     again.add(line("c", 0.9))

@@ -11,7 +11,7 @@ import pytest
 from foretoken.errors import InputError
 from foretoken.lab.recipes.recipe import Prompts
 from foretoken.lab.report import run as module
-from foretoken.lab.report.results import Results
+from foretoken.lab.report.results import Line, Origin, Results
 from foretoken.lab.report.run import Job, as_measured, digest, jobs, run
 from laboratory import MACHINE, TablePairs, recipe
 
@@ -79,6 +79,19 @@ def test_the_latest_measurements_are_found_without_models_and_prompts(own, measu
     assert origin.machine == "another, 2 cores, 2 threads, foretoken 0"
     assert (origin.cases, origin.command) == (12, "foretoken report")
     assert origin.date == date.today().isoformat()
+
+
+@pytest.mark.parametrize("case", [{"draft": "gone", "temperature": 1}, {"temperature": 1}, None])
+def test_measurements_of_another_version_are_one_line(own, measured, tmp_path, case):
+    """A case without its draft, or (None) a recipe with a key that there is none of now."""
+    results = Results(tmp_path / "results.jsonl")
+    recipe = own.model_dump() | ({} if case else {"added": 1})
+    results.add(Origin(of="x", recipe=recipe, cases=1, machine="m", date="d", command="c"))
+    results.add(
+        Line(recipe="tables", of="x", experiment="acceptance", case=case or {}, seconds=1.0)
+    )
+    with pytest.raises(InputError, match="has tables as another version measured it, which"):
+        as_measured([own], results)
 
 
 def test_each_is_kept_and_none_is_measured_again(own, measured, tmp_path):
