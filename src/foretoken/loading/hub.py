@@ -38,8 +38,15 @@ def is_folder(name: str | Path) -> bool:
 
 def way(place: str, revision: str | None) -> dict[str, Any]:
     """Options with which the libraries read a folder or hub id: `local_files_only` where the hub
-    cannot be reached but its cache has the model. Raises InputError where neither has it."""
-    return {} if is_folder(place) else dict(_hub_options(place, revision))
+    cannot be reached but its cache has the model. Raises InputError where neither has it, and for a
+    revision of a folder."""
+    if not is_folder(place):
+        return dict(_hub_options(place, revision))
+    if revision is not None:
+        raise InputError(
+            f"revision is {shown(revision)}, but {place} is a folder, which has none; leave it out"
+        )
+    return {}
 
 
 @cache  # asked once for a model and its tokenizer

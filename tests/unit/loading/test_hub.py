@@ -107,3 +107,7 @@ def test_a_folder_asks_nobody(tmp_path, monkeypatch):
     refused("./no", "^'./no' is no folder; give")
     with pytest.raises(InputError, match="target is 5; give a folder, a hub id or a model"):
         hub.path(5)
+
+
+def test_a_folder_has_no_revision(tmp_path):
+    refused(str(tmp_path), "revision is 'old', but .* is a folder, which has none; leave it", "old")

@@ -13,8 +13,8 @@ import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.loading import hub, memory
 from foretoken.loading import load as loading
-from foretoken.loading import memory
 from foretoken.models.families import build
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
@@ -83,6 +83,7 @@ def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch
     calls, original = [], loading.tokenizer_of
     record = lambda *a, **k: calls.append(a) or original(*a, **k)  # noqa: E731
     monkeypatch.setattr(loading, "tokenizer_of", record)
+    monkeypatch.setattr(hub, "way", lambda *_: {})  # folders in place of the hub
     foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
     foretoken.load(bare, "none", revision="old")
     assert [revision for _, revision, _ in calls] == [None, "old"]

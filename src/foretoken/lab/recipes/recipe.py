@@ -49,7 +49,7 @@ class Draft(Form):
     """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
 
     label: Annotated[str, Field(min_length=1, max_length=60)]
-    draft: str | None = None  # as foretoken.load takes it
+    draft: Annotated[str, Field(min_length=1)] | None = None  # as foretoken.load takes it
     order: Annotated[int, Field(ge=1, le=8)] | None = None  # a table fitted to the target's texts
     paper: PaperDraft | None = None  # whose figures of the paper stand beside it
     c: Annotated[float, Field(ge=0, le=100)] | None = None  # the paper's own
