@@ -258,10 +258,13 @@ def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.prove
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_proof_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = play(runtime, monkeypatch, 40, 40)
-    assert (
-        min(counts[end] for end in ("stop", "length", "error", "accepted", "rejected", "predicted"))
-        > 0
-    )
+    """The rarest end was seen once to 59 times in nine rounds; that three have none: below 1 %."""
+    counts = Counter[str]()
+    ends = ("stop", "length", "error", "accepted", "rejected", "predicted")
+    for _ in range(3):
+        counts += play(runtime, monkeypatch, 40, 40)
+        if all(counts[end] for end in ends):
+            break
+    assert all(counts[end] for end in ends), counts
     assert counts["error"] < counts["length"] + counts["stop"]
     assert (counts["cached"] > 0) <= runtime.startswith("paged")
