@@ -274,8 +274,10 @@ class Alone:
         fixed = fixed and self.drafter not in LOOKS_UP  # in an engine at earlier outputs too
         noise = RUNTIMES[self.runtime].noise()
         errors = [str(one.error) for one in (done, own) if one is not None and one.error]
-        if (noise or not fixed) and done is not None and any("logits hold" in e for e in errors):
-            return  # after how many tokens, and if at all, depends on what is guessed at once
+        if (noise or not fixed) and done is not None and len(errors) == 2:
+            return  # how many tokens come before depends on what is guessed at once
+        if not fixed and done is not None and any("logits hold" in error for error in errors):
+            return  # and so does whether any come: behind a guess that is not kept they may, too
         assert done is not None and place == len(found) == len(own.tokens), asked
         assert done.finish_reason == own.finish_reason and done.stop_reason == own.stop_reason
         assert done.text == own.text and (done.error is None) == (own.error is None)

@@ -178,20 +178,9 @@ def identity(part: Any) -> str | None:
 
 def recall(name: str) -> Costs | None:
     """The costs cached under `name`; None where there are none, or they are broken."""
-    entry = remembered(FILE).get(name)
     try:
-        parts = dict(cast(dict[str, Any], entry))
-        weight, alpha = map(float, parts.pop("prior"))
-        if not (weight > 0 and 0 <= alpha <= 1):
-            return None
-        single = {name: float(parts.pop(name)) for name in SINGLE}
-        if not all(isfinite(value) and value >= 0 for value in single.values()):
-            return None
-        tables = {name: _table(part) for name, part in parts.items()}
-        costs = Costs(**cast(dict[str, Any], tables | single), prior=(weight, alpha))
-        # rates are divided by the time of a pass
-        return costs if all(value > 0 for _, value in (*costs.score, *costs.rows)) else None
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return parsed(remembered(FILE).get(name))
+    except ValueError:
         return None
 
 
@@ -199,13 +188,31 @@ def keep(name: str, costs: Costs) -> None:
     remember(FILE, name, asdict(costs))
 
 
-def _table(points: Any) -> Table:
+def parsed(entry: Any) -> Costs:
+    """Costs as JSON holds them, checked; ValueError where they are broken."""
+    try:
+        parts = dict(cast(dict[str, Any], entry))
+        weight, alpha = map(float, parts.pop("prior"))
+        single = {name: float(parts.pop(name)) for name in SINGLE}
+        tables = {name: table(part) for name, part in parts.items()}
+        costs = Costs(**cast(dict[str, Any], tables | single), prior=(weight, alpha))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        raise ValueError("not costs") from None
+    valid = weight > 0 and 0 <= alpha <= 1
+    valid = valid and all(isfinite(value) and value >= 0 for value in single.values())
+    # rates are divided by the time of a pass
+    if not (valid and all(value > 0 for _, value in (*costs.score, *costs.rows))):
+        raise ValueError("not costs")
+    return costs
+
+
+def table(points: Any) -> Table:
     """A table as JSON holds it, checked; ValueError where it is broken."""
-    table = tuple((int(n), float(value)) for n, value in points)
-    rising = all(a < b for (a, _), (b, _) in zip(table, table[1:], strict=False))
-    if not table or not rising or not all(isfinite(v) and v >= 0 for _, v in table):
+    rows = tuple((int(n), float(value)) for n, value in points)
+    rising = all(a < b for (a, _), (b, _) in zip(rows, rows[1:], strict=False))
+    if not rows or not rising or not all(isfinite(v) and v >= 0 for _, v in rows):
         raise ValueError("not a table of costs")
-    return table
+    return rows
 
 
 def _machine() -> list[Any]:

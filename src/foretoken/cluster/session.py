@@ -106,8 +106,9 @@ def _require_answer(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as connection:
             connection.settimeout(ANSWER)
             connection.sendall(PREFACE)
-            if not os.environ.get("RAY_USE_TLS") and connection.recv(4)[3:] != SETTINGS:
-                raise OSError("something else listens there")
+            with connection.makefile("rb") as answer:
+                if not os.environ.get("RAY_USE_TLS") and answer.read(4)[3:] != SETTINGS:
+                    raise OSError("something else listens there")
     except OSError as error:
         reason = error.strerror or one_line(error)
         raise InputError(

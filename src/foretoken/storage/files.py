@@ -37,7 +37,7 @@ def write(
     left there when it was killed is removed. None: a new one, as many may write at once.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        with naming(path), open(path, "wb", buffering=0) as device:
+        with naming(path), open(path, "wb") as device:
             device.write(content)
         return
     stale, part = part, part or path.with_name(f".{token_hex(8)}.part")

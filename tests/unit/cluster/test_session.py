@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,14 +42,6 @@ def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -
     session.join("local", 3)
     assert cluster["address"] is None and cluster["num_cpus"] == 3
     assert cluster["include_dashboard"] is False and cluster["object_store_memory"] <= 2**28
-
-
-def test_one_that_is_joined_is_left_as_it_is(cluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        address = f"127.0.0.1:{there.getsockname()[1]}"
-        session.join(address)
-    assert cluster["address"] == address
-    assert not {"num_cpus", "object_store_memory"} & cluster.keys()
 
 
 STARTED = """
@@ -138,12 +132,10 @@ def test_weights_are_those_of_folders(tmp_path: Path) -> None:
     assert session.weights(None, None) == 0
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
-    """Ray itself would wait for ever."""
-    monkeypatch.setattr(session, "ANSWER", 0.2)
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of what says this to whoever connects."""
     with socket.create_server(("127.0.0.1", 0)) as there:
-        address = f"127.0.0.1:{there.getsockname()[1]}"
 
         def other() -> None:
             connection, _ = there.accept()
@@ -151,10 +143,25 @@ def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
             ended.wait(60)
             connection.close()
 
-        ended = threading.Event()
-        thread = threading.Thread(target=other)
+        ended, thread = threading.Event(), threading.Thread(target=other)
         thread.start()
-        with pytest.raises(InputError, match=f"no Ray answers at {address} .(timed|something)"):
-            session.prepare(address)
+        yield f"127.0.0.1:{there.getsockname()[1]}"
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
+    """Ray itself would wait for ever."""
+    monkeypatch.setattr(session, "ANSWER", 0.2)
+    with answering(answer) as address:
+        with pytest.raises(InputError, match=f"no Ray answers at {address} .(timed|something)"):
+            session.prepare(address)
+
+
+def test_what_answers_as_ray_does_is_joined(cluster) -> None:
+    with answering(bytes(3) + session.SETTINGS + bytes(5)) as address:
+        session.prepare(address)
+        session.join(address)
+    assert cluster["address"] == address
+    assert not {"num_cpus", "object_store_memory"} & cluster.keys()  # left as it is

@@ -35,7 +35,7 @@ class Setting:
     revision: str | None = None
     draft_revision: str | None = None
     encoder_decoder: bool = False
-    measured: str = ""  # how, where that is not said by the rest
+    measured: str = ""  # flags of the measurement beside the above
 
     def __post_init__(self) -> None:
         if self.gamma < 0:
@@ -117,7 +117,7 @@ def with_tokenizer(setting: Setting) -> tuple[list[str], Setting]:
     draft = Path(setting.draft)
     if setting.kind != "model" or not draft.is_dir() or [*draft.glob("*tokenizer*")]:
         return [], setting
-    folder = "-".join([*draft.parts[-2:], "with-tokenizer"])
+    folder = converted(setting, setting.draft, "-with-tokenizer")
     command = shlex.join(["mkdir", "-p", folder])
     files = f"{shlex.quote(setting.draft)}/* {shlex.quote(setting.target)}/*tokenizer*"
     return [f"{command} && cp {files} {shlex.quote(folder)}"], replace(setting, draft=folder)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from random import Random
 
 import numpy as np
 
+from foretoken import costs
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.fleet.paper import Text
 from foretoken.lab.fleet.replica import Replica, Served
@@ -95,12 +96,15 @@ def require(measured: Measurement, name: str) -> Serving:
             "foretoken measure --rows 16 --out"
         )
     serving = measured.serving
-    tables = (serving.costs.draft, serving.costs.score, serving.reading, serving.draft_reading)
-    every = (*tables, serving.around, serving.drafts, serving.passes, ((0, serving.joining),))
-    if serving.rows < 1 or min((min(pair) for table in every for pair in table), default=-1) < 0:
-        raise InputError(f"{name}: serving: it has numbers below 0, or no rows; measure again")
-    if not all(every):
-        raise InputError(f"{name}: serving: it has a table without entries; measure again")
+    try:
+        costs.parsed(asdict(serving.costs))
+        for part in ("reading", "draft_reading", "around", "drafts", "passes"):
+            costs.table(getattr(serving, part))
+        costs.table([(serving.rows, serving.joining)])
+    except ValueError:
+        raise InputError(f"{name}: serving: these are no costs; measure again") from None
+    if serving.rows < 1:
+        raise InputError(f"{name}: serving: rows is {serving.rows}; measure again")
     if measured.draft.name.partition(":")[0] == "heads":
         raise RefusedError(
             f"{name} is of heads, which guess worse the further ahead; a measurement tells how "

@@ -6,7 +6,7 @@ Compares measurements of one target on one machine; prediction.py says what a ga
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
@@ -18,6 +18,8 @@ from foretoken.lab.measurement.result import Measurement, Options
 
 # "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
+# Options that a `Setting` has, or that are of the measurement alone
+TOLD = ("temperature", "gamma", "revision", "draft_revision", "max_new_tokens", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,8 @@ def setting(measured: Measurement, gamma: int) -> Setting:
         measured.options.revision,
         measured.options.draft_revision,
         measured.target.encoder_decoder,
-        ", ".join(_more(measured.options)),
+        " ".join(flags(measured.options, apart=TOLD)),
     )
-
-
-def _more(options: Options) -> Iterator[str]:
-    """What a measurement was made with that other systems are not told of."""
-    plain = Options(None, None, "", "")
-    for name in ("top_k", "top_p", "min_p", "dtype", "draft_dtype", "kv_dtype"):
-        if (value := getattr(options, name)) != getattr(plain, name):
-            yield f"{name} {value}"
 
 
 def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:

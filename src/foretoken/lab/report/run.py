@@ -12,8 +12,6 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from foretoken.errors import ForetokenError, InputError, one_line
 from foretoken.lab.experiments import (
     acceptance,
@@ -102,7 +100,7 @@ def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
         try:
             then = Recipe.model_validate(fields)
             measured += _by_draft([Job(then, origin, *case) for case in results.cases(origin)])
-        except (ValidationError, KeyError, ValueError):  # of another version, or written by hand
+        except (KeyError, ValueError):  # of another version, or written by hand
             raise InputError(
                 f"{results.path} has {recipe.name} as another version measured it, which cannot be "
                 "shown here; leave --as-measured out"

@@ -53,9 +53,9 @@ def test_invalid_numbers():
 
 
 def test_what_a_plan_was_measured_with_and_the_system_is_not_told():
-    exported = export(SYSTEM, replace(SETTING, measured="top_k 20, dtype int8"))
+    exported = export(SYSTEM, replace(SETTING, measured="--top-k 20 --dtype int8"))
     assert exported.lacks[0].text == (
-        "the plan was measured with top_k 20, dtype int8, which the above does not ask for"
+        "the plan was measured with --top-k 20 --dtype int8, which the above does not ask for"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.measurement.plan import Plan, plan, speculative_config
+from foretoken.lab.measurement.plan import Plan, plan, setting, speculative_config
 from foretoken.lab.measurement.prediction import best, predictions
 from foretoken.lab.measurement.result import Measurement, parse
 from measurements import document
@@ -136,3 +136,9 @@ def test_what_is_not_alike_is_refused(where, key, value):
 
 def test_drafts_and_their_gammas_may_differ():
     assert planned(measured([0.8], 0.1), measured([0.8] * 7, 0.1, draft="b", seed=4)).gamma > 0
+
+
+def test_a_setting_names_what_other_systems_are_not_told():
+    options = {"top_k": 40, "dtype": "int8", "temperature": 0.7, "seed": 3}
+    assert setting(measured([0.8], 0.1, **options), 3).measured == "--top-k 40 --dtype int8"
+    assert setting(measured([0.8], 0.1), 3).measured == ""
