@@ -15,7 +15,7 @@ from foretoken.controls.grammar import Grammar
 from foretoken.controls.required import require
 from foretoken.ends import Ends, forced, resolved
 from foretoken.errors import ForetokenError, InputError, shown
-from foretoken.models.base import Model
+from foretoken.models.base import Model, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Foresight, Request, Row
 from foretoken.sampling.checks import CHECKS, Structured
@@ -73,7 +73,7 @@ class Intake:
     ) -> list[Request]:
         """The same prompt under each of the keys."""
         head, source = self.sides(ids)
-        context, limit = self.target.context, params.max_new_tokens
+        context, limit = longest(self.target), params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         params = resolved(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
@@ -90,7 +90,7 @@ class Intake:
     def _require_fit(self, ids: list[int], i: int) -> None:
         """InputError for a prompt that the model cannot hold."""
         apart = self.target.encoder_decoder  # the new tokens stand elsewhere
-        reads = self.target.source_context if apart else self.target.context
+        reads = self.target.source_context if apart else longest(self.target)
         if reads is not None and len(ids) >= reads + apart:
             raise InputError(
                 f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"

@@ -26,7 +26,7 @@ from foretoken.ends import Ends
 from foretoken.engine.batch import Batch, threads
 from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler
-from foretoken.errors import DeadEndError, InputError, shown
+from foretoken.errors import DeadEndError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.handover.foreign import require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
@@ -206,6 +206,7 @@ class Speculator:
         requests = self.requests(listed, gathered(None, controls, len(listed), "beam_search"), 0)
         for request in requests:
             require_beams(request.params, controls)
+            _require_one_reading(self.target, request)
         shaping = [row.controls for row in self.rows(requests)]
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
@@ -515,3 +516,13 @@ def _transcript(row: Row) -> Transcript | None:
 def runtime(drafter: Drafter) -> str:
     """What a drafter runs on: its model's runtime, or Python."""
     return getattr(drafter, "runtime", "python")
+
+
+def _require_one_reading(target: Model, request: Request) -> None:
+    """RefusedError for beams that may outgrow how the target has read their prompt."""
+    context, room = target.context, request.limit
+    if context is not None and len(request.prompt) + room > context:
+        raise RefusedError(
+            f"a beam search may grow to {len(request.prompt) + room} tokens, and this model reads "
+            f"texts of more than {context} in another way; give fewer, or max_new_tokens"
+        )

@@ -23,6 +23,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.handover.foreign import require_known
 from foretoken.handover.recognised import given, require_anywhere
 from foretoken.models.base import Model
+from foretoken.models.base import longest as longest_of
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -151,10 +152,11 @@ class Handed:
                 raise InputError(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
         longest = max(map(len, prompts))
-        if target.context is not None and longest + limit > target.context:
+        most = longest_of(target)
+        if most is not None and longest + limit > most:
             raise InputError(
-                f"a row may grow to {longest + limit} tokens, the model holds {target.context}; "
-                f"give max_new_tokens={target.context - longest} or less"
+                f"a row may grow to {longest + limit} tokens, the model holds {most}; "
+                f"give max_new_tokens={most - longest} or less"
             )
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
         last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row

@@ -118,7 +118,7 @@ class Way:
         """For the self-check."""
         from foretoken.models.stock.selfcheck import Form  # late: as below
 
-        return Form(f"OpenVINO, {self.name}", self.run)
+        return Form(f"OpenVINO, {self.name}", self.run, switches=self is PAGED)
 
     def run(self, network: PreTrainedModel, cache: str | None = None) -> Model:
         """A model in memory, in float32; the graphs share its weights."""

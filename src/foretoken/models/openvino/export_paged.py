@@ -25,8 +25,9 @@ from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
 from foretoken.models.stock.cache import KEEPS_TOKENS, growing_cache
+from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.needed import Kept
-from foretoken.models.stock.sizes import context_limit, output_rows
+from foretoken.models.stock.sizes import context_limit, output_rows, positions
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -56,6 +57,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
         "form": "paged",
         "vocab_size": output_rows(model),
         "context": context_limit(model.config.get_text_config(decoder=True)),
+        "longest": positions(model) if switch_of(model) else None,  # where it is another
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
     }

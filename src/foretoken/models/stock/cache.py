@@ -72,6 +72,7 @@ class RaggedCache(DynamicCache):
         self.layer_class_to_replicate = None
         self.layers = layers
         self.lengths = [0] * rows
+        self.long = [False] * rows  # which are read with the factors of long texts
         self.places = list(range(rows))
         self.order = self.places  # the row in each place, once gaps are closed
         self.device = device
@@ -169,10 +170,12 @@ class RaggedCache(DynamicCache):
                     places[B + b], other_layer.row(other.places[b], n) if n else own_layer.row(0, 0)
                 )
         self.places, self.lengths = places, self.lengths + other.lengths
+        self.long = self.long + other.long
 
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was. Only what is repeated is copied."""
         places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
+        self.long = [self.long[b] for b in rows]
         self.places, self.lengths = self.copied(places, lengths, repeated(places)), lengths
 
     def close(self) -> None:

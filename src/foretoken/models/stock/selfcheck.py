@@ -13,10 +13,12 @@ import hashlib
 import inspect
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import RefusedError, one_line
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
 from foretoken.models.stock.causal import CausalModel
@@ -37,6 +39,10 @@ from foretoken.storage.lineage import lineage, versions
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
+HEAD = 16  # width of a head
+# Names of lengths: windows, chunks, floors of a scale that grows with the position
+THRESHOLD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$")
+SWITCH = "original_max_position_embeddings"  # where the factors of rotary positions change
 CONTEXT = 128  # positions that the check needs
 FILE = "selfcheck.json"
 OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
@@ -51,13 +57,14 @@ class Form:
     name: str
     run: Callable[[PreTrainedModel], Model]
     heads: int = 2  # of the small copy's keys and values at most
+    switches: bool = False  # it also runs texts that a model reads in another way
 
 
 def on_torch(model: PreTrainedModel) -> Model:
     return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
 
 
-ON_TORCH = Form("a ragged cache", on_torch)
+ON_TORCH = Form("a ragged cache", on_torch, switches=True)
 
 
 class Unfinished(RefusedError):
@@ -111,7 +118,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = small_copy(model, form.heads)
+        small = small_copy(model, form)
     try:
         delta = deviation(small, form.run(small))
     except RefusedError:
@@ -165,13 +172,19 @@ class Rows:
     def start(self, lengths: list[int]) -> None:
         texts = [self.draw(n) for n in lengths]
         sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
-        self.runner.start(texts, sources if self.runner.encoder_decoder else None)
+        sided = self.runner.encoder_decoder
+        pairs = zip(texts, sources, strict=True)
+        for long, group in groupby(pairs, lambda pair: self.is_long(len(pair[0]) + 1)):
+            some = list(group)
+            self.announce(long)
+            self.runner.start([t for t, _ in some], [s for _, s in some] if sided else None)
         self.texts, self.sources = self.texts + texts, self.sources + sources
 
     def score(self, width: int) -> None:
         """A block of up to `width` tokens per row, then a rollback of up to `width`."""
         blocks = [self.draw(self.dice.randint(width // 2, width)) for _ in self.texts]
         need = [self.dice.randint(min(1, len(b)), len(b)) for b in blocks]
+        self.read_again(blocks)
         logits = self.runner.score(blocks, need)
         self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
         for b, n in enumerate(need):
@@ -180,6 +193,28 @@ class Rows:
         back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
         self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
         self.runner.set_lengths([len(text) for text in self.texts])
+
+    def announce(self, long: bool) -> None:
+        """Rows are about to join that are long, or are not."""
+        if isinstance(self.runner, Switches):
+            self.runner.beyond(long)
+
+    def is_long(self, length: int) -> bool:
+        return self.runner.context is not None and length > self.runner.context
+
+    def read_again(self, blocks: list[list[int]]) -> None:
+        """Rows that these blocks take to where a model reads a text in another way join again."""
+        if not isinstance(self.runner, Switches) or self.runner.longest == self.runner.context:
+            return
+        ends = [len(text) + len(block) for text, block in zip(self.texts, blocks, strict=True)]
+        rows = enumerate(zip(ends, self.runner.long, blocks, strict=True))
+        again = [b for b, (end, long, block) in rows if block and self.is_long(end) != long]
+        order = [*staying(len(self.texts), again), *again]
+        self.runner.leave(again)
+        for b in again:
+            self.announce(self.is_long(ends[b]))
+            self.runner.start([self.texts[b]])
+        self.runner.permute([order.index(b) for b in range(len(order))])
 
     def compare(self, ours: Tensor, stock: Tensor) -> None:
         difference = (ours - stock).abs().max().nan_to_num(float("inf"))
@@ -206,13 +241,12 @@ class Rows:
         self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
 
 
-def small_copy(model: PreTrainedModel, heads: int = 2) -> PreTrainedModel:
-    """A random model of the same class and structure, in float32 on the CPU, with so many heads of
-    keys and values at most."""
+def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel:
+    """A random model of the same class and structure for this form, in float32 on the CPU."""
     problem: Exception | None = None
     for narrow in (True, False):
         try:
-            small: Any = type(model)(shrunk(model.config, narrow, heads)).float().eval()
+            small: Any = type(model)(shrunk(model.config, narrow, form)).float().eval()
             stir(small)
             sources = {"decoder_input_ids": torch.ones(1, 2).long()}
             ids = torch.ones(1, 2, dtype=torch.long)
@@ -226,31 +260,52 @@ def small_copy(model: PreTrainedModel, heads: int = 2) -> PreTrainedModel:
     raise Unfinished(f"{refusal}: {one_line(problem)}")
 
 
-def shrunk(config: PreTrainedConfig, narrow: bool, heads: int = 2) -> PreTrainedConfig:
+def shrunk(config: PreTrainedConfig, narrow: bool, form: Form = ON_TORCH) -> PreTrainedConfig:
     """The configuration of the small copy: one layer of each kind, at least two."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
-            shrink(part, narrow, heads)
+            shrink(part, narrow, form)
     return config
 
 
-def shrink(part: PreTrainedConfig, narrow: bool, heads: int) -> None:
+def shrink(part: PreTrainedConfig, narrow: bool, form: Form) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
-    settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
-    # Lengths beyond which a model behaves otherwise: the check is to get there
-    settings |= {"floor_scale": WINDOW, "keep_window_size": WINDOW}
+    settings |= dict.fromkeys(thresholds(part), WINDOW)
+    settings[SWITCH] = 2 * WINDOW if form.switches else CONTEXT
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
     settings["max_position_embeddings"] = max(CONTEXT, context_limit(part) or 0)
     if hasattr(part, "num_hidden_layers"):
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
-        settings |= widths(part, heads)
+        settings |= widths(part, form.heads)
     for name, value in settings.items():
         if getattr(part, name, None) is not None:
             setattr(part, name, value)
+    ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
+    for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
+        shrink_rope(rope, narrow, form)
+
+
+def thresholds(part: PreTrainedConfig) -> list[str]:
+    """The settings that say from which length of a text, or at which distance, a model behaves
+    otherwise: the check is to get there."""
+    numbers = {k: v for k, v in vars(part).items() if isinstance(v, int) and v > WINDOW}
+    return [name for name in numbers if THRESHOLD.search(name)]
+
+
+def shrink_rope(rope: dict[str, Any], narrow: bool, form: Form) -> None:
+    """The same for rotary positions, whose factors are one for each pair of a head's values."""
+    if rope.get(SWITCH) is not None:
+        longrope = rope.get("rope_type") == "longrope"
+        rope[SWITCH] = 2 * WINDOW if form.switches or not longrope else CONTEXT
+    pairs = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
+    for name in ("short_factor", "long_factor"):
+        if narrow and isinstance(rope.get(name), list):
+            factors = rope[name]
+            rope[name] = [factors[i * len(factors) // pairs] for i in range(pairs)]
 
 
 def shorten(part: PreTrainedConfig) -> None:
@@ -276,8 +331,8 @@ def widths(part: PreTrainedConfig, most: int) -> dict[str, Any]:
     settings: dict[str, Any] = dict.fromkeys(
         ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
     )
-    settings |= {"num_key_value_heads": few, "head_dim": 16, "d_kv": 16}
-    settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), 16 * queries)
+    settings |= {"num_key_value_heads": few, "head_dim": HEAD, "d_kv": HEAD}
+    settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), HEAD * queries)
     inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
     return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
 
@@ -293,7 +348,7 @@ def stir(model: PreTrainedModel) -> None:
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: class, small configuration, versions, our code and that
     of classes from no library; None where the latter cannot be read."""
-    config = shrunk(model.config, True, form.heads).to_dict()
+    config = shrunk(model.config, True, form).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
     code = [lineage(__name__, form.run.__module__)]

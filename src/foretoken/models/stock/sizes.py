@@ -11,11 +11,18 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 
+def positions(model: PreTrainedModel) -> int | None:
+    """Positions that the decoder's configuration speaks of; None: no limit."""
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def context_limit(config: PreTrainedConfig) -> int | None:
     """Positions that a stack has; None: no limit.
 
     Rotary frequencies that change with the longest text in a batch (dynamic, longrope) would make
-    rows depend on each other and on what is cached: such a stack ends where they would change.
+    rows depend on each other and on what is cached: such a stack ends where they would change,
+    unless a longer text is read again (`longrope`).
     """
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
