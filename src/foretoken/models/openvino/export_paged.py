@@ -28,6 +28,7 @@ from foretoken.models.stock.cache import KEEPS_TOKENS, growing_cache
 from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.needed import Kept
 from foretoken.models.stock.sizes import context_limit, output_rows, positions
+from foretoken.models.stock.twin import separate
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -49,6 +50,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
     running = Forward(model, "foretoken_export", "foretoken_export")
     with torch.no_grad():
         past = example_past(running.model, len(layers))
+        separate(running.model)
         ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
         inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
         graph = traced(Traced(running, len(layers)), inputs)

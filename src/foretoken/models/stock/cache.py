@@ -350,6 +350,13 @@ def objection(model: PreTrainedModel) -> str | None:
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
     if not model._can_set_attn_implementation():
         return "its attention is outside transformers' attention interface (ALiBi and older models)"
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules()):
+        if model.config.is_encoder_decoder:
+            return "its decoder counts positions from the padding id, for a whole batch at a time"
+        return (
+            "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
+            "generate from 0: what it writes is not what it was trained for"
+        )
     names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING)
     if stateful:

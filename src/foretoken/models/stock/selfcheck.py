@@ -12,6 +12,7 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 import random
 import re
 import sys
@@ -24,13 +25,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import RefusedError, one_line
 from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
 from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit
 from foretoken.storage.cache import remember, remembered
@@ -120,7 +122,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         torch.manual_seed(0)
         small = small_copy(model, form)
     try:
-        delta = deviation(small, form.run(small))
+        delta, apart = deviation(small, form.run(small)), contradiction(small)
     except RefusedError:
         raise
     except Exception as error:  # an unknown forward raises anything
@@ -128,6 +130,12 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     if not delta < TOLERANCE:
         difference = f"logits differ by {delta:.1e} of their spread from a full forward"
         raise RefusedError(f"{name} is not exact over {form.name}: {difference}")
+    if not apart < TOLERANCE:
+        raise RefusedError(
+            f"{name} contradicts itself: behind its window transformers' generate differs from its "
+            f"own forward of the whole text by {apart:.1e} of their spread, and no text is the "
+            "right one; use a configuration whose window is the whole context"
+        )
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
 
@@ -151,6 +159,24 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     for width in (3, 1, 1):
         rows.score(width)
     return rows.worst / rows.spread
+
+
+@torch.inference_mode()
+def contradiction(model: PreTrainedModel) -> float:
+    """Largest |delta logit| over their spread between `generate`, which caches, and a full forward
+    of the text that it makes, past windows of `WINDOW` tokens."""
+    dice = random.Random(1)
+    text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(3 * WINDOW)]])
+    source: Any = {"input_ids": text[:, :5]} if model.config.is_encoder_decoder else {}
+    name = "decoder_input_ids" if source else "input_ids"
+    settings = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
+    settings.output_logits = settings.return_dict_in_generate = True
+    settings.decoder_start_token_id = int(text[0, 0])
+    made: Any = model.generate(**source, **{name: text}, generation_config=settings)
+    cached = torch.cat(made.logits)
+    whole = {name: made.sequences[:, :-1]}
+    full = model(**source, **whole, use_cache=False, return_dict=True).logits[0, -len(cached) :]
+    return float((cached - full).abs().max() / (full.max() - full.min()).clamp(min=1e-9))
 
 
 class Rows:
@@ -246,7 +272,8 @@ def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel
     problem: Exception | None = None
     for narrow in (True, False):
         try:
-            small: Any = type(model)(shrunk(model.config, narrow, form)).float().eval()
+            config = shrunk(model.config, narrow, form.heads, switch_for(model, form))
+            small: Any = type(model)(config).float().eval()
             stir(small)
             sources = {"decoder_input_ids": torch.ones(1, 2).long()}
             ids = torch.ones(1, 2, dtype=torch.long)
@@ -260,47 +287,55 @@ def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel
     raise Unfinished(f"{refusal}: {one_line(problem)}")
 
 
-def shrunk(config: PreTrainedConfig, narrow: bool, form: Form = ON_TORCH) -> PreTrainedConfig:
+def switch_for(model: PreTrainedModel, form: Form) -> int:
+    """From which length on a small copy reads texts with the other rotary factors: within the check
+    where this form can, else beyond it."""
+    return 2 * WINDOW if form.switches and switch_of(model) is not None else CONTEXT
+
+
+def shrunk(
+    config: PreTrainedConfig, narrow: bool, heads: int = 2, switch: int = CONTEXT
+) -> PreTrainedConfig:
     """The configuration of the small copy: one layer of each kind, at least two."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
-            shrink(part, narrow, form)
+            shrink(part, narrow, heads, switch)
     return config
 
 
-def shrink(part: PreTrainedConfig, narrow: bool, form: Form) -> None:
+def shrink(part: PreTrainedConfig, narrow: bool, heads: int, switch: int) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings |= dict.fromkeys(thresholds(part), WINDOW)
-    settings[SWITCH] = 2 * WINDOW if form.switches else CONTEXT
+    settings[SWITCH] = switch
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
     settings["max_position_embeddings"] = max(CONTEXT, context_limit(part) or 0)
     if hasattr(part, "num_hidden_layers"):
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
-        settings |= widths(part, form.heads)
+        settings |= widths(part, heads)
     for name, value in settings.items():
         if getattr(part, name, None) is not None:
             setattr(part, name, value)
     ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
     for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
-        shrink_rope(rope, narrow, form)
+        shrink_rope(rope, narrow, switch)
 
 
 def thresholds(part: PreTrainedConfig) -> list[str]:
     """The settings that say from which length of a text, or at which distance, a model behaves
-    otherwise: the check is to get there."""
-    numbers = {k: v for k, v in vars(part).items() if isinstance(v, int) and v > WINDOW}
+    otherwise, where its texts get there: then the check is to get there too."""
+    limit = getattr(part, "max_position_embeddings", None) or math.inf
+    numbers = {k: v for k, v in vars(part).items() if isinstance(v, int) and WINDOW < v < limit}
     return [name for name in numbers if THRESHOLD.search(name)]
 
 
-def shrink_rope(rope: dict[str, Any], narrow: bool, form: Form) -> None:
+def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
     """The same for rotary positions, whose factors are one for each pair of a head's values."""
     if rope.get(SWITCH) is not None:
-        longrope = rope.get("rope_type") == "longrope"
-        rope[SWITCH] = 2 * WINDOW if form.switches or not longrope else CONTEXT
+        rope[SWITCH] = switch if rope.get("rope_type") == "longrope" else 2 * WINDOW
     pairs = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
     for name in ("short_factor", "long_factor"):
         if narrow and isinstance(rope.get(name), list):
@@ -348,7 +383,7 @@ def stir(model: PreTrainedModel) -> None:
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: class, small configuration, versions, our code and that
     of classes from no library; None where the latter cannot be read."""
-    config = shrunk(model.config, True, form).to_dict()
+    config = shrunk(model.config, True, form.heads, switch_for(model, form)).to_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
     code = [lineage(__name__, form.run.__module__)]

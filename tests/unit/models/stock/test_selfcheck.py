@@ -106,7 +106,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the window the small copy's rows would see past it: they are longer than it."""
     config = build("Mistral").config
-    config.sliding_window = 4096
+    config.sliding_window, config.max_position_embeddings = 4096, 8192
     model = type(build("Mistral"))(config)
     small = selfcheck.small_copy(model)
     assert small.config.sliding_window == selfcheck.WINDOW
