@@ -10,9 +10,12 @@ ForetokenError
 └── LostError      a process that had a part of a model has ended
 """
 
+import logging
 import math
 from numbers import Integral, Real
 from typing import cast
+
+log = logging.getLogger(__name__)
 
 WIDEST = 60  # characters of a value in a message
 
@@ -83,6 +86,13 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+
+
+def kind_of(error: Exception) -> str:
+    """The name of an error that a model's own code raised. Its text says nothing to users: the
+    logger "foretoken" has it, with the traceback, at DEBUG."""
+    log.debug("a model's own code raised an error", exc_info=error)
+    return type(error).__name__
 
 
 def one_line(error: Exception) -> str:

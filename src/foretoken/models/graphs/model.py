@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError, one_line
+from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Blocks, counts_of
 from foretoken.models.graphs.fixed import FixedCache, Recordable, bucket, power, wide
 from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
@@ -236,7 +236,7 @@ def rehearsed(model: GraphModel) -> GraphModel:
     except RefusedError:
         raise
     except Exception as error:  # recording raises many kinds
-        raise RefusedError(f"it cannot be recorded as a graph: {one_line(error)}") from error
+        raise RefusedError(f"it cannot be recorded as a graph: {kind_of(error)}") from error
     return model
 
 

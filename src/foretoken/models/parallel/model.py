@@ -101,4 +101,6 @@ def on_ranks(ranks: Ranks) -> Form:
         return ParallelModel(ranks, copying, copying)
 
     heads = max(2, ranks.ranks)  # of the small copy: one for each rank
-    return Form(f"{ranks.ranks} ranks", copied, heads, switches=True)
+    return Form(
+        f"{ranks.ranks} ranks", copied, heads, switches=True, instead="leave tensor_parallel out"
+    )

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from foretoken.errors import RefusedError
+from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
 from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.transfer import sent
@@ -27,6 +27,7 @@ SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
 BUCKET = 64  # slots; capacity is a multiple of this
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
+INSTEAD = "use transformers' own generate for such a model, or draft with another"
 Pair = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -337,7 +338,7 @@ def admit(model: PreTrainedModel) -> None:
     reason = objection(model)
     if reason:
         name = f"{model.config.model_type} ({type(model).__name__})"
-        raise RefusedError(f"{name} cannot be run exactly: {reason}")
+        raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
 
 
 def objection(model: PreTrainedModel) -> str | None:
@@ -357,7 +358,11 @@ def objection(model: PreTrainedModel) -> str | None:
             "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
             "generate from 0: what it writes is not what it was trained for"
         )
-    names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+    try:
+        names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+    except Exception as error:  # a config without what transformers looks for
+        kind = kind_of(error)
+        return f"its config does not say what its layers keep (transformers raised {kind})"
     stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING)
     if stateful:
         return f"its cache layers ({', '.join(stateful)}) keep a state that is not per token"

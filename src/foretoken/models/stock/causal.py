@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.rows import BEYOND, CHUNK
-from foretoken.models.stock.cache import RaggedCache, admit, ragged_cache
+from foretoken.models.stock.cache import INSTEAD, RaggedCache, admit, ragged_cache
 from foretoken.models.stock.model import StockModel
 from foretoken.transfer import sent
 
@@ -25,8 +25,9 @@ class CausalModel(StockModel):
         admit(model)
         accepted = inspect.signature(model.forward).parameters
         if model.config.is_encoder_decoder or "position_ids" not in accepted:
+            name = type(model).__name__
             raise RefusedError(
-                f"{type(model).__name__} takes no position_ids, so rows cannot differ in length"
+                f"{name} takes no position_ids, so rows cannot differ in length; {INSTEAD}"
             )
         super().__init__(model)
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from foretoken.errors import RefusedError, one_line
+from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
@@ -42,10 +42,11 @@ TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
 HEAD = 16  # width of a head
-# Names of lengths: windows, chunks, floors of a scale that grows with the position
-THRESHOLD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$")
+# Names of lengths: windows, chunks, floors of a scale that grows with the position, room in experts
+THRESHOLD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$")
 SWITCH = "original_max_position_embeddings"  # where the factors of rotary positions change
 CONTEXT = 128  # positions that the check needs
+LARGEST = 1_000_000_000  # parameters of a small copy
 FILE = "selfcheck.json"
 OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
 INSTALLED = {"site-packages", "dist-packages"}
@@ -60,13 +61,14 @@ class Form:
     run: Callable[[PreTrainedModel], Model]
     heads: int = 2  # of the small copy's keys and values at most
     switches: bool = False  # it also runs texts that a model reads in another way
+    instead: str = ""  # what to do where a family fails in it; "": another form is tried
 
 
 def on_torch(model: PreTrainedModel) -> Model:
     return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
 
 
-ON_TORCH = Form("a ragged cache", on_torch, switches=True)
+ON_TORCH = Form("a ragged cache", on_torch, switches=True, instead=cache.INSTEAD)
 
 
 class Unfinished(RefusedError):
@@ -120,16 +122,22 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = small_copy(model, form)
+        try:
+            small = small_copy(model, form)
+        except Exception as error:  # its config may be made in any way
+            kind = kind_of(error)
+            reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
+            raise Unfinished(_told(name, reason, form)) from error
     try:
         delta, apart = deviation(small, form.run(small)), contradiction(small)
     except RefusedError:
         raise
     except Exception as error:  # an unknown forward raises anything
-        raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
+        reason = f"does not run over {form.name}: its code raised {kind_of(error)}"
+        raise Unfinished(_told(name, reason, form)) from error
     if not delta < TOLERANCE:
         difference = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(f"{name} is not exact over {form.name}: {difference}")
+        raise RefusedError(_told(name, f"is not exact over {form.name}: {difference}", form))
     if not apart < TOLERANCE:
         raise RefusedError(
             f"{name} contradicts itself: behind its window transformers' generate differs from its "
@@ -137,6 +145,10 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
             "right one; use a configuration whose window is the whole context"
         )
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
+
+
+def _told(name: str, reason: str, form: Form) -> str:
+    return f"{name} {reason}" + (f"; {form.instead}" if form.instead else "")
 
 
 def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
@@ -269,11 +281,13 @@ class Rows:
 
 
 def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel:
-    """A random model of the same class and structure for this form, in float32 on the CPU."""
+    """A random model of the same class and structure for this form, in float32 on the CPU. Raises
+    whatever its code raises."""
     problem: Exception | None = None
     for narrow in (True, False):
         try:
             config = shrunk(model.config, narrow, form.heads, switch_for(model, form))
+            _require_small(type(model), config)
             small: Any = type(model)(config).float().eval()
             stir(small)
             sources = {"decoder_input_ids": torch.ones(1, 2).long()}
@@ -282,10 +296,17 @@ def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel
                 small(input_ids=ids, **(sources if model.config.is_encoder_decoder else {}))
             return small
         except Exception as error:  # narrow widths may not fit each other
-            problem = error
+            problem = problem or error
     assert problem is not None
-    refusal = f"{type(model).__name__}: no small copy can be built to check it"
-    raise Unfinished(f"{refusal}: {one_line(problem)}")
+    raise problem
+
+
+def _require_small(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    """MemoryError for a copy that is no small one: of a large model it would take all memory."""
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in kind(config).parameters())
+    if size > LARGEST:
+        raise MemoryError(f"the copy has {size} parameters")
 
 
 def switch_for(model: PreTrainedModel, form: Form) -> int:
@@ -308,6 +329,7 @@ def shrunk(
 
 def shrink(part: PreTrainedConfig, narrow: bool, heads: int, switch: int) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
+    settings["vocab_size_per_layer_input"] = VOCABULARY
     settings |= dict.fromkeys(thresholds(part), WINDOW)
     settings[SWITCH] = switch
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
@@ -317,8 +339,9 @@ def shrink(part: PreTrainedConfig, narrow: bool, heads: int, switch: int) -> Non
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
         settings |= widths(part, heads)
+    layers_own = getattr(vars(part).get("_heterogeneity_spec"), "per_layer_attributes", ())
     for name, value in settings.items():
-        if getattr(part, name, None) is not None:
+        if name not in layers_own and getattr(part, name, None) is not None:
             setattr(part, name, value)
     ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
     for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
@@ -369,8 +392,22 @@ def widths(part: PreTrainedConfig, most: int) -> dict[str, Any]:
     )
     settings |= {"num_key_value_heads": few, "head_dim": HEAD, "d_kv": HEAD}
     settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), HEAD * queries)
+    settings["cross_attention_hidden_size"] = HEAD * queries
+    settings |= _fixed(part, queries)
     inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
     return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
+
+
+def _fixed(part: PreTrainedConfig, queries: int) -> dict[str, Any]:
+    """Widths of heads with parts of their own: those that positions turn and those they do not
+    (latent attention), or one for each axis (sections, whose heads stay as wide as they are)."""
+    if getattr(part, "qk_rope_head_dim", None):
+        latent = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 24}
+        return latent | {"q_lora_rank": 16, "kv_lora_rank": 16}
+    if not (getattr(part, "rope_parameters", None) or {}).get("mrope_section"):
+        return {}
+    width = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+    return {"head_dim": width, "hidden_size": width * queries}
 
 
 def stir(model: PreTrainedModel) -> None:
@@ -383,8 +420,13 @@ def stir(model: PreTrainedModel) -> None:
 
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: class, small configuration, versions, our code and that
-    of classes from no library; None where the latter cannot be read."""
-    config = shrunk(model.config, True, form.heads, switch_for(model, form)).to_dict()
+    of classes from no library; None where the latter cannot be read, or the configuration not be
+    made."""
+    try:
+        switch = switch_for(model, form)
+        config = shrunk(model.config, True, form.heads, switch).to_dict()
+    except Exception:  # the check itself will say so
+        return None
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
     code = [lineage(__name__, form.run.__module__)]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from foretoken.errors import RefusedError
+
 
 def positions(model: PreTrainedModel) -> int | None:
     """Positions that the decoder's configuration speaks of; None: no limit."""
@@ -49,9 +51,13 @@ def encoder_rows(model: PreTrainedModel) -> int:
 
 
 def output_rows(model: PreTrainedModel) -> int:
-    """Rows of the output layer, padding included."""
+    """Rows of the output layer, padding included. RefusedError where there is none."""
     rows = getattr(model.get_output_embeddings(), "out_features", None)
-    return int(rows or model.config.get_text_config(decoder=True).vocab_size)
+    rows = rows or getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    if rows is None:
+        name = f"{model.config.model_type} ({type(model).__name__})"
+        raise RefusedError(f"{name} has no output layer of tokens; give a model that writes text")
+    return int(rows)
 
 
 def no_logits(model: PreTrainedModel, rows: int) -> Tensor:

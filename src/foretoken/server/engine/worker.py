@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
-    from foretoken.server.engine.ledger import Ledger
+    from foretoken.server.engine.ledger import Asked, Ledger
     from foretoken.server.engine.words import Words
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
@@ -127,7 +127,7 @@ class Worker:
         self.pipe, self.spec, self.engine = pipe, spec, engine
         self.words: Words = Words(spec.tokenizer)
         self.ledger = Ledger()
-        self.requests: dict[int, int] = {}  # the engine's ids -> the pipe's
+        self.requests: dict[int, Asked] = {}  # by the engine's ids
         self.adding: set[int] = set()  # the pipe's ids of those that are being added
         self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
         self.trial = Trial(spec.tokenizer)
@@ -193,6 +193,7 @@ class Worker:
     def _add(self, message: Add) -> None:
         from foretoken.request import Begun
         from foretoken.sampling.params import SamplingParams
+        from foretoken.server.engine.ledger import Asked
         from foretoken.server.engine.words import record
 
         options = dict(message.options)
@@ -217,7 +218,7 @@ class Worker:
                 if message.id not in self.adding:  # aborted meanwhile
                     self._drop(number)
                     return
-                self.requests[number] = message.id
+                self.requests[number] = Asked.of(message.id, len(ids), options)
                 self._send(Answer(message.id, len(ids)))
                 if early:
                     self._tell(early)
@@ -275,7 +276,7 @@ class Worker:
     def _abort(self, id: int) -> None:
         with self.awake:
             self.adding.discard(id)
-            for number in [number for number, pipes in self.requests.items() if pipes == id]:
+            for number in [n for n, asked in self.requests.items() if asked.id == id]:
                 del self.requests[number]
                 self._drop(number)
             self._tell([])  # no step follows that of the last text
@@ -340,20 +341,22 @@ class Worker:
 
     def _tell(self, events: list[Event]) -> None:
         parts: list[Part] = []
+        drafts = any(step.drafted for event in events for step in event.steps)
         with self.awake:
             for event in events:
                 ended = event.finish_reason is not None
-                id = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
-                if id is None:  # aborted meanwhile, or not known yet
+                asked = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
+                if asked is None:  # aborted meanwhile, or not known yet
                     if self.adding:
                         self.early.setdefault(event.id, []).append(event)
                     continue
-                self.ledger.note(event)
+                asked.mixed |= asked.plain and drafts
+                self.ledger.note(event, asked)
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
-                    self._send(Refusal(id, kind, one_line(event.error)))
+                    self._send(Refusal(asked.id, kind, one_line(event.error)))
                     continue
-                parts.append(self._part(id, event))
+                parts.append(self._part(asked.id, event))
         preempted = self.engine.stats().preempted
         self._send(Parts(parts, self.engine.running, self.engine.waiting, preempted))
 
@@ -385,9 +388,9 @@ class Worker:
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
-            for number, id in self.requests.items():
+            for number, asked in self.requests.items():
                 self._drop(number)
-                self._send(Refusal(id, "failed", message))
+                self._send(Refusal(asked.id, "failed", message))
             self.requests.clear()
             self._tell([])  # no step follows this one
 
