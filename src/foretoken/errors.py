@@ -4,6 +4,7 @@ ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
 │   └── BusyError       a full queue: the same request is taken later
 ├── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
+│   ├── ForeignError    a call of transformers' `generate` that it has to decode itself
 │   ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
 │   └── ControlError    a row's control that leaves no token, or a user's own that failed
 │       └── DeadEndError    the former: the text cannot go on
@@ -31,6 +32,10 @@ class BusyError(InputError):
 
 class RefusedError(ForetokenError):
     """A request that cannot be honoured exactly."""
+
+
+class ForeignError(RefusedError):
+    """A call of transformers' `generate` that no Speculator decodes: transformers itself may."""
 
 
 class NumericsError(RefusedError):
