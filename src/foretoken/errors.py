@@ -11,15 +11,27 @@ ForetokenError
 └── LostError      a process that had a part of a model has ended
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import cast
+from typing import Self, cast
 
 WIDEST = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base of all errors meant for the user: one line, without a traceback on the command line."""
+    """Base of all errors meant for the user: one line, without a traceback on the command line.
+    `option`: the name of what it is about, where that is one option of a call."""
+
+    option: str | None = None
+
+    def about(self, option: str) -> Self:
+        """The same error; a name that it has already is nearer to the cause."""
+        self.option = self.option or option
+        return self
 
 
 class InputError(ForetokenError, ValueError):
@@ -57,6 +69,16 @@ class DeadEndError(ControlError):
 
 class LostError(ForetokenError):
     """A process that had a part of a model has ended: the model must be loaded again."""
+
+
+@contextmanager
+def about(option: str) -> Iterator[None]:
+    """An error within is about this option."""
+    try:
+        yield
+    except ForetokenError as error:
+        error.about(option)
+        raise
 
 
 def whole(value: object) -> bool:
