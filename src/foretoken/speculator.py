@@ -28,7 +28,7 @@ from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import DeadEndError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
-from foretoken.handover.foreign import require_ours, withheld
+from foretoken.handover.foreign import require_alone, require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
 from foretoken.handover.returned import Stream, output
 from foretoken.intake import Intake
@@ -245,12 +245,15 @@ class Speculator:
         seed is drawn from torch's global generator, so `torch.manual_seed` makes it repeatable; the
         numbers are not those that transformers would draw. `num_assistant_tokens` and
         `prompt_lookup_num_tokens` are gamma; `stop_strings` are found with this Speculator's
-        tokenizer. Scores and logits of rows that have ended are zeros. InputError and RefusedError
-        for what cannot be honoured: a beam search, attentions, hidden states, a cache, an
-        assistant. Of a model that runs converted it is checked only that its kind and its
-        vocabulary are this model's.
+        tokenizer. Scores and logits of rows that have ended are zeros. ForeignError, which is a
+        RefusedError, for what cannot be honoured (a beam search, attentions, hidden states, a
+        cache, an assistant): a Speculator that is named is not passed over. Of a
+        model that runs converted it is checked only that its kind and its vocabulary are this
+        model's.
         """
         arguments = withheld(sys._getframe(1))
+        streamer = arguments.get("streamer") if streamer is None else streamer
+        require_alone(streamer, len(input_ids))
         require_ours(model, self.target, arguments)
         strings = ending_strings(stop_strings, self.tokenizer)
         task = Handed(
@@ -264,9 +267,7 @@ class Speculator:
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
-        return self._decode(
-            task, gamma, arguments.get("streamer") if streamer is None else streamer
-        )
+        return self._decode(task, gamma, streamer)
 
     def _decode(self, task: Handed, gamma: int | None, streamer: BaseStreamer | None) -> Any:
         """Rows that transformers handed over, to what it returns."""
