@@ -54,7 +54,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "Gemma4UnifiedAssistantForCausalLM": {"num_kv_shared_layers": 0},
     "Gemma4AssistantForCausalLM": {
-        "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
     },
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"]},
 }

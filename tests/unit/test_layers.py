@@ -1,5 +1,5 @@
-"""The layout tells the architecture: imports go one way, and every module is tested by a file of its
-name or by one that its folder names."""
+"""The layout tells the architecture: imports go one way, and every module is tested by a file of
+its name or by one that its folder names."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
-    ["errors", "others", "transfer"],
+    ["errors", "others", "patience", "transfer"],
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "sampling", "theory"],
@@ -23,7 +23,7 @@ LAYERS = [
     ["controls"],
     ["handover", "intake"],
     ["beam", "claim", "costs", "execute", "step"],
-    ["drafters", "gamma"],
+    ["drafters", "gamma", "kept"],
     ["engine"],
     ["probe"],
     ["speculator"],

@@ -40,6 +40,7 @@ EXPECTED = {
     "decoder_attention_mask",
     "position_ids",
     "past_key_values",
+    "cache",  # its name from transformers 5.24 on
     "encoder_outputs",
     "use_cache",
     "logits_to_keep",
@@ -103,9 +104,9 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
             raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out")
     if config.cache_implementation == "quantized":
         raise ForeignError("cache_implementation='quantized' changes the law; leave it out")
-    cache = inputs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False):
-        raise ForeignError("past_key_values is given; rows have a cache of their own: leave it out")
+    for name in ("past_key_values", "cache"):
+        if getattr(inputs.get(name), "_is_user_defined", False):
+            raise ForeignError(f"{name} is given; rows have a cache of their own: leave it out")
     for name, value in inputs.items():
         if name not in EXPECTED and value is not None:
             raise ForeignError(f"{name} is given, which is not followed here; leave it out")

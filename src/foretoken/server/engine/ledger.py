@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 class Texts(NamedTuple):
     """How many texts, and what they come to behind their first steps, which read the prompts."""
 
-    count: int = 0
+    number: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -175,4 +175,5 @@ def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _sum(one: Texts, other: Texts) -> Texts:
-    return Texts(*map(add, one, other))
+    number, tokens, seconds = map(add, one, other)
+    return Texts(int(number), int(tokens), seconds)

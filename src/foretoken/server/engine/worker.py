@@ -109,7 +109,7 @@ def end_with(parent: BaseProcess | None) -> None:
 
 
 def measure(spec: Speculator, rows: int) -> None:
-    """What steps cost, before requests wait for it; kept on disk where the machine is quiet."""
+    """What steps cost, before requests wait for it."""
     from foretoken.drafters.none import NoDrafter
     from foretoken.sampling.params import SamplingParams
 
