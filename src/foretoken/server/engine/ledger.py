@@ -154,10 +154,10 @@ class Ledger:
             alone, guessed = self.plain[kind], self.speculative[kind]
             plain, speculative = _sum(plain, alone), _sum(speculative, guessed)
             plainly += guessed.tokens * alone.seconds / alone.tokens
-        known = speculative.count > 0
+        known = speculative.number > 0
         return {
             "measured_speedup": plainly / speculative.seconds if known else None,
-            "measured_texts": {"speculative": speculative.count, "plain": plain.count},
+            "measured_texts": {"speculative": speculative.number, "plain": plain.number},
         }
 
 
