@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 class Texts(NamedTuple):
     """How many texts, and what they come to behind their first steps, which read the prompts."""
 
-    count: int = 0
+    number: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -154,10 +154,10 @@ class Ledger:
             alone, guessed = self.plain[kind], self.speculative[kind]
             plain, speculative = _sum(plain, alone), _sum(speculative, guessed)
             plainly += guessed.tokens * alone.seconds / alone.tokens
-        known = speculative.count > 0
+        known = speculative.number > 0
         return {
             "measured_speedup": plainly / speculative.seconds if known else None,
-            "measured_texts": {"speculative": speculative.count, "plain": plain.count},
+            "measured_texts": {"speculative": speculative.number, "plain": plain.number},
         }
 
 
@@ -175,4 +175,5 @@ def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _sum(one: Texts, other: Texts) -> Texts:
-    return Texts(*map(add, one, other))
+    number, tokens, seconds = map(add, one, other)
+    return Texts(int(number), int(tokens), seconds)
