@@ -5,7 +5,6 @@ Knows no models. What the template writes is the whole prompt: no special tokens
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
-
-# A template that tells a content of null apart.
-NULL = re.compile(r"""content['"]?\]?\)?\s+is\s+(not\s+)?none""")
 
 # Arguments of transformers' `apply_chat_template` that are no variables of a template.
 OURS = frozenset(
@@ -75,7 +71,7 @@ def ids(
         _require_role(i, message["role"], source)
     try:
         rendered = tokenizer.apply_chat_template(
-            [_plain(message, source) for message in messages],
+            [_plain(message) for message in messages],
             chat_template=template,
             tokenize=True,
             return_dict=False,
@@ -135,13 +131,10 @@ def _require_role(i: int, role: str, source: str) -> None:
         raise InputError(problem).about(f"prompt[{i}].role")
 
 
-def _plain(message: Message, source: str) -> dict[str, Any]:
-    """A message as templates read it: without fields that are null, as clients send them. Where
-    tools are called instead of a content, that is an empty text, or null for templates that ask
-    whether it is."""
-    plain = {name: value for name, value in message.items() if value is not None}
-    absent = None if NULL.search(source) else ""
-    return plain if "content" in plain else plain | {"content": absent}
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates read it: one that calls tools instead has an empty content. Fields
+    that are null, as clients send them, transformers leaves out."""
+    return dict(message) if message.get("content") is not None else {**message, "content": ""}
 
 
 def _calls(message: Message) -> bool:
