@@ -125,7 +125,7 @@ def _ended(model: PreTrainedModel) -> PreTrainedModel:
     if config is None:
         return model
     config.eos_token_id = config.forced_eos_token_id = config.forced_bos_token_id = None
-    config.pad_token_id = 0
+    config.pad_token_id, config.num_beams = 0, 1
     if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
         config.decoder_start_token_id = 0
     return model

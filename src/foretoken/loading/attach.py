@@ -6,12 +6,13 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, shown
 from foretoken.handover.handed import ending_strings
 from foretoken.loading.load import load
+from foretoken.loading.wrapped import unwrapped
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def attach(
     what that honours and refuses, `Speculator.__call__` says. Attaching again replaces the draft,
     `detach` takes it back. A copy of the model has to be attached itself.
     """
+    model = cast(Any, unwrapped(model, "model"))
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
     parameters = signature(load).parameters.values()
@@ -72,6 +74,7 @@ def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 def detach(model: PreTrainedModel) -> None:
     """Give the model back the `generate` that it had before `attach`; without one, do nothing."""
+    model = cast(Any, unwrapped(model, "model"))
     method: Any = vars(model).get("generate")
     if not hasattr(method, MARK):
         return
