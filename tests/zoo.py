@@ -45,22 +45,46 @@ OPEN |= {"num_experts_per_tok": 2, "top_k_experts": 2, "n_shared_experts": 1, "n
 OPEN |= {"topk_group": 1, "moe_intermediate_size": 48, "pad_token_id": 0}
 
 # By class: settings of its parts beside these, by hand
-SECTIONS = {"rope_type": "default", "rope_theta": 1e4}
-AXES = {"rope_parameters": SECTIONS | {"mrope_section": [16, 24, 24]}, "hidden_size": 512}
-GLM_AXES = {"rope_parameters": SECTIONS | {"mrope_section": [8, 12, 12]}, "hidden_size": 256}
+AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}
+INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "Qwen2VLForConditionalGeneration": AXES,
-    "Qwen2_5_VLForConditionalGeneration": AXES,
+    "BltForCausalLM": {"encoder_hash_byte_group_vocab": 128},
+    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
+    "DeepseekOcr2ForConditionalGeneration": {"mlp_layer_types": ["dense", "sparse"]},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "Gemma4UnifiedAssistantForCausalLM": {"num_kv_shared_layers": 0},
-    "Gemma4AssistantForCausalLM": {
-        "hidden_size_per_layer_input": 0,
-        "vocab_size_per_layer_input": 0,
+    "Granite4VisionForConditionalGeneration": {
+        "deepstack_layer_map": [], "downsample_rate": "4/8", "spatial_target_layers": []
+    },
+    "KyutaiSpeechToTextForConditionalGeneration": {
+        "audio_pad_token_id": 70, "codebook_vocab_size": 17
     },
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"]},
-}
+    "Qwen2VLForConditionalGeneration": {"rope_parameters": AXES, "hidden_size": 512},
+    "Qwen2_5_VLForConditionalGeneration": {"rope_parameters": AXES, "hidden_size": 512},
+    "Qwen4ExpForCausalLM": INDEXER
+    | {"indexer_budget": 16, "indexer_compress_ratio": 2, "ple_layer_ids": []},
+    "Qwen4ExpForConditionalGeneration": INDEXER
+    | {"indexer_budget": 16, "indexer_compress_ratio": 2, "ple_layer_ids": []},
+}  # fmt: skip
+DEFAULT = "transformers cannot build its default configuration, and no other is public"
+TIMM = "its images are read by timm, which is no dependency"
+LARGE = "its encoder of sounds or images has hundreds of millions of parameters at any setting here"
 # Classes that are not tried, and why
-NOT_BUILT: dict[str, str] = {}
+NOT_BUILT = {
+    "CohereCompassForCausalLM": DEFAULT,
+    "CohereCompassForConditionalGeneration": DEFAULT,
+    "DbrxForCausalLM": DEFAULT,
+    "Ernie4_5_VLMoeForConditionalGeneration": DEFAULT,
+    "Gemma4AssistantForCausalLM": DEFAULT,
+    "MoonshineStreamingForConditionalGeneration": DEFAULT,
+    "Emu3ForConditionalGeneration": LARGE,
+    "VibeVoiceAsrForConditionalGeneration": LARGE,
+    "VibeVoiceForConditionalGeneration": LARGE,
+    "FastVlmForConditionalGeneration": TIMM,
+    "Gemma3nForConditionalGeneration": TIMM,
+    "PerceptionLMForConditionalGeneration": TIMM,
+}
 
 
 def classes() -> dict[str, str]:
@@ -101,7 +125,7 @@ def _ended(model: PreTrainedModel) -> PreTrainedModel:
     if config is None:
         return model
     config.eos_token_id = config.forced_eos_token_id = config.forced_bos_token_id = None
-    config.pad_token_id = 0
+    config.pad_token_id, config.num_beams = 0, 1
     if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
         config.decoder_start_token_id = 0
     return model
@@ -124,7 +148,9 @@ def tiny(config: PreTrainedConfig, *, narrow: bool, **settings: Any) -> PreTrain
         there = {name for name in dir(type(part)) if not name.startswith("_")}
         open_ = {name for name in there & {*OPEN} if _read(part, name) is None}
         sizes |= {name: OPEN[name] for name in open_}
-        for name, value in (sizes | {n: v for n, v in settings.items() if n in there}).items():
+        mine = part in (config, config.get_text_config(decoder=True))
+        own = {n: v for n, v in settings.items() if mine and n in there}
+        for name, value in (sizes | own).items():
             with suppress(AttributeError, NotImplementedError):  # it follows from others
                 setattr(part, name, value)
     if not config.is_encoder_decoder and "is_decoder" in vars(config):

@@ -9,13 +9,14 @@ from functools import wraps
 from inspect import signature
 from traceback import walk_tb
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.ends import CHANGES_LAW, FOLLOWED
 from foretoken.errors import ForeignError, InputError, one_line, shown
 from foretoken.handover.handed import ending_strings
 from foretoken.loading.load import load
+from foretoken.loading.wrapped import unwrapped
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def attach(
     """
     if not isinstance(strict, bool):
         raise InputError(f"strict is {shown(strict)}; give True or False")
+    model = cast(Any, unwrapped(model, "model"))
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
     parameters = signature(load).parameters.values()
@@ -164,6 +166,7 @@ def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 def detach(model: PreTrainedModel) -> None:
     """Give the model back the `generate` that it had before `attach`; without one, do nothing."""
+    model = cast(Any, unwrapped(model, "model"))
     method: Any = vars(model).get("generate")
     if not hasattr(method, MARK):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
@@ -28,6 +28,7 @@ from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_
 from foretoken.loading.sources import in_memory
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
+from foretoken.loading.wrapped import unwrapped
 from foretoken.options import require_place, require_ranks
 from foretoken.speculator import Speculator
 
@@ -55,7 +56,8 @@ def load(
     """A target and a draft, ready to generate.
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and on its own device). target None is the pair that ships with the package. draft None is then
+    and on its own device; of one that torch.compile or DataParallel wrapped, the model inside).
+    target None is the pair that ships with the package. draft None is then
     its draft; else the fastest, by costs measured here once, of "lookup", "self:int4" and
     "self:int8", the last two with a look-up in front (logged at INFO). draft may also be "none",
     "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE", any Drafter, or a Speculator from
@@ -101,6 +103,7 @@ def load(
     if exact_shapes:
         require_torch(wish)
     ships = target is None
+    target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft

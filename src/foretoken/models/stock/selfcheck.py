@@ -159,6 +159,9 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
     """
     rows = Rows(model.eval(), random.Random(0), runner)
+    rows.start([3])  # alone: nothing is padded, and an encoder has no mask
+    rows.score(2)
+    rows.leave([0])
     rows.start([cache.BUCKET - 4, 3, 11])
     for width in (1, 5, 0, 12):
         rows.score(width)
@@ -392,7 +395,6 @@ def widths(part: PreTrainedConfig, most: int) -> dict[str, Any]:
     )
     settings |= {"num_key_value_heads": few, "head_dim": HEAD, "d_kv": HEAD}
     settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), HEAD * queries)
-    settings["cross_attention_hidden_size"] = HEAD * queries
     settings |= _fixed(part, queries)
     inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
     return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
