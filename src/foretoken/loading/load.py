@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -30,10 +31,13 @@ from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
 from foretoken.loading.wrapped import unwrapped
 from foretoken.options import require_place, require_ranks
+from foretoken.patience import told
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -121,7 +125,8 @@ def load(
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
     fit = Fit(name_of(target), facts, own)
-    drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
+    with told(log, "loading %s", name_of(draft)):
+        drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
         drafter.require("transformers" if exact_shapes or tensor_parallel > 1 else runtime)
@@ -134,15 +139,16 @@ def load(
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
-    if tensor_parallel > 1:
-        if isinstance(drafter, DetachedHeads):
-            raise RefusedError(
-                f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
-                "give another draft"
-            )
-        running = place_parallel(read, wish, tensor_parallel).model
-    else:
-        running = (place_exact if exact_shapes else place)(read, wish).model
+    if tensor_parallel > 1 and isinstance(drafter, DetachedHeads):
+        raise RefusedError(
+            f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
+            "give another draft"
+        )
+    with told(log, "loading %s", name_of(target)):
+        if tensor_parallel > 1:
+            running = place_parallel(read, wish, tensor_parallel).model
+        else:
+            running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     spec = Speculator(
