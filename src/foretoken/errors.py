@@ -4,16 +4,21 @@ ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
 │   └── BusyError       a full queue: the same request is taken later
 ├── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
+│   ├── ForeignError    a call of transformers' `generate` that it has to decode itself
 │   ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
 │   └── ControlError    a row's control that leaves no token, or a user's own that failed
 │       └── DeadEndError    the former: the text cannot go on
 └── LostError      a process that had a part of a model has ended
 """
 
+from __future__ import annotations
+
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import cast
+from typing import Self, cast
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +26,15 @@ WIDEST = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base of all errors meant for the user: one line, without a traceback on the command line."""
+    """Base of all errors meant for the user: one line, without a traceback on the command line.
+    `option`: the name of what it is about, where that is one option of a call."""
+
+    option: str | None = None
+
+    def about(self, option: str) -> Self:
+        """The same error; a name that it has already is nearer to the cause."""
+        self.option = self.option or option
+        return self
 
 
 class InputError(ForetokenError, ValueError):
@@ -34,6 +47,10 @@ class BusyError(InputError):
 
 class RefusedError(ForetokenError):
     """A request that cannot be honoured exactly."""
+
+
+class ForeignError(RefusedError):
+    """A call of transformers' `generate` that no Speculator decodes: transformers itself may."""
 
 
 class NumericsError(RefusedError):
@@ -55,6 +72,16 @@ class DeadEndError(ControlError):
 
 class LostError(ForetokenError):
     """A process that had a part of a model has ended: the model must be loaded again."""
+
+
+@contextmanager
+def about(option: str) -> Iterator[None]:
+    """An error within is about this option."""
+    try:
+        yield
+    except ForetokenError as error:
+        error.about(option)
+        raise
 
 
 def whole(value: object) -> bool:

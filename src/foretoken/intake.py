@@ -14,7 +14,7 @@ from foretoken.controls.chain import Matcher, chain
 from foretoken.controls.grammar import Grammar
 from foretoken.controls.required import require
 from foretoken.ends import Ends, forced, resolved
-from foretoken.errors import ForetokenError, InputError, shown
+from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.models.base import Model, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Foresight, Request, Row
@@ -84,7 +84,8 @@ class Intake:
             eos |= {token for token, word in added if word.content in params.stop_strings}
         places = forced(params, len(head), limit - 1)
         if params.structured is not None:  # one that does not compile fails here
-            self._grammar(params.structured, frozenset(eos))
+            with about("structured"):
+                self._grammar(params.structured, frozenset(eos))
         return [Request(head, limit, k, frozenset(eos), source, places, params) for k in keys]
 
     def _require_fit(self, ids: list[int], i: int) -> None:
@@ -180,4 +181,5 @@ def _naming_prompt(i: int, *, count: int) -> Generator[None]:
     except ForetokenError as error:
         if count == 1:
             raise
-        raise type(error)(f"prompt {i}: {error}") from None
+        again = type(error)(f"prompt {i}: {error}")
+        raise again.about(error.option or "prompt") from None

@@ -20,7 +20,7 @@ from foretoken.models.base import Blocks, counts_of
 from foretoken.models.graphs.fixed import FixedCache, Recordable, bucket, power, wide
 from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import ragged_cache
+from foretoken.models.stock.cache import given, ragged_cache
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.needed import Needed, Read
 from foretoken.models.stock.selfcheck import Form
@@ -159,7 +159,7 @@ class GraphModel:
             logits = model(
                 input_ids=ids,
                 position_ids=positions,
-                past_key_values=self.cache,
+                **given(self.model, self.cache),
                 use_cache=True,
                 return_dict=True,
             ).logits

@@ -24,7 +24,7 @@ from transformers.integrations.moe import ExpertsInterface
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import KEEPS_TOKENS, growing_cache
+from foretoken.models.stock.cache import KEEPS_TOKENS, given, growing_cache
 from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.needed import Kept
 from foretoken.models.stock.sizes import context_limit, output_rows, positions
@@ -94,7 +94,7 @@ class Traced(torch.nn.Module):
                 logits = model(
                     input_ids=input_ids,
                     position_ids=position_ids,
-                    past_key_values=cache,
+                    **given(model, cache),
                     use_cache=True,
                     return_dict=True,
                 ).logits
@@ -166,7 +166,7 @@ def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
     """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
     cache, ids = growing_cache(count), torch.ones(1, PAST, dtype=torch.long)
     positions = torch.arange(PAST)[None]
-    model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    model(input_ids=ids, position_ids=positions, **given(model, cache), use_cache=True)
     return [torch.zeros_like(x) for x in flat(cache)]
 
 

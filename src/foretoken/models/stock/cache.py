@@ -10,6 +10,8 @@ positions are scored.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -316,6 +318,17 @@ def growing_cache(layers: int) -> Any:
     cache.layer_class_to_replicate = None
     cache.layers = [DynamicLayer() for _ in range(layers)]
     return cache
+
+
+def given(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
+    """The cache, by the name that the model's forward has for it."""
+    return {_name(type(model)): cache}
+
+
+@lru_cache
+def _name(kind: type[PreTrainedModel]) -> str:
+    """transformers renamed it in 5.24; a model's own code may have the old name still."""
+    return "cache" if "cache" in signature(kind.forward).parameters else "past_key_values"
 
 
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:

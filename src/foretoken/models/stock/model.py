@@ -19,7 +19,7 @@ from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.places import most_slots
 from foretoken.models.rows import check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import BUCKET
+from foretoken.models.stock.cache import BUCKET, given
 from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.needed import Needed
 from foretoken.models.stock.sizes import context_limit, no_logits, output_rows, positions
@@ -136,7 +136,7 @@ class StockModel(ABC):
         with self.running(ragged, needed) as model:
             logits = model(
                 **self._inputs(ids, cache),
-                past_key_values=cache,
+                **given(self.model, cache),
                 use_cache=True,
                 return_dict=True,
             ).logits

@@ -187,7 +187,8 @@ def contradiction(model: PreTrainedModel) -> float:
     settings = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
     settings.output_logits = settings.return_dict_in_generate = True
     settings.decoder_start_token_id = int(text[0, 0])
-    made: Any = model.generate(**source, **{name: text}, generation_config=settings)
+    network: Any = model
+    made: Any = network.generate(**source, **{name: text}, generation_config=settings)
     cached = torch.cat(made.logits)
     whole = {name: made.sequences[:, :-1]}
     full = model(**source, **whole, use_cache=False, return_dict=True).logits[0, -len(cached) :]

@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from operator import add
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from foretoken.request import Completion
     from foretoken.serving.engine import Event
     from foretoken.speculator import Speculator
 
 RECENT = 0.98  # the weight of what was known, with each step of a row
+# Controls that say when a text ends, and not what a step of it costs
+ENDS = {"max_new_tokens", "min_new_tokens", "stop_strings", "stop_token_ids", "ignore_eos"}
+
+
+class Kind(NamedTuple):
+    """What the time of a plain token depends on: only texts of one kind are compared."""
+
+    controls: tuple[str, ...]  # those in force: "temperature", penalties, a grammar, logprobs
+    length: int  # that prompt and text may have, as the number of its bits
+    rows: int  # that shared its steps, likewise
+
+
+class Texts(NamedTuple):
+    """How many texts, and what they come to behind their first steps, which read the prompts."""
+
+    number: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, as far as its time can be compared with that of others."""
+
+    id: int  # the pipe's
+    plain: bool  # asked for without guesses, which is more than that it had none
+    controls: tuple[str, ...]
+    length: int
+    mixed: bool  # its time is not its own: it began in another engine, or waited for drafts
+
+    @classmethod
+    def of(cls, id: int, prompt: int, options: Mapping[str, Any]) -> Asked:
+        """A request of so many prompt tokens, with keywords of `Engine.add`."""
+        from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
+
+        off = {field.name: field.default for field in fields(SamplingParams)}
+        names = {name for name in off.keys() & options.keys() if options[name] != off[name]}
+        if options.get("temperature", 0.0) < GREEDY_BELOW:
+            names -= {"temperature"}
+        length = (prompt + options["max_new_tokens"]).bit_length()
+        controls = tuple(sorted(names - ENDS))
+        return cls(id, options.get("gamma") == 0, controls, length, "begun" in options)
 
 
 class Ledger:
@@ -21,11 +67,11 @@ class Ledger:
         self.kept_at: Counter[int] = Counter()  # accepted guesses, by place
         self.made_at: Counter[int] = Counter()  # guesses, by place
         self.alpha: float | None = None  # of late
-        # tokens and seconds of texts, by how many ran (in powers of two), with guesses and without
-        self.speeds: defaultdict[tuple[int, bool], list[float]] = defaultdict(_nothing)
+        self.plain: dict[Kind, Texts] = {}
+        self.speculative: dict[Kind, Texts] = {}
 
-    def note(self, event: Event) -> None:
-        """One event of the engine."""
+    def note(self, event: Event, asked: Asked) -> None:
+        """One event of the engine, and the request that it is of."""
         for step in event.steps:
             self.steps += 1
             self.tokens += len(step.kept)
@@ -36,13 +82,19 @@ class Ledger:
             for overlap in () if step.predicted else step.overlaps:  # alpha is the draft's
                 earlier = overlap if self.alpha is None else self.alpha
                 self.alpha = RECENT * earlier + (1 - RECENT) * overlap
-        if event.completion is not None:
-            stats = event.completion.stats
-            rows = event.steps[-1].rows if event.steps else 1
-            sums = self.speeds[rows.bit_length(), stats.drafted > 0]
-            tokens, seconds, _ = event.completion.steady
-            sums[0] += tokens
-            sums[1] += seconds
+        if event.completion is not None and not asked.mixed:
+            self._compare(event.completion, asked)
+
+    def _compare(self, completion: Completion, asked: Asked) -> None:
+        """A text on its side of the comparison; one of a single step has no time without its
+        prompt's."""
+        if len(completion.steps) < 2:
+            return
+        tokens, seconds, steps = completion.steady
+        rows = int(median(step.rows for step in steps))
+        kind = Kind(asked.controls, asked.length, rows.bit_length())
+        side = self.plain if asked.plain else self.speculative
+        side[kind] = _sum(side.get(kind, Texts()), Texts(1, tokens, seconds))
 
     def report(self, spec: Speculator) -> dict[str, Any]:
         """Rates; None where nothing is known yet."""
@@ -58,7 +110,7 @@ class Ledger:
         return {
             "active": self.drafted > 0 if self.steps else None,
             "alpha": self.alpha,
-            "measured_speedup": self._measured(),
+            **self._measured(),
             "tokens_per_call": self.tokens / self.steps if self.steps else None,
             "acceptance_by_position": self.by_position(),
             "steps": self.steps,
@@ -76,8 +128,9 @@ class Ledger:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kept_at += other.kept_at
         self.made_at += other.made_at
-        for kind, sums in other.speeds.items():
-            self.speeds[kind] = [*map(add, self.speeds[kind], sums)]
+        for mine, others in ((self.plain, other.plain), (self.speculative, other.speculative)):
+            for kind, texts in others.items():
+                mine[kind] = _sum(mine.get(kind, Texts()), texts)
 
     def by_position(self) -> list[float]:
         """Of the guesses made at each place, the share that was kept."""
@@ -93,16 +146,19 @@ class Ledger:
         gammas = range(int(costs.draft[-1][0]) + 1)
         return max(walltime_factor(alpha, gamma, costs.c, v=costs.v) for gamma in gammas)
 
-    def _measured(self) -> float | None:
-        """How long texts with guesses would have taken plainly over what they took: at the speed of
-        those without that ran among as many. None where there were none such."""
-        plainly = total = 0.0
-        for (rows, guessed), (tokens, seconds) in list(self.speeds.items()):
-            plain, alone = self.speeds.get((rows, False), (0.0, 0.0))
-            if guessed and plain:
-                plainly += tokens * alone / plain
-                total += seconds
-        return plainly / total if total else None
+    def _measured(self) -> dict[str, Any]:
+        """How long texts would have taken plainly, at the speed of those of their kind that were
+        asked to be plain, over how long they took; and how many texts of either sort say so."""
+        plain, speculative, plainly = Texts(), Texts(), 0.0
+        for kind in self.plain.keys() & self.speculative.keys():
+            alone, guessed = self.plain[kind], self.speculative[kind]
+            plain, speculative = _sum(plain, alone), _sum(speculative, guessed)
+            plainly += guessed.tokens * alone.seconds / alone.tokens
+        known = speculative.number > 0
+        return {
+            "measured_speedup": plainly / speculative.seconds if known else None,
+            "measured_texts": {"speculative": speculative.number, "plain": plain.number},
+        }
 
 
 def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
@@ -118,5 +174,6 @@ def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
     return reports[0][1] | sums.rates() | {"predicted_speedup": mean}
 
 
-def _nothing() -> list[float]:
-    return [0.0, 0.0]
+def _sum(one: Texts, other: Texts) -> Texts:
+    number, tokens, seconds = map(add, one, other)
+    return Texts(int(number), int(tokens), seconds)

@@ -27,6 +27,7 @@ from foretoken.errors import (
     ForetokenError,
     InputError,
     LostError,
+    about,
     one_line,
 )
 from foretoken.server.engine.logs import Logs
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
-    from foretoken.server.engine.ledger import Ledger
+    from foretoken.server.engine.ledger import Asked, Ledger
     from foretoken.server.engine.words import Words
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
@@ -108,7 +109,7 @@ def end_with(parent: BaseProcess | None) -> None:
 
 
 def measure(spec: Speculator, rows: int) -> None:
-    """What steps cost, before requests wait for it; kept on disk where the machine is quiet."""
+    """What steps cost, before requests wait for it."""
     from foretoken.drafters.none import NoDrafter
     from foretoken.sampling.params import SamplingParams
 
@@ -127,7 +128,7 @@ class Worker:
         self.pipe, self.spec, self.engine = pipe, spec, engine
         self.words: Words = Words(spec.tokenizer)
         self.ledger = Ledger()
-        self.requests: dict[int, int] = {}  # the engine's ids -> the pipe's
+        self.requests: dict[int, Asked] = {}  # by the engine's ids
         self.adding: set[int] = set()  # the pipe's ids of those that are being added
         self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
         self.trial = Trial(spec.tokenizer)
@@ -193,6 +194,7 @@ class Worker:
     def _add(self, message: Add) -> None:
         from foretoken.request import Begun
         from foretoken.sampling.params import SamplingParams
+        from foretoken.server.engine.ledger import Asked
         from foretoken.server.engine.words import record
 
         options = dict(message.options)
@@ -200,24 +202,27 @@ class Worker:
         names = ("chat_template", "chat_template_kwargs")
         template = {name: options.pop(name) for name in names if name in options}
         try:
-            ids = self._ids(message.prompt, template)
+            with about("prompt"):
+                ids = self._ids(message.prompt, template)
             count = options.get("max_new_tokens")
             options["max_new_tokens"] = self._limit(len(ids), count, most)
             if "prediction" in options:
-                options["prediction"] = self._prediction(options["prediction"])
+                with about("prediction"):
+                    options["prediction"] = self._prediction(options["prediction"])
             if "begun" in options:
                 steps, shown = options["begun"]
                 options["begun"] = Begun([record(step) for step in steps], shown)
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
-                self.trial.require(cast("Structured", wish))
+                with about("structured"):
+                    self.trial.require(cast("Structured", wish))
             number = self.engine.add(ids, **options)
             with self.awake:
                 early = self.early.pop(number, [])
                 if message.id not in self.adding:  # aborted meanwhile
                     self._drop(number)
                     return
-                self.requests[number] = message.id
+                self.requests[number] = Asked.of(message.id, len(ids), options)
                 self._send(Answer(message.id, len(ids)))
                 if early:
                     self._tell(early)
@@ -263,10 +268,11 @@ class Worker:
         context = self.engine.longest
         if context is not None and prompt + (count or 1) > context:
             behind = f" and max_tokens is {count}" if count else ""
-            remedy = "ask for fewer tokens" if prompt < context else "shorten it"
+            short = prompt < context
+            remedy = "ask for fewer tokens" if short else "shorten it"
             raise _TooLongError(
                 f"the prompt has {prompt} tokens{behind}, the context is {context}; {remedy}"
-            )
+            ).about("max_new_tokens" if short else "prompt")
         if count is not None:
             return count
         room = UNBOUNDED if context is None else context - prompt
@@ -275,7 +281,7 @@ class Worker:
     def _abort(self, id: int) -> None:
         with self.awake:
             self.adding.discard(id)
-            for number in [number for number, pipes in self.requests.items() if pipes == id]:
+            for number in [n for n, asked in self.requests.items() if asked.id == id]:
                 del self.requests[number]
                 self._drop(number)
             self._tell([])  # no step follows that of the last text
@@ -293,13 +299,15 @@ class Worker:
             self._refuse(id, error)
 
     def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
-        answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+        with about("prompt"):
+            answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
         return answer | ({"token_strs": [*map(self.words.text, answer["tokens"])]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
         from foretoken.text.decoding import decode
 
-        ids = self.spec.ids(tokens)
+        with about("tokens"):
+            ids = self.spec.ids(tokens)
         if self.spec.tokenizer is None:
             raise InputError("there is no tokenizer; the model has none")
         return decode(self.spec.tokenizer, ids)
@@ -340,20 +348,23 @@ class Worker:
 
     def _tell(self, events: list[Event]) -> None:
         parts: list[Part] = []
+        drafts = any(step.drafted for event in events for step in event.steps)
         with self.awake:
             for event in events:
                 ended = event.finish_reason is not None
-                id = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
-                if id is None:  # aborted meanwhile, or not known yet
+                asked = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
+                if asked is None:  # aborted meanwhile, or not known yet
                     if self.adding:
                         self.early.setdefault(event.id, []).append(event)
                     continue
-                self.ledger.note(event)
+                asked.mixed |= asked.plain and drafts
+                self.ledger.note(event, asked)
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
-                    self._send(Refusal(id, kind, one_line(event.error)))
+                    option = getattr(event.error, "option", None)
+                    self._send(Refusal(asked.id, kind, one_line(event.error), option))
                     continue
-                parts.append(self._part(id, event))
+                parts.append(self._part(asked.id, event))
         preempted = self.engine.stats().preempted
         self._send(Parts(parts, self.engine.running, self.engine.waiting, preempted))
 
@@ -385,9 +396,9 @@ class Worker:
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
-            for number, id in self.requests.items():
+            for number, asked in self.requests.items():
                 self._drop(number)
-                self._send(Refusal(id, "failed", message))
+                self._send(Refusal(asked.id, "failed", message))
             self.requests.clear()
             self._tell([])  # no step follows this one
 
@@ -408,7 +419,8 @@ class Worker:
         else:
             log.exception("a request failed")
         busy = "the queue is full; send the request again later"
-        self._send(Refusal(id, kind, busy if kind == "busy" else one_line(error)))
+        option = getattr(error, "option", None)
+        self._send(Refusal(id, kind, busy if kind == "busy" else one_line(error), option))
 
     def _send(self, message: FromEngine) -> None:
         with self.sending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from threading import Event, Thread
@@ -13,7 +14,9 @@ import torch
 
 from foretoken import Engine, Speculator
 from foretoken.controls import grammar
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.ends import Ends
 from foretoken.errors import LostError
@@ -57,9 +60,14 @@ class Lost(TableModel):
 
 @pytest.fixture
 def pipe() -> Iterator[Connection]:
+    with working(LMDrafter(TableModel(random_model(2, V), V), V)) as pipe:
+        yield pipe
+
+
+@contextmanager
+def working(drafter: Drafter) -> Iterator[Connection]:
     ours, theirs = Pipe()
-    draft = TableModel(random_model(2, V), V)
-    spec = Speculator(Broken(LAW, V, context=200), LMDrafter(draft, V), byte_level(), Ends())
+    spec = Speculator(Broken(LAW, V, context=200), drafter, byte_level(), Ends())
     engine = Engine(spec, 2, max_waiting=1)
     thread = Thread(target=Worker(theirs, spec, engine).run, daemon=True)
     thread.start()
@@ -153,6 +161,51 @@ def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
     while not isinstance(answer := hear(pipe), Answer):
         pass
     assert (answer.value["running"], answer.value["waiting"]) == (0, 0)
+
+
+def speculation(pipe: Connection) -> dict[str, Any]:
+    pipe.send(Ask(99, "speculation", {}))
+    while not isinstance(answer := hear(pipe), Answer):
+        pass
+    return answer.value
+
+
+def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
+    """Greedy texts repeat themselves, which look-up guesses; sampled ones give it no guess."""
+    with working(LookupDrafter()) as pipe:
+
+        def write(**options: Any) -> bool:
+            wishes = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
+            pipe.send(Add(1, [1, 2], wishes))
+            assert hear(pipe) == Answer(1, 2)
+            return any(step["drafted"] for part in parts(pipe, 1) for step in part.steps)
+
+        greedy = [write(gamma=4) for _ in range(3)]
+        sampled = [write(gamma=4, temperature=50.0, seed=s, max_new_tokens=9) for s in range(3)]
+        assert all(greedy) and not any(sampled)
+        assert speculation(pipe)["measured_speedup"] is None
+        write(gamma=0)
+        report = speculation(pipe)
+        assert report["measured_speedup"] is not None
+        assert report["measured_texts"] == {"speculative": 3, "plain": 1}
+
+
+def test_a_plain_text_that_waits_for_guesses_of_others_is_not_compared(pipe: Connection) -> None:
+    wishes = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
+    pipe.send(Add(0, [1, 2], wishes | {"gamma": 1}))
+    while not (isinstance(message := hear(pipe), Parts) and message.parts):
+        pass
+    pipe.send(Add(1, [1, 2], wishes | {"gamma": 0}))
+    ended = set[int]()
+    while len(ended) < 2:
+        if isinstance(message := hear(pipe), Parts):
+            ended |= {part.id for part in message.parts if part.done}
+    assert speculation(pipe)["measured_texts"] == {"speculative": 0, "plain": 0}
+    for id, gamma in ((2, 0), (3, 1)):
+        pipe.send(Add(id, [1, 2], wishes | {"gamma": gamma}))
+        assert hear(pipe) == Answer(id, 2)
+        parts(pipe, id)
+    assert speculation(pipe)["measured_texts"] == {"speculative": 1, "plain": 1}
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
