@@ -75,7 +75,7 @@ NOT_BUILT = {
     "CohereCompassForCausalLM": DEFAULT,
     "CohereCompassForConditionalGeneration": DEFAULT,
     "DbrxForCausalLM": DEFAULT,
-    "Ernie4_5_VLMoeForConditionalGeneration": DEFAULT,
+    "Ernie4_5_VLMoeForConditionalGeneration": "it builds at its full size only, 397M parameters",
     "Gemma4AssistantForCausalLM": DEFAULT,
     "MoonshineStreamingForConditionalGeneration": DEFAULT,
     "Emu3ForConditionalGeneration": LARGE,

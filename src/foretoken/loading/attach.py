@@ -47,9 +47,9 @@ def attach(
     "foretoken" that says why; strict=True raises a ForeignError instead. Attaching again
     replaces the draft, `detach` takes it back. A copy of the model has to be attached itself.
     """
+    model = cast(Any, unwrapped(model, "model"))
     if not isinstance(strict, bool):
         raise InputError(f"strict is {shown(strict)}; give True or False")
-    model = cast(Any, unwrapped(model, "model"))
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
     parameters = signature(load).parameters.values()

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from foretoken.drafters.blockwise import Heads
     from foretoken.drafters.heads import HeadsDrafter
 
+WORDS_MISSING = (
+    "give tokenizer=, and the draft's folder, or same_tokenizer=True where equal ids are equal "
+    "tokens in both"
+)
 SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
 
 
@@ -106,6 +110,8 @@ def drafter_of(
     wish: Wish,
     revision: str | None,
     trust: bool,
+    *,
+    same_tokenizer: bool = False,
 ) -> Drafter | DetachedHeads | OwnCopy | ForeignDraft:
     if isinstance(draft, str) and (drafter_found := _drafter_named(draft, target)) is not None:
         return drafter_found
@@ -122,12 +128,17 @@ def drafter_of(
     read = read_of(draft, revision, trust)
     facts = Known(read, wish)
     name, tokenizer = name_of(draft), tokenizer_of(draft, revision, trust)
-    if not facts.encoder_decoder:
+    if not facts.encoder_decoder and not same_tokenizer:
         there = target.name, target.tokenizer, target.known.V
         dictionary = dictionary_of((name, tokenizer, facts.V), there)
         if dictionary is not None:
             return ForeignDraft(name, place(read, wish).model, dictionary)
-    _require_fit(name, facts.encoder_decoder, facts.V, tokenizer, target)
+    if same_tokenizer and None in (tokenizer, target.tokenizer):
+        _require_kind(name, facts.encoder_decoder, target)
+        _require_ids(name, facts.V, target, tokenizer or target.tokenizer)
+    else:
+        remedy = WORDS_MISSING if in_memory(draft) else None
+        _require_fit(name, facts.encoder_decoder, facts.V, tokenizer, target, remedy)
     return model_drafter(read, wish, target.known.V)
 
 
@@ -151,12 +162,33 @@ def _drafter_named(draft: str, target: Fit) -> Drafter | DetachedHeads | OwnCopy
 
 
 def _require_fit(
-    name: str, encoder_decoder: bool, V: int, own: PreTrainedTokenizerBase | None, target: Fit
+    name: str,
+    encoder_decoder: bool,
+    V: int,
+    own: PreTrainedTokenizerBase | None,
+    target: Fit,
+    remedy: str | None = None,
 ) -> None:
-    """RefusedError for a draft of another kind or vocabulary than the target's."""
+    """RefusedError for a draft of another kind or vocabulary than the target's. `remedy`: without
+    two tokenizers."""
+    _require_kind(name, encoder_decoder, target)
+    require_same_words(name, V, own, target.known.V, target.tokenizer, remedy)
+
+
+def _require_kind(name: str, encoder_decoder: bool, target: Fit) -> None:
     if encoder_decoder and not target.known.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
-    require_same_words(name, V, own, target.known.V, target.tokenizer)
+
+
+def _require_ids(name: str, V: int, target: Fit, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """RefusedError where one of both lacks ids of the tokenizer that they are said to share."""
+    last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
+    for model, rows in ((name, V), (target.name, target.known.V)):
+        if rows <= last:
+            raise RefusedError(
+                f"same_tokenizer is True, but the tokenizer has ids up to {last}, and {model} has "
+                f"{rows} output rows; give a draft of the target's tokenizer, or leave it out"
+            )
 
 
 def name_of(source: object) -> str:

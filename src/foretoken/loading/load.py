@@ -53,6 +53,7 @@ def load(
     revision: str | None = None,
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
+    same_tokenizer: bool = False,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     generation_config: str | None = None,
     tensor_parallel: int = 1,
@@ -80,6 +81,9 @@ def load(
     exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
     the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
     cannot influence that text and runs as usual.
+    same_tokenizer: True says that equal ids are equal tokens in a draft and a target of which there
+    are no two tokenizers to compare, as with models in memory: their output layers may then be
+    padded to different sizes.
     revision: of the target and its own tokenizer, on the hub.
     generation_config="ignore" passes over entries of the model's generation config that would
     change the law, which are refused otherwise. Its sampling settings are never followed: the
@@ -95,7 +99,7 @@ def load(
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     at = memory.usable(device)
     flags = {"exact_shapes": exact_shapes, "trust_remote_code": trust_remote_code}
-    for name, value in flags.items():
+    for name, value in (flags | {"same_tokenizer": same_tokenizer}).items():
         if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
     require_place(runtime, dtype, kv_dtype=kv_dtype, draft_dtype=draft_dtype)
@@ -126,7 +130,12 @@ def load(
     # The draft first: what does not fit is refused before the target is loaded or converted
     fit = Fit(name_of(target), facts, own)
     with told(log, "loading %s", name_of(draft)):
-        drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
+        drafter = drafter_of(
+            draft, fit, draft_wish, draft_revision, trust_remote_code, same_tokenizer=same_tokenizer
+        )
+    if same_tokenizer and (drafter is draft or not isinstance(drafter, LMDrafter)):
+        reason = "there is no draft" if choose else f"{name_of(draft)} is no model that is loaded"
+        raise InputError(f"same_tokenizer is True, but {reason}; leave it out")
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
         drafter.require("transformers" if exact_shapes or tensor_parallel > 1 else runtime)

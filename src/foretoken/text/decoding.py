@@ -83,17 +83,19 @@ def require_same_words(
     draft: PreTrainedTokenizerBase | None,
     target_V: int,
     target: PreTrainedTokenizerBase | None,
+    remedy: str | None = None,
 ) -> None:
     """RefusedError where a draft's ids mean other tokens than the target's.
 
     Vocabularies are compared, so padding of the output layer does not matter; without two
-    tokenizers, sizes must do.
+    tokenizers, sizes must do, and `remedy` says what else to do.
     """
     if draft is None or target is None:
         if draft_V != target_V:
             raise RefusedError(
                 f"{draft_name} has {draft_V} output rows and the target {target_V}, and there are "
-                "no two tokenizers to compare; give a draft with the target's tokenizer"
+                "no two tokenizers to compare; "
+                + (remedy or "give a draft with the target's tokenizer")
             )
         return
     different = other_words(draft, target)

@@ -133,6 +133,45 @@ def test_without_two_tokenizers_sizes_must_agree(pair, bare):
     refused(RefusedError, "no two tokenizers to compare", pair[0], llama(320))
 
 
+@pytest.mark.parametrize("V", [57, 64])
+def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
+    """No guess is beyond the target's ids, and where a text has ids beyond the draft's it makes
+    none. That the law stays is proved in tests/exact/test_step_law.py."""
+    target, draft = llama(61), llama(V, seed=1)
+    says = f"{V} output rows and the target 61, .* or same_tokenizer=True where equal ids are"
+    refused(RefusedError, says, target, draft)
+    spec = foretoken.load(target, draft, same_tokenizer=True)
+    prompts, options = [[5, 6, 7], [59, 5, 60]], {"max_new_tokens": 40, "ignore_eos": True}
+    plain = foretoken.load(target, "none").generate(prompts, **options)
+    fast = spec.generate(prompts, gamma=3, **options)
+    assert [c.tokens for c in fast] == [c.tokens for c in plain]
+    sampled = spec.generate(prompts, gamma=3, temperature=2.0, seed=3, **options)
+    for known, unknown in (fast, sampled):
+        assert known.stats.drafted and bool(unknown.stats.drafted) == (V > 60)
+        assert all(guess < min(V, 61) for step in known.steps for guess in step.guesses)
+    assert any(token >= 57 for c in sampled for token in c.tokens)
+
+
+def test_what_is_said_of_a_tokenizer_must_be_possible(pair, bare):
+    """Also of one tokenizer at hand; where there are two they are compared all the same."""
+    says = "the tokenizer has ids up to 319, and LlamaForCausalLM has 300 output rows"
+    refused(RefusedError, says, pair[0], llama(300), same_tokenizer=True)
+    refused(RefusedError, says, llama(300), pair[1], same_tokenizer=True)
+    assert foretoken.load(pair[0], llama(320), same_tokenizer=True)
+    assert foretoken.load(bare, llama(320), same_tokenizer=True)
+    assert foretoken.load(*pair, same_tokenizer=True)
+    other = llama(320), metaspace()
+    refused(
+        RefusedError, "has another tokenizer", pair[0], folder(bare.parent / "m", *other),
+        same_tokenizer=True,
+    )  # fmt: skip
+    for draft in ("lookup", None, LookupDrafter(), LMDrafter(foretoken.load(bare, "none").target)):
+        refused(InputError, "same_tokenizer is True, but", bare, draft, same_tokenizer=True)
+    refused(InputError, "same_tokenizer is 1; give True or False", bare, same_tokenizer=1)
+    draft = t5(64)
+    refused(RefusedError, "cannot draft for a causal target", llama(61), draft, same_tokenizer=True)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("swap", [False, True], ids=["target is wider", "draft is wider"])
 def test_padded_rows_are_fine(pair, swap, temperature):
