@@ -384,7 +384,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "prompt_lookup_num_tokens is given, but the draft is another",
     ),
     ({"num_assistant_tokens": -1}, "gamma is -1; give 0"),
-    ({"past_key_values": DynamicCache()}, "past_key_values is given"),
+    ({"past_key_values": DynamicCache()}, "a cache is given"),
     ({"position_ids": torch.tensor([[4, 5, 6]])}, "position_ids do not count a row's tokens"),
     ({"attention_mask": torch.tensor([[1, 0, 1]])}, "attention_mask leaves out tokens behind"),
     ({"attention_mask": torch.tensor([[1, 1, 0]])}, "attention_mask leaves out tokens behind"),
