@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo serve report test check docs prove clean
+.PHONY: demo serve report test newest check docs prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -20,6 +20,15 @@ report: .venv/ready
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"
+
+# What depends on transformers' insides, with the newest one that pyproject.toml allows (downloaded)
+NEWEST := build/newest
+newest: .venv/ready
+	$(BIN)/python -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --no-deps "$$(sed -n 's/^  "\(transformers.*\)",$$/\1/p' pyproject.toml)"
+	echo $(CURDIR)/$$(echo .venv/lib/python3.*/site-packages) > $$(echo $(NEWEST)/lib/python3.*/site-packages)/others.pth
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -n $(CPUS) -m "not prove" \
+		tests/unit/models tests/unit/loading tests/unit/handover tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_openvino.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

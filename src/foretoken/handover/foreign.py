@@ -106,7 +106,7 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
         raise ForeignError("cache_implementation='quantized' changes the law; leave it out")
     for name in ("past_key_values", "cache"):
         if getattr(inputs.get(name), "_is_user_defined", False):
-            raise ForeignError(f"{name} is given; rows have a cache of their own: leave it out")
+            raise ForeignError("a cache is given; rows have one of their own: leave it out")
     for name, value in inputs.items():
         if name not in EXPECTED and value is not None:
             raise ForeignError(f"{name} is given, which is not followed here; leave it out")

@@ -27,7 +27,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^foretoken report": "half an hour: tests/unit/cli/test_report.py has a recipe of a tiny pair",
 }
 # In the ordinary tests; all others by `make prove`
-QUICK = {"README.md": r"m\.json", "fleet.md": r"m\.json( --rate|$)", "engine.md": ""}
+QUICK = {"README.md": r"m\.json", "engine.md": ""}
 CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
 

@@ -327,8 +327,13 @@ def given(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
 
 @lru_cache
 def _name(kind: type[PreTrainedModel]) -> str:
-    """transformers renamed it in 5.24; a model's own code may have the old name still."""
-    return "cache" if "cache" in signature(kind.forward).parameters else "past_key_values"
+    """transformers renamed it in 5.24; a model's own code may have the old name still, or none."""
+    for each in kind.__mro__:
+        named = signature(each.forward).parameters if "forward" in vars(each) else {}
+        for name in ("past_key_values", "cache"):
+            if name in named:
+                return name
+    return "past_key_values"
 
 
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:

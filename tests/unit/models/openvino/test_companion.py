@@ -22,6 +22,7 @@ from foretoken.models.openvino import conversion
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.thinned import thinned
 from foretoken.models.openvino.weights import eight_bits
+from foretoken.models.stock.cache import given
 from foretoken.models.stock.selfcheck import deviation, stir
 
 pytestmark = pytest.mark.cpu_only
@@ -132,12 +133,13 @@ def test_some_layers_read_the_same_layers_of_the_target() -> None:
     logits = drafting.score([more], [2])[0]
 
     cached = DynamicCache(config=whole.config)
-    whole(input_ids=torch.tensor([text]), past_key_values=cached, use_cache=True)
+    whole(input_ids=torch.tensor([text]), **given(whole, cached), use_cache=True)
     dynamic = DynamicCache()
     dynamic.update(cached.layers[last].keys, cached.layers[last].values, 0)
     with torch.no_grad():
         ids = torch.tensor([more])
-        expected = thinned(whole, (last,))(input_ids=ids, past_key_values=dynamic, use_cache=True)
+        own = thinned(whole, (last,))
+        expected = own(input_ids=ids, **given(own, dynamic), use_cache=True)
     assert torch.allclose(logits, expected.logits[0], atol=1e-4)
     assert deviation(whole, Hosted(*hosted(whole, layers=(0,)))) < 1e-5  # pyright: ignore
 

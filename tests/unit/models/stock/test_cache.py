@@ -10,7 +10,7 @@ import torch
 from foretoken.errors import RefusedError
 from foretoken.models.families import build
 from foretoken.models.stock import cache
-from foretoken.models.stock.cache import RaggedCache, RaggedLayer
+from foretoken.models.stock.cache import RaggedCache, RaggedLayer, given
 from foretoken.models.stock.causal import CausalModel
 
 CPU = torch.device("cpu")
@@ -43,6 +43,41 @@ class Pair:
                     keys, values = layer.row(self.cache.places[b], len(row))
                     assert torch.equal(keys.transpose(0, 1), row + i)
                     assert torch.equal(values.transpose(0, 1), -row)
+
+
+class Old:
+    def forward(self, ids, past_key_values=None): ...
+
+
+class New:
+    def forward(self, ids, cache=None): ...
+
+
+class Own(New):
+    def forward(self, **more): ...
+
+
+class Outdated(New):
+    def forward(self, past_key_values=None, **more): ...
+
+
+class Free:
+    def forward(self, **more): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Old, "past_key_values"),
+        (New, "cache"),
+        (Own, "cache"),
+        (Outdated, "past_key_values"),
+        (Free, "past_key_values"),
+    ],
+)
+def test_a_forward_gets_its_cache_by_the_name_it_has_for_it(kind: type, name: str) -> None:
+    cache = object()
+    assert given(kind(), cache) == {name: cache}  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("seed", range(5))

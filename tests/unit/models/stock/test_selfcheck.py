@@ -182,10 +182,9 @@ def module(path: Path, body: str) -> ModuleType:
     path.write_text(
         "import transformers\n\n"
         "class LlamaForCausalLM(transformers.LlamaForCausalLM):\n"
-        "    def forward(self, input_ids=None, position_ids=None, past_key_values=None, **more):\n"
+        "    def forward(self, input_ids=None, position_ids=None, **more):\n"
         f"        {body}\n"
-        "        return super().forward(input_ids=input_ids, position_ids=position_ids,\n"
-        "                               past_key_values=past_key_values, **more)\n"
+        "        return super().forward(input_ids=input_ids, position_ids=position_ids, **more)\n"
     )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     imported = importlib.util.module_from_spec(spec)
