@@ -21,7 +21,7 @@ import torch
 from hypothesis import settings
 
 from console import Run, script
-from foretoken import others
+from foretoken import others, patience
 from foretoken.errors import RefusedError
 from foretoken.loading import runtimes
 
@@ -55,8 +55,10 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else runs on this machine is not counted: no output and no kept costs depend on it."""
+    """What else runs on this machine is not counted, nor for how long anything takes: no output and
+    no kept costs depend on it."""
     monkeypatch.setattr(others, "read", lambda: None)
+    monkeypatch.setattr(patience, "AFTER", 3600.0)
 
 
 @pytest.fixture(autouse=True)

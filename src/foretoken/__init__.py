@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from foretoken.drafters.uniform import UniformDrafter
     from foretoken.errors import (
         ControlError,
+        ForeignError,
         ForetokenError,
         InputError,
         LostError,
@@ -47,6 +48,7 @@ _HOMES = {
     "sampling.draw": ("Draw",),
     "errors": (
         "ControlError",
+        "ForeignError",
         "ForetokenError",
         "InputError",
         "LostError",
@@ -76,6 +78,7 @@ __all__ = [
     "Engine",
     "EngineStats",
     "Event",
+    "ForeignError",
     "ForetokenError",
     "InputError",
     "LMDrafter",

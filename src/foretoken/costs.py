@@ -1,33 +1,23 @@
-"""What a step costs on one pair and one machine, in seconds, and its cache on disk.
+"""What a step costs on one pair and one machine, in seconds.
 
 Measured from step records, then frozen: gamma follows from it, and no clock that runs during
-generation may influence the text. Cached by what speed depends on: shapes, precision, runtime,
-machine and versions, not the weights' values. Knows no engine and no policy.
+generation may influence the text. Knows no engine, no policy and no disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite
-from pathlib import Path
 from statistics import median_low
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage.cache import remember, remembered
-from foretoken.storage.lineage import versions
 
-FILE, FORMAT = "costs.json", 7
 SINGLE = ("change", "draft_token", "draft_change")  # that are one number
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
@@ -145,49 +135,6 @@ def dearest(params: list[SamplingParams]) -> SamplingParams:
     return SamplingParams(**most.standard._asdict())
 
 
-def key(target: object, drafter: object, *more: object) -> str | None:
-    """The key under which costs are cached; None for a model or drafter without an identity."""
-    parts = [identity(target), identity(drafter)]
-    if None in parts:
-        return None
-    content = json.dumps([FORMAT, *parts, *more, _machine(), versions()])
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def identity(part: Any) -> str | None:
-    """What determines a model's or drafter's speed: its own `identity`, else its config.
-
-    None where that is unknown: a network in memory may differ from its config, and a drafter of
-    the user's own from its class.
-    """
-    own = getattr(part, "identity", None)
-    if isinstance(own, str):
-        return own
-    if getattr(part, "singular", False):  # made of parts, or with settings of its own
-        return None
-    network = getattr(part, "model", None)
-    if network is None:
-        built_in = type(part).__module__.startswith("foretoken.drafters.")
-        return type(part).__qualname__ if built_in else None
-    if not getattr(network, "name_or_path", None):
-        return identity(network)
-    config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}
-    facts = [type(network).__qualname__, network.dtype, part.device, part.runtime, config]
-    return json.dumps(facts, sort_keys=True, default=str)
-
-
-def recall(name: str) -> Costs | None:
-    """The costs cached under `name`; None where there are none, or they are broken."""
-    try:
-        return parsed(remembered(FILE).get(name))
-    except ValueError:
-        return None
-
-
-def keep(name: str, costs: Costs) -> None:
-    remember(FILE, name, asdict(costs))
-
-
 def parsed(entry: Any) -> Costs:
     """Costs as JSON holds them, checked; ValueError where they are broken."""
     try:
@@ -213,15 +160,3 @@ def table(points: Any) -> Table:
     if not rows or not rising or not all(isfinite(v) and v >= 0 for _, v in rows):
         raise ValueError("not a table of costs")
     return rows
-
-
-def _machine() -> list[Any]:
-    """The hardware that passes run on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu]

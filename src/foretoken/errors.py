@@ -4,21 +4,37 @@ ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
 │   └── BusyError       a full queue: the same request is taken later
 ├── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
+│   ├── ForeignError    a call of transformers' `generate` that it has to decode itself
 │   ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
 │   └── ControlError    a row's control that leaves no token, or a user's own that failed
 │       └── DeadEndError    the former: the text cannot go on
 └── LostError      a process that had a part of a model has ended
 """
 
+from __future__ import annotations
+
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import cast
+from typing import Self, cast
+
+log = logging.getLogger(__name__)
 
 WIDEST = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base of all errors meant for the user: one line, without a traceback on the command line."""
+    """Base of all errors meant for the user: one line, without a traceback on the command line.
+    `option`: the name of what it is about, where that is one option of a call."""
+
+    option: str | None = None
+
+    def about(self, option: str) -> Self:
+        """The same error; a name that it has already is nearer to the cause."""
+        self.option = self.option or option
+        return self
 
 
 class InputError(ForetokenError, ValueError):
@@ -31,6 +47,10 @@ class BusyError(InputError):
 
 class RefusedError(ForetokenError):
     """A request that cannot be honoured exactly."""
+
+
+class ForeignError(RefusedError):
+    """A call of transformers' `generate` that no Speculator decodes: transformers itself may."""
 
 
 class NumericsError(RefusedError):
@@ -52,6 +72,16 @@ class DeadEndError(ControlError):
 
 class LostError(ForetokenError):
     """A process that had a part of a model has ended: the model must be loaded again."""
+
+
+@contextmanager
+def about(option: str) -> Iterator[None]:
+    """An error within is about this option."""
+    try:
+        yield
+    except ForetokenError as error:
+        error.about(option)
+        raise
 
 
 def whole(value: object) -> bool:
@@ -83,6 +113,13 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+
+
+def kind_of(error: Exception) -> str:
+    """The name of an error that a model's own code raised. Its text says nothing to users: the
+    logger "foretoken" has it, with the traceback, at DEBUG."""
+    log.debug("a model's own code raised an error", exc_info=error)
+    return type(error).__name__
 
 
 def one_line(error: Exception) -> str:

@@ -14,8 +14,8 @@ from foretoken.controls.chain import Matcher, chain
 from foretoken.controls.grammar import Grammar
 from foretoken.controls.required import require
 from foretoken.ends import Ends, forced, resolved
-from foretoken.errors import ForetokenError, InputError, shown
-from foretoken.models.base import Model
+from foretoken.errors import ForetokenError, InputError, about, shown
+from foretoken.models.base import Model, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Foresight, Request, Row
 from foretoken.sampling.checks import CHECKS, Structured
@@ -73,7 +73,7 @@ class Intake:
     ) -> list[Request]:
         """The same prompt under each of the keys."""
         head, source = self.sides(ids)
-        context, limit = self.target.context, params.max_new_tokens
+        context, limit = longest(self.target), params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         params = resolved(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
@@ -84,13 +84,14 @@ class Intake:
             eos |= {token for token, word in added if word.content in params.stop_strings}
         places = forced(params, len(head), limit - 1)
         if params.structured is not None:  # one that does not compile fails here
-            self._grammar(params.structured, frozenset(eos))
+            with about("structured"):
+                self._grammar(params.structured, frozenset(eos))
         return [Request(head, limit, k, frozenset(eos), source, places, params) for k in keys]
 
     def _require_fit(self, ids: list[int], i: int) -> None:
         """InputError for a prompt that the model cannot hold."""
         apart = self.target.encoder_decoder  # the new tokens stand elsewhere
-        reads = self.target.source_context if apart else self.target.context
+        reads = self.target.source_context if apart else longest(self.target)
         if reads is not None and len(ids) >= reads + apart:
             raise InputError(
                 f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
@@ -180,4 +181,5 @@ def _naming_prompt(i: int, *, count: int) -> Generator[None]:
     except ForetokenError as error:
         if count == 1:
             raise
-        raise type(error)(f"prompt {i}: {error}") from None
+        again = type(error)(f"prompt {i}: {error}")
+        raise again.about(error.option or "prompt") from None

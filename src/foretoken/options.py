@@ -45,7 +45,7 @@ def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
         raise RefusedError(
             f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
             "own tokens and no others; leave it at 1.0"
-        )
+        ).about("lenience")
     if rule not in RULES if isinstance(rule, str) else not callable(rule):
         raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
 

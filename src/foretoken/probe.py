@@ -5,7 +5,6 @@ Their text is thrown away, so guesses may be made up where the drafter has none.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -39,21 +38,20 @@ SECONDS = 1.0  # no round after the second begins later than this
 ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
 TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
-AGREE = 1.25  # largest ratio of two halves of the rounds: on a busy machine it is larger
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
 LEAST = 0.02  # of such a pass over one token, that a further one takes
-STRAY = 4  # one size in so many may exceed it: steps that grow the cache are slow
+STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
 
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 class Probed(NamedTuple):
-    """Costs, and whether they may be cached: a busy machine's are for this process only."""
+    """Costs, and what says how far they can be trusted."""
 
     costs: Costs
-    lasting: bool
+    spread: float | None  # the ratio of two halves of the rounds; None where there was one
+    others: float | None  # the share of the processors that others took; None where unknown
 
 
 def probe(
@@ -69,8 +67,8 @@ def probe(
     costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
-    quiet = _undisturbed(reading)
-    return Probed(costs, quiet and _steady(steps, [step.drafted for step in steps], ALONE))
+    spread = _spread(steps, [step.drafted for step in steps], ALONE)
+    return Probed(costs, spread, others.share([others.taken(reading)]))
 
 
 def probe_shared(
@@ -83,8 +81,8 @@ def probe_shared(
     together = zip(*(row.records for row in rows_run), strict=False)  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in together]
     guesses = _settled(drafted, sizes)
-    quiet = _undisturbed(reading)
-    return Probed(costs.among(steps, guesses, rows), quiet and _steady(steps, guesses, sizes))
+    spread = _spread(steps, guesses, sizes)
+    return Probed(costs.among(steps, guesses, rows), spread, others.share([others.taken(reading)]))
 
 
 def shared(rows: int) -> tuple[int, ...]:
@@ -92,31 +90,17 @@ def shared(rows: int) -> tuple[int, ...]:
     return tuple(sorted({0, rows // 2, rows, 3 * rows}))
 
 
-def _undisturbed(reading: others.Reading | None) -> bool:
-    """Whether this process had the processors to itself since then, as far as is known."""
-    share = others.share([others.taken(reading)])
-    if share is None or share <= others.MOST:
-        return True
-    log.info(
-        "other processes took %s of the processors while steps were timed: these costs are used "
-        "now and not kept",
-        f"{share:.0%}",
-    )
-    return False
-
-
-def _steady(steps: list[StepRecord], guesses: list[int], sizes: tuple[int, ...]) -> bool:
-    """Whether odd and even rounds agree, but for a few sizes."""
+def _spread(steps: list[StepRecord], guesses: list[int], sizes: tuple[int, ...]) -> float | None:
+    """By how much odd and even rounds differ, but for a few sizes."""
     halves: list[dict[int, list[float]]] = [{}, {}]
     for i, (step, count) in enumerate(zip(steps, guesses, strict=True)):
         seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
         halves[i // len(sizes) % 2].setdefault(count, []).append(seconds)
     if not all(halves):
-        return False
+        return None
     even, odd = (tuple((n, median_low(half[n])) for n in sorted(half)) for half in halves)
     ratios = [float(at(even, size)) / float(at(odd, size)) for size in sizes]
-    apart = sorted(max(ratio, 1 / ratio) for ratio in ratios)
-    return apart[-1 - len(sizes) // STRAY] <= AGREE
+    return sorted(max(ratio, 1 / ratio) for ratio in ratios)[-1 - len(sizes) // STRAY]
 
 
 def _run(

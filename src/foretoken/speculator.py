@@ -12,7 +12,7 @@ from functools import partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from foretoken import costs
+from foretoken import costs, kept
 from foretoken.beam.hypotheses import BeamParams
 from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.claim import claimed
@@ -26,15 +26,17 @@ from foretoken.ends import Ends
 from foretoken.engine.batch import Batch, threads
 from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler
-from foretoken.errors import DeadEndError, InputError, shown
+from foretoken.errors import DeadEndError, InputError, RefusedError, shown
 from foretoken.gamma import Adaptive, Fixed, Gamma
-from foretoken.handover.foreign import require_ours, withheld
+from foretoken.handover.foreign import require_alone, require_ours, withheld
 from foretoken.handover.handed import Handed, ending_strings
 from foretoken.handover.returned import Stream, output
 from foretoken.intake import Intake
+from foretoken.kept import Kept, Watch, recalled
 from foretoken.models.base import Model, Pads
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
-from foretoken.probe import TOKENS, Probed, probe, probe_shared
+from foretoken.patience import told
+from foretoken.probe import TOKENS, probe, probe_shared
 from foretoken.request import Completion, Foresight, Piece, Request, Row, stats
 from foretoken.sampling.judge import Judge
 from foretoken.sampling.keys import RowKey
@@ -72,6 +74,7 @@ class Speculator:
     foresight: Callable[[Request], Foresight] | None = field(default=None, repr=False)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
     _adaptive: dict[int, Adaptive] = field(default_factory=dict, init=False, repr=False)
+    _watches: dict[str, Watch] = field(default_factory=dict, init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
 
@@ -206,6 +209,7 @@ class Speculator:
         requests = self.requests(listed, gathered(None, controls, len(listed), "beam_search"), 0)
         for request in requests:
             require_beams(request.params, controls)
+            _require_one_reading(self.target, request)
         shaping = [row.controls for row in self.rows(requests)]
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
@@ -244,12 +248,15 @@ class Speculator:
         seed is drawn from torch's global generator, so `torch.manual_seed` makes it repeatable; the
         numbers are not those that transformers would draw. `num_assistant_tokens` and
         `prompt_lookup_num_tokens` are gamma; `stop_strings` are found with this Speculator's
-        tokenizer. Scores and logits of rows that have ended are zeros. InputError and RefusedError
-        for what cannot be honoured: a beam search, attentions, hidden states, a cache, an
-        assistant. Of a model that runs converted it is checked only that its kind and its
-        vocabulary are this model's.
+        tokenizer. Scores and logits of rows that have ended are zeros. ForeignError, which is a
+        RefusedError, for what cannot be honoured (a beam search, attentions, hidden states, a
+        cache, an assistant): a Speculator that is named is not passed over. Of a
+        model that runs converted it is checked only that its kind and its vocabulary are this
+        model's.
         """
         arguments = withheld(sys._getframe(1))
+        streamer = arguments.get("streamer") if streamer is None else streamer
+        require_alone(streamer, len(input_ids))
         require_ours(model, self.target, arguments)
         strings = ending_strings(stop_strings, self.tokenizer)
         task = Handed(
@@ -263,9 +270,7 @@ class Speculator:
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
-        return self._decode(
-            task, gamma, arguments.get("streamer") if streamer is None else streamer
-        )
+        return self._decode(task, gamma, streamer)
 
     def _decode(self, task: Handed, gamma: int | None, streamer: BaseStreamer | None) -> Any:
         """Rows that transformers handed over, to what it returns."""
@@ -334,22 +339,23 @@ class Speculator:
         return Fixed(gamma)
 
     def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
-        """What steps of up to `rows` rows cost here: measured once and kept on disk, unless the
-        machine was busy with something else.
+        """What steps of up to `rows` rows cost here: measured once and kept on disk, with how far
+        that can be trusted. What cannot is measured again by the first call of a later process.
 
-        Takes about a second the first time; the models must be idle.
+        Takes a second or more the first time; the models must be idle.
         """
         rows = 1 << (min(rows, BATCH) - 1).bit_length()  # a power of two: few are ever measured
         kind = costs.kind(params)
         if (kind, rows) not in self._costs:
-            name = costs.key(self.target, self.drafter, kind, rows)
-            measured = costs.recall(name) if name else None
-            if measured is None:
-                measured, lasting = self._probed(params, rows)
-                key = costs.key(self.target, self.drafter, kind, 1)  # those of more extend it
-                if name and lasting and (rows == 1 or key and costs.recall(key)):
-                    costs.keep(name, measured)
-            self._costs[kind, rows] = measured
+            begins = self._costs.keys() <= {(kind, 1)}  # nobody waits for a text that runs
+            single_costs = self.step_costs(params) if rows > 1 else None
+            alone, name = (kept.key(self.target, self.drafter, kind, n) for n in (1, rows))
+            self._costs[kind, rows] = recalled(
+                name,
+                alone if rows > 1 else None,
+                lambda: self._probed(params, rows, single_costs),
+                again=begins,
+            )
         step_costs = self._costs[kind, rows]
         self._price(step_costs)
         return step_costs
@@ -378,18 +384,31 @@ class Speculator:
         single_costs = [measured for (_, rows), measured in self._costs.items() if rows == 1]
         return single_costs[-1] if single_costs else None
 
-    def _probed(self, params: SamplingParams, rows: int) -> Probed:
+    def _probed(self, params: SamplingParams, rows: int, single_costs: Costs | None) -> Kept:
         """Measured on the target's own text, ends of sequence ignored."""
         prompt, source = self._intake.sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
-        single_costs = self.step_costs(params) if rows > 1 else None
-        with self._scheduler.idle():
+        kind = f"{costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
+        label = f"{self.target_name}, {self.draft_name}, {kind}"
+        with self._scheduler.idle(), told(log, "measuring what steps cost: %s", label):
             batch = Batch(self.target, self.drafter)
             self._price(None)  # passes are timed at their own sizes
             if single_costs is None:
-                return probe(batch, request, params, self.ends.eos)
-            return probe_shared(single_costs, batch, request, params, rows)
+                return Kept(*probe(batch, request, params, self.ends.eos), label)
+            return Kept(*probe_shared(single_costs, batch, request, params, rows), label)
+
+    def _watch(self, row: Row) -> None:
+        """Costs that its steps contradict are measured again by a later process; here they stay."""
+        kind = costs.kind(row.request.params)
+        alone = self._costs.get((kind, 1))
+        if alone is None or row.controls is not None:  # which cost something of their own
+            return
+        watch = self._watches.setdefault(kind, Watch())
+        if watch.see(row.records, alone) and watch.off is not None:
+            name = kept.key(self.target, self.drafter, kind, 1)
+            if name is not None:
+                kept.contradict(name, alone, watch.off)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
@@ -466,6 +485,7 @@ class Speculator:
 
     def completion(self, row: Row) -> Completion:
         """What became of a row."""
+        self._watch(row)
         params = row.request.params
         return Completion(
             text=self._text(row),
@@ -515,3 +535,13 @@ def _transcript(row: Row) -> Transcript | None:
 def runtime(drafter: Drafter) -> str:
     """What a drafter runs on: its model's runtime, or Python."""
     return getattr(drafter, "runtime", "python")
+
+
+def _require_one_reading(target: Model, request: Request) -> None:
+    """RefusedError for beams that may outgrow how the target has read their prompt."""
+    context, room = target.context, request.limit
+    if context is not None and len(request.prompt) + room > context:
+        raise RefusedError(
+            f"a beam search may grow to {len(request.prompt) + room} tokens, and this model reads "
+            f"texts of more than {context} in another way; give fewer, or max_new_tokens"
+        )

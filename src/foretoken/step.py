@@ -22,7 +22,14 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.request import Row, Seen, StepRecord
-from foretoken.sampling.distributions import law, require_finite, require_mass, working
+from foretoken.sampling.distributions import (
+    invalid,
+    law,
+    mended,
+    require_finite,
+    require_mass,
+    working,
+)
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block, Judge, Verdict
 from foretoken.sampling.logprobs import logprobs
@@ -31,10 +38,10 @@ from foretoken.transfer import read, sent
 
 
 class _DeadEnd(NamedTuple):
-    """A row's first position where its controls leave no law."""
+    """A row's first position without a law: its controls leave none, or its logits are invalid."""
 
     place: int
-    error: ControlError
+    error: RefusedError
 
 
 class _Guessed(NamedTuple):
@@ -67,7 +74,7 @@ class _Verified(NamedTuple):
     t: int
     beta: list[float]
     bias: list[float]  # [] where exact
-    failed: ControlError | None  # there is no token t
+    failed: RefusedError | None  # there is no token t
 
 
 @torch.inference_mode()
@@ -87,8 +94,9 @@ def step(
 
     Each row that is advanced gets a StepRecord. On a device the host waits once, for the verdict,
     and where rows have controls for the guesses; the times then say when work was handed over. A
-    row whose controls leave no token fails alone. Raises NumericsError for invalid logits and
-    RefusedError for an invalid draft; the rows are then as they were.
+    row fails alone whose controls leave no token, or whose logits are invalid behind guesses that
+    it keeps. Raises NumericsError for logits that are invalid at once and RefusedError for an
+    invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
     draw = judge.draws(
@@ -187,12 +195,42 @@ def _score(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed)
         ids = torch.where(live(ids, sent(draft.lengths, target.device)), ids, 0)
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
     logits = _run(rows, reads, target, guessed, x)
-    tops = logits.amax(-1)  # before controls hide what is invalid
+    logits, tops, lengths = _judged(logits, guessed, G)
     raw = {b: logits[b].clone() for b, row in enumerate(guessed.rows) if row.reports}
     logits, failed = _shaped(logits, guessed.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
-    lengths = sent(torch.tensor(counts), logits.device)
     return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
+
+
+def _judged(logits: Tensor, guessed: _Guessed, G: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits, without what is invalid; the largest of each position, in which that shows before
+    controls hide it; and how many guesses there are to judge.
+
+    None is judged behind invalid logits. Which these are follows from the guesses up to there, so
+    the law stays the target's: a text that gets there fails, as by plain decoding.
+    """
+    lengths = sent(torch.tensor(guessed.counts), logits.device)
+    mends = [bool(row.request.params.remove_invalid_values) for row in guessed.rows]
+    if all(mends):  # controls see to it
+        return logits, logits.amax(-1), lengths
+    own = logits
+    logits, tops = mended(own)
+    if any(mends):
+        kept = sent(torch.tensor(mends), logits.device)
+        logits = torch.where(kept[:, None, None], own, logits)
+        tops_judged = tops.masked_fill(kept[:, None], 0)
+    else:
+        tops_judged = tops
+    lengths = torch.minimum(lengths, _valid(tops_judged))
+    if guessed.draft.tops is not None:
+        drafted = _valid(sent(guessed.draft.tops[:, :G], logits.device))
+        lengths = torch.minimum(lengths, drafted)
+    return logits, tops, lengths
+
+
+def _valid(tops: Tensor) -> Tensor:
+    """How many positions there are before the first invalid one, `[B]`."""
+    return torch.isfinite(tops).long().cumprod(1).sum(1)
 
 
 def _run(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed, x: Tensor) -> Tensor:
@@ -258,8 +296,9 @@ def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verifie
     """The step's one read from the device; raises as `step` does."""
     draft, counts, draw = guessed.draft, guessed.counts, guessed.draw
     empty = verdict.beta[:, :0]
-    n, t, betas, biases, ids, tops, draft_tops, *masses = read(
+    n, lengths, t, betas, biases, ids, tops, draft_tops, *masses = read(
         verdict.n,
+        scored.block.lengths,
         verdict.t,
         verdict.beta,
         empty if verdict.bias is None else verdict.bias,
@@ -268,29 +307,42 @@ def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verifie
         empty if draft.tops is None else draft.tops,
         *draw.masses,
     )
-    mended = [bool(params.remove_invalid_values) for params in draw.params]
-    checked = [0 if skip else 1 + count for count, skip in zip(counts, mended, strict=True)]
-    require_finite(tops, "target", draw.lengths, checked, guessed.places)
-    checked = [max(0, count - 1) for count in checked]
-    require_finite(draft_tops, "draft", draw.lengths, checked, guessed.places)
-    require_mass(list(chain.from_iterable(masses)))
-    x = [row[:count] for row, count in zip(ids, counts, strict=True)]
     V = scored.block.logits.shape[-1]
-    for b, guesses in enumerate(x):
-        if guesses and not 0 <= min(guesses) <= max(guesses) < V:
+    for b, count in enumerate(counts):
+        if count and not 0 <= min(ids[b][:count]) <= max(ids[b][:count]) < V:
             raise RefusedError(
-                f"the drafter guessed {guesses} for row {b}; ids must be in 0..{V - 1}"
+                f"the drafter guessed {ids[b][:count]} for row {b}; ids must be in 0..{V - 1}"
             )
-    beta = [row[:count] for row, count in zip(betas, counts, strict=True)]
+    failed = _invalid(tops, n, guessed)
+    first = [int(not params.remove_invalid_values) for params in draw.params]
+    require_finite(tops, "target", draw.lengths, first, guessed.places)
+    reached = [min(count, kept + 1) for count, kept in zip(counts, n, strict=True)]
+    require_finite(draft_tops, "draft", draw.lengths, reached, guessed.places)
+    require_mass(list(chain.from_iterable(masses)))
+    x = [row[:count] for row, count in zip(ids, lengths, strict=True)]
+    beta = [row[:count] for row, count in zip(betas, lengths, strict=True)]
     if any(map(math.isnan, chain.from_iterable(beta))):
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
     verified = [_Verified(*row, None) for row in zip(x, n, t, beta, biases, strict=True)]
-    for b, (place, error) in scored.failed.items():
+    for b, (place, error) in chain(failed.items(), scored.failed.items()):
         if place <= n[b]:  # guesses behind a dead end were judged by what is no law of the row's
+            n[b] = place
             verified[b] = verified[b]._replace(n=place, failed=error)
     return verified
+
+
+def _invalid(tops: list[list[float]], n: list[int], guessed: _Guessed) -> dict[int, _DeadEnd]:
+    """The rows whose text gets to invalid logits by guesses."""
+    failed: dict[int, _DeadEnd] = {}
+    for b, kept in enumerate(n):
+        mends = guessed.draw.params[b].remove_invalid_values
+        if kept and not mends and not math.isfinite(tops[b][kept]):
+            position = guessed.draw.lengths[b] + kept
+            error = invalid(tops[b][kept], "target", position, guessed.places[b])
+            failed[b] = _DeadEnd(kept, error)
+    return failed
 
 
 def _commit(row: Row, verified: _Verified) -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import foretoken.step as step_module
 from exact.guessers import Certain, Guesser, Wide
 from exact.worlds import Case, Table, bias, law_of, standardized
 from foretoken.drafters.lm import LMDrafter
@@ -255,3 +256,32 @@ def test_the_enumeration_sees_every_course(monkeypatch):
     law = law_of(case, monkeypatch)
     assert {len(text) for (text,) in law if law[(text,)] > 1e-12} == {2 * (GAMMA + 1)}
     assert sum(weight > 1e-12 for weight in law.values()) == V ** (2 * (GAMMA + 1))
+
+
+def dying(model: Model) -> Model:
+    """The same law, with invalid logits behind two equal tokens."""
+
+    def law(text):
+        return 0 * model(text) if len(text) > 2 and text[-1] == text[-2] else model(text)
+
+    return law
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["lm", "lm-is-target", "uniform", "stops-after-a-doubtful-guess"])
+def test_texts_that_get_to_invalid_logits_end_there_and_no_others(kind, rule, monkeypatch):
+    """Guesses behind such a place are not judged: which are follows from the text up to there."""
+    p = dying(target())
+    case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], 3, steps=1)
+    assert bias(case, p, monkeypatch) < 1e-12
+    texts = {text for (text,) in law_of(case, monkeypatch)}
+    assert any(len(text) == 2 and text[0] == text[1] for text in texts)
+
+
+def test_a_guess_that_leads_to_invalid_logits_must_be_judged(monkeypatch):
+    """Negative control: to leave it out, as if the draft had stopped before it, shifts the law."""
+    valid = step_module._valid
+    monkeypatch.setattr(step_module, "_valid", lambda tops: (valid(tops) - 1).clamp(min=0))
+    p = dying(target())
+    case = Case(lambda: Table(p, V), drafters(V)["lm"], RULES["speculative"], 3, steps=1)
+    assert bias(case, p, monkeypatch) > 1e-3

@@ -1,28 +1,17 @@
-"""Costs: tables from step records, between and beyond their points, and their memory on disk."""
+"""Costs: tables from step records, between and beyond their points, and as JSON."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from foretoken import costs
-from foretoken.costs import Costs, at, dearest, identity, keep, kind, recall
-from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.lookup import LookupDrafter
+from foretoken.costs import Costs, at, dearest, kind, parsed
 from foretoken.gamma import Past, allot, prices_of
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.storage.cache import remember
-from tiny import llama
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
 
 
 def record(drafted: int, draft=0.0, score=1.0, verify=0.0) -> StepRecord:
@@ -92,10 +81,10 @@ def test_rows_that_guess_otherwise_count_by_their_guesses_together():
     assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (17, 6.0), (32, 9.0))
 
 
-def test_what_was_kept_is_recalled():
-    keep("a", KNOWN)
-    keep("b", KNOWN.among([record(0), record(3, 1.0, 2.0)], [0, 6], 2))
-    assert recall("a") == KNOWN and recall("b") != KNOWN and recall("c") is None
+def test_costs_are_read_from_json():
+    assert parsed(WHOLE) == KNOWN
+    extended = KNOWN.among([record(0), record(3, 1.0, 2.0)], [0, 6], 2)
+    assert parsed(json.loads(json.dumps(asdict(extended)))) == extended != KNOWN
 
 
 @pytest.mark.parametrize(
@@ -121,32 +110,15 @@ def test_what_was_kept_is_recalled():
         WHOLE | {"score": [[1, 10**400]]},
     ],
 )
-def test_a_broken_memory_is_none(broken):
-    remember(costs.FILE, "a", broken)
-    assert recall("a") is None
-    keep("a", KNOWN)
-    assert recall("a") == KNOWN
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000])
-def test_a_file_that_is_no_json_is_none(cache, text):
-    keep("a", KNOWN)
-    (cache / "foretoken" / costs.FILE).write_text(text)
-    assert recall("a") is None
-    keep("a", KNOWN)
-    assert recall("a") == KNOWN
-
-
-def test_a_whole_memory_is_recalled():
-    remember(costs.FILE, "a", WHOLE)
-    assert recall("a") == KNOWN
+def test_what_is_no_costs_is_refused(broken):
+    with pytest.raises(ValueError, match="cost"):
+        parsed(broken)
 
 
 def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
     measured = costs.of([record(0, score=0.0), record(4, score=0.0)])
     assert measured.seconds(0) > 0 and measured.v(5) == 1 and measured.c == 0
-    keep("a", measured)
-    assert recall("a") == measured
+    assert parsed(asdict(measured)) == measured
     assert allot([Past(measured.prior)], [4], prices_of(measured, 1)) == [4]
 
 
@@ -155,55 +127,6 @@ def test_kinds_of_sampling():
     assert kind(SamplingParams(0.7)) == kind(SamplingParams(1.0)) == "sampled"
     for more in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
         assert kind(SamplingParams(1.0, **more)) == "truncated"
-
-
-def named(name: str, **changes) -> CausalModel:
-    network = llama(32, **changes)
-    network.name_or_path = name
-    return CausalModel(network)
-
-
-def test_what_speed_follows_from():
-    """Shapes and precision; not the weights' values, nor where they came from."""
-    one = identity(named("one", seed=1))
-    assert one and one == identity(named("two", seed=2))
-    assert one != identity(named("one", num_hidden_layers=1))
-    half = named("one")
-    half.model.bfloat16()
-    assert one != identity(half)
-    assert identity(LMDrafter(named("one"), 32)) == one
-    json.loads(one)
-
-
-def test_what_cannot_be_told_apart_has_no_key():
-    unnamed, table = CausalModel(llama(32)), TableModel(lambda text: [0.5, 0.5], 2)
-    assert identity(unnamed) is identity(table) is identity(LMDrafter(unnamed, 32)) is None
-
-    class Mine(LookupDrafter):
-        pass
-
-    assert identity(Mine()) is None and identity(LookupDrafter())
-    assert costs.key(unnamed, LookupDrafter()) is None
-    assert costs.key(named("one"), Mine()) is None
-
-
-def test_an_identity_of_its_own_is_taken():
-    table = TableModel(lambda text: [0.5, 0.5], 2)
-    table.identity = "table"
-    assert identity(table) == identity(LMDrafter(table, 2)) == "table"
-
-
-def test_a_key_for_every_pair_and_kind():
-    target, lookup = named("one"), LookupDrafter()
-    keys = {
-        costs.key(target, lookup, "greedy", 1),
-        costs.key(target, lookup, "greedy", 2),
-        costs.key(target, lookup, "sampled", 1),
-        costs.key(target, LMDrafter(target, 32), "greedy", 1),
-        costs.key(named("one", num_hidden_layers=1), lookup, "greedy", 1),
-    }
-    assert len(keys) == 5 and None not in keys
-    assert costs.key(target, lookup, "greedy", 1) in keys
 
 
 def test_the_dearest_of_several_laws_without_their_controls() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from foretoken.errors import (
     ControlError,
+    ForeignError,
     ForetokenError,
     InputError,
     NumericsError,
@@ -25,7 +26,7 @@ from foretoken.errors import (
 def test_the_tree():
     assert issubclass(InputError, ForetokenError) and issubclass(InputError, ValueError)
     assert issubclass(NumericsError, RefusedError) and issubclass(RefusedError, ForetokenError)
-    assert issubclass(ControlError, RefusedError)
+    assert issubclass(ControlError, RefusedError) and issubclass(ForeignError, RefusedError)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -14,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.costs import FILE, Costs
+from foretoken import costs, kept
+from foretoken.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -24,10 +24,11 @@ from foretoken.errors import ControlError, ForetokenError, InputError, RefusedEr
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
+from foretoken.probe import Probed
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
-from foretoken.storage.cache import remembered
+from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
 from tiny import byte_level, llama, metaspace, t5
@@ -297,6 +298,9 @@ def test_automatic_gamma_is_measured_once_for_a_kind_of_sampling_and_a_size_of_b
     assert set(spec._costs) == kinds
 
 
+CHEAP = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
+
+
 def named_pair(target="a", draft="b") -> Speculator:
     nets = llama(64, seed=3).double(), llama(64, seed=4).double()
     for net, name in zip(nets, (target, draft), strict=True):
@@ -304,13 +308,15 @@ def named_pair(target="a", draft="b") -> Speculator:
     return Speculator(CausalModel(nets[0]), LMDrafter(CausalModel(nets[1]), 64))
 
 
-def test_costs_are_kept_and_the_next_process_measures_nothing(tmp_path, monkeypatch):
-    """And then the text is the same: it follows from frozen costs and the row's own past."""
+@pytest.mark.parametrize("busy", [0.0, 0.6], ids=["idle", "busy"])
+def test_costs_are_kept_and_the_next_process_measures_nothing(busy, tmp_path, monkeypatch):
+    """However busy the machine is; and then the text is the same: it follows from frozen costs and
+    the row's own past."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)  # this machine may be busy
+    monkeypatch.setattr("foretoken.others.share", lambda spans: busy)
     options = {"temperature": 1.0, "max_new_tokens": 40}
     first = named_pair().generate(IDS, **options)
-    assert len(remembered(FILE)) == 2  # of one row, and of four
+    assert [each.others for each in kept.entries()] == [busy, busy]  # of one row, and of four
     monkeypatch.setattr("foretoken.speculator.probe", None)
     monkeypatch.setattr("foretoken.speculator.probe_shared", None)
     again = named_pair().generate(IDS, **options)
@@ -322,39 +328,61 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(tmp_path, monkeypa
 
 def test_costs_of_models_without_a_name_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)  # this machine may be busy
     table().generate([1, 2])
     named_pair(draft="").generate([1, 2])
-    assert remembered(FILE) == {}
+    assert kept.entries() == []
 
 
-def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.probe.AGREE", 0.0)
-    named_pair().generate([1, 2])
-    assert remembered(FILE) == {}
-
-
-def test_costs_taken_while_other_processes_ran_are_not_kept(tmp_path, monkeypatch, caplog):
-    """Nor what extends them, measured later and in peace."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.probe.AGREE", math.inf)  # this machine may be busy
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+def poor_costs() -> None:
+    """What two kinds of sampling cost, as measured long ago on a busy machine."""
     spec = named_pair()
-    with caplog.at_level(logging.INFO):
-        spec.step_costs(SamplingParams())
-    assert "other processes took 23%" in caplog.text and spec.known_costs() is not None
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.0)
-    spec.step_costs(SamplingParams(), 2)
-    assert remembered(FILE) == {}
+    for params in (SamplingParams(), SamplingParams(1.0)):
+        spec.step_costs(params)
+    for name, entry in remembered(kept.FILE).items():
+        remember(kept.FILE, name, entry | {"others": 0.9, "when": 1.0})
+
+
+def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_path, monkeypatch):
+    """Once, and never between texts: there costs stay, and with them the texts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    poor_costs()
+    measured = []
+
+    def again(batch, request, params, eos):
+        measured.append(costs.kind(params))
+        return Probed(CHEAP, 1.0, 0.5)
+
+    monkeypatch.setattr("foretoken.speculator.probe", again)
+    spec = named_pair()
+    assert spec.step_costs(SamplingParams()) == CHEAP
+    assert spec.step_costs(SamplingParams(1.0)) != CHEAP
+    assert measured == ["greedy"]
+    assert sorted(each.others for each in kept.entries()) == [0.5, 0.9]
+    assert named_pair().step_costs(SamplingParams()) == CHEAP  # soon after
+    assert measured == ["greedy"]
+
+
+def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeypatch):
+    """They say that a step takes an hour."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hour = Costs(((0, 0.0), (16, 3600.0)), ((1, 3600.0), (17, 7200.0)), ((1, 0.0),))
+    spec = named_pair()
+    name = kept.key(spec.target, spec.drafter, "greedy", 1)
+    kept.keep(name, kept.Kept(hour, 1.0, 0.0, when=1.0))
+    for _ in range(2):
+        before = spec.step_costs(SamplingParams())
+        spec.generate([1, 2], max_new_tokens=60, ignore_eos=True)
+        assert spec.step_costs(SamplingParams()) is before  # frozen here
+    assert before == hour and kept.recall(name).off > 2
+    named_pair().generate([1, 2], max_new_tokens=4)
+    assert kept.recall(name).costs.seconds(0) < 60 and kept.recall(name).off is None
 
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
-    free = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
     asked = []
     for law in (P, lambda text: [0.0] * (V - 1) + [1.0]):
         spec = Speculator(TableModel(P, V), LMDrafter(TableModel(law, V), V))
-        spec._costs["sampled", 1] = free
+        spec._costs["sampled", 1] = CHEAP
         (completion,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
         asked.append([step.gamma for step in completion.steps])
     right, wrong = asked

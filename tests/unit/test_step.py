@@ -150,14 +150,52 @@ def test_a_forced_token_is_met_in_a_later_step():
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_invalid_logits_raise_and_leave_the_rows(bad, what, params):
     def law(text):
+        return [bad] * V if len(text) == 3 else counting(text)
+
+    rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
+    message = f"the target's logits hold {what} at position 3 of row 1; try dtype='float32'"
+    with pytest.raises(NumericsError, match=message):
+        one_step(pack([[1], [3, 0]]), [1, 2], rows, params, law)
+    assert [row.tokens for row in rows] == [[0], [0, 1, 2]]
+    assert not rows[0].records
+
+
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_invalid_logits_behind_guesses_that_are_kept_fail_their_row(bad, what, params):
+    """As by plain decoding, which gets there a step later; the row's mates go on."""
+
+    def law(text):
         return [bad] * V if len(text) == 5 else counting(text)
 
     rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
-    message = f"the target's logits hold {what} at position 5 of row 1; try dtype='float32'"
-    with pytest.raises(NumericsError, match=message):
-        one_step(pack([[1, 2], [3, 0]]), [2, 2], rows, params, law)
-    assert [row.tokens for row in rows] == [[0], [0, 1, 2]]
-    assert not rows[0].records
+    one_step(pack([[1, 2], [3, 0, 1]]), [3, 3], rows, params, law)
+    assert [row.tokens for row in rows] == [[0, 1, 2, 3], [0, 1, 2, 3, 0]]
+    assert f"target's logits hold {what} at position 5 of row 1" in str(rows[1].error)
+    assert [row.finish_reason for row in rows] == [None, "error"]
+    assert rows[1].records[0].guesses == (3, 0) and rows[1].records[0].accepted == 2
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_invalid_logits_behind_a_rejected_guess_fail_nobody(whose, params):
+    """The text never gets there, so whether it is guessed at is no concern of the row."""
+
+    def law(text):
+        return [math.nan] * V if whose == "target" and text[1:2] == (3,) else counting(text)
+
+    tops = torch.tensor([[0.0, math.nan, math.nan]]) if whose == "draft" else None
+    draft = replace(pack([[3, 0, 1]]), tops=tops)
+    (row,), _, _ = one_step(draft, [3], [Row.of(Request([0], 9, RowKey(0, 0)))], params, law)
+    assert row.tokens == [0, 1] and row.finish_reason is None and row.error is None
+
+
+def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
+    draft = replace(pack([[1, 2, 3]]), tops=torch.tensor([[0.0, math.nan, 0.0]]))
+    rows = [Row.of(Request([0], 9, RowKey(0, 0)))]
+    with pytest.raises(NumericsError, match="the draft's logits hold NaN at position 2 of row 0"):
+        one_step(draft, [3], rows)
+    assert rows[0].tokens == [0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import platform
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from foretoken.cli.command import command
 from foretoken.cli.page import bar
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
+
+if TYPE_CHECKING:
+    from foretoken.kept import Kept
 
 NO_FOLDER = "no folder: nothing can be kept safely"
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
@@ -32,7 +35,8 @@ def doctor(
         str | None, typer.Argument(help="A model's folder or hub id: what it runs on, and why.")
     ] = None,
     cache: Annotated[
-        bool, typer.Option("--cache", help="List the converted models, with cards.")
+        bool,
+        typer.Option("--cache", help="List the converted models, with cards, and measured costs."),
     ] = False,
     clear_cache: Annotated[
         bool,
@@ -121,23 +125,39 @@ def _place(
 
 
 def _list(console: Console, *, as_json: bool) -> None:
+    from foretoken import kept
     from foretoken.models.openvino import store
 
-    entries = store.entries()
+    entries, costs = store.entries(), kept.entries()
     if as_json:
         rows = [
             {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}
             for entry in entries
         ]
-        print(json.dumps({"folder": _folder(), "models": rows}))
+        measured = [asdict(each) for each in costs]
+        print(json.dumps({"folder": _folder(), "models": rows, "costs": measured}))
         return
     for entry in entries:
-        date = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
-        line = f"{date}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
+        line = f"{_date(entry.made)}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
         console.print(line, soft_wrap=True)
         card.show(console, store.card(entry.folder.name))
     total = sum(entry.bytes for entry in entries) / 1e6
     console.print(f"{total:.0f} MB in {_folder() or NO_FOLDER}", soft_wrap=True)
+    for each in costs:
+        console.print(f"{_date(each.when)}  costs of {each.label}: {_trust(each)}", soft_wrap=True)
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def _trust(kept: Kept) -> str:
+    """How far kept costs can be trusted."""
+    halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
+    others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
+    off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
+    poor = kept.doubt > 1 or kept.off is not None
+    return f"{halves}{others}{off}{'; measured again by a later start' if poor else ''}"
 
 
 def _folder() -> str | None:

@@ -1,10 +1,14 @@
-"""What a command logs to standard error: foretoken's warnings, conversions, as they take a while,
-and which draft was chosen. transformers' bars and reports are off, so that an error is one line."""
+"""What a command logs to standard error: foretoken's warnings, what it does for longer than a
+second, and which draft was chosen. transformers' bars and reports are off, so that an error is one
+line."""
 
 from __future__ import annotations
 
 import logging
 import sys
+
+TELLING = "loading.chosen loading.load loading.vocabularies models.openvino.conversion speculator"
+TELLING = TELLING.split()
 
 
 class Lines(logging.Handler):
@@ -24,5 +28,5 @@ def quiet() -> None:
     log = logging.getLogger("foretoken")
     if not log.handlers:
         log.addHandler(Lines())
-    for module in ("models.openvino.conversion", "loading.chosen", "loading.vocabularies"):
+    for module in TELLING:
         logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)

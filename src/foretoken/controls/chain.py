@@ -97,10 +97,12 @@ class Chain:
             if not math.isfinite(top):
                 length = len(self.history.tokens)
                 if top == -torch.inf:
-                    return DeadEndError(f"{name} leaves no token behind {length} tokens")
-                return ControlError(
-                    f"{name} leaves a score of NaN or infinity behind {length} tokens"
-                )
+                    error = DeadEndError(f"{name} leaves no token behind {length} tokens")
+                else:
+                    error = ControlError(
+                        f"{name} leaves a score of NaN or infinity behind {length} tokens"
+                    )
+                return error.about(name)
         return DeadEndError("the controls leave no token")
 
 

@@ -174,7 +174,7 @@ class Matcher:
             return scores
         mask = self.allowed()
         if not mask.numpy().any():  # 30 times as fast as torch's at V = 128,000
-            raise DeadEndError(self._stuck())
+            raise DeadEndError(self._stuck()).about("structured")
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def forced(self) -> list[int]:

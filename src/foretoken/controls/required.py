@@ -29,18 +29,19 @@ def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
     for name, ids in params.ids().items():
         for token in ids:
             if token >= V:
-                raise InputError(f"{name} names the id {shown(token)}; ids must be in 0..{V - 1}")
+                problem = f"{name} names the id {shown(token)}; ids must be in 0..{V - 1}"
+                raise InputError(problem).about(name)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and count > V:
             raise InputError(
                 f"{name} is {shown(count)}, but there are {V} tokens; give at most that"
-            )
+            ).about(name)
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(
             "prompt_logprobs: an encoder reads the prompt, which has no probabilities; leave it out"
-        )
+        ).about("prompt_logprobs")
     for name in ("stop_strings", "structured"):
         if getattr(params, name) and not tokenizer:
-            raise InputError(f"{name} needs a tokenizer; load the model with one")
+            raise InputError(f"{name} needs a tokenizer; load the model with one").about(name)
     require_own((*params.processors, *params.stopping))

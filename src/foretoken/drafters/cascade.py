@@ -69,8 +69,13 @@ class CascadeDrafter:
             try:
                 p = step(rows, target, self.drafter, judge, gammas).p
             except NumericsError as error:
-                message = f"in a cascade's middle model as the target: {error}"
-                raise NumericsError(message, error.row) from None
+                told = NumericsError(
+                    f"in a cascade's middle model as the target: {error}", error.row
+                )
+                if error.row is None or not rows[error.row].new_tokens:
+                    raise told from None
+                rows[error.row].fail(told)  # the target may never get there
+                continue
             if p is not None:
                 for b, row in enumerate(rows):
                     laws[b].append(p[b, : len(row.records[-1].kept)])

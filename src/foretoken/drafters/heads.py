@@ -13,6 +13,7 @@ from foretoken.drafters.base import Draft, pack
 from foretoken.drafters.blockwise import Heads
 from foretoken.models.base import OpenModel
 from foretoken.models.rows import staying
+from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
 
@@ -53,8 +54,8 @@ class HeadsDrafter:
         most = max(budget, default=0)
         if not most:
             return pack([[] for _ in gamma])
-        logits = self._logits(most)
-        lengths, tops = torch.tensor(budget), logits.amax(-1)
+        logits, tops = mended(self._logits(most))
+        lengths = torch.tensor(budget)
         tokens, laws = zip(*(draw.guess(logits[:, i], i) for i in range(most)), strict=True)
         q = None if laws[0] is None else torch.stack(laws, 1)
         return Draft(torch.stack(tokens, 1), lengths, q, 1, tops)

@@ -10,7 +10,7 @@ from foretoken.drafters.base import Draft, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
-from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
 
 
@@ -58,7 +58,8 @@ class LMDrafter:
         for i in range(max(budget, default=0)):
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0, : self.vocab_size]  # no other id is drawn
-            tops.append(logits.amax(-1))
+            logits, top = mended(logits)
+            tops.append(top)
             if logits.shape[-1] < self.vocab_size:  # ids that the draft lacks are impossible in q
                 rest = self.vocab_size - logits.shape[-1]
                 logits = functional.pad(logits, (0, rest), value=-torch.inf)

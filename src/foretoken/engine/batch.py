@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from foretoken.drafters.base import Drafter, held, require_apart
 from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.gamma import Fixed, Gamma
-from foretoken.models.base import Encodes, Keeps, Model, Remembers
+from foretoken.models.base import Encodes, Keeps, Model, Remembers, Switches
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
@@ -40,6 +41,8 @@ class Batch:
         parts = [*held(target), *held(drafter)]
         self.keeping = [part for part in parts if isinstance(part, Keeps)]
         self._remembers = target if isinstance(target, Remembers) else None
+        apart = isinstance(target, Switches) and target.longest != target.context
+        self._switch = target.context if apart else None  # tokens; longer rows are read otherwise
         self._claim: Claim | None = None  # while there are rows
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
@@ -55,9 +58,24 @@ class Batch:
             yield
             while batch.rows:
                 batch.step(judge, gamma.ask(batch.rows))
+                if outgrown := batch.outgrown:
+                    batch.leave(outgrown)
+                    batch.join(outgrown, drafts=gamma != Fixed(0))
                 yield
         finally:
             batch.clear()
+
+    @property
+    def outgrown(self) -> list[Row]:
+        """Rows that have to leave and join again: the target reads so long a text otherwise."""
+        if self._switch is None:
+            return []
+        target: Any = self.target
+        rows = zip(self.rows, target.long, strict=True)
+        return [row for row, long in rows if self._is_long(row) and not long]
+
+    def _is_long(self, row: Row) -> bool:
+        return self._switch is not None and len(row.tokens) > self._switch
 
     @property
     def drafts(self) -> bool:
@@ -77,9 +95,9 @@ class Batch:
         start = perf_counter()
         self._claim.expect(len(rows))
         with threads(self.target):
-            for salt, group in groupby(rows, lambda row: row.request.salt):
-                self._salt(salt)
+            for _, group in groupby(rows, lambda row: (row.request.salt, self._is_long(row))):
                 some = list(group)
+                self._announce(some[0])
                 self._start(some, self._claim.drafter or self.drafter, read)
                 self.rows = [*self.rows, *some]
         for row in rows:
@@ -96,7 +114,7 @@ class Batch:
         reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
         open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
         limits = zip(gamma, open_, self.rows, strict=True)
-        trimmed = [min(g, row.room - 1) if ready else 0 for g, ready, row in limits]
+        trimmed = [min(g, self._most(row)) if ready else 0 for g, ready, row in limits]
         with threads(self.target):
             if any(telling):
                 self._tell(telling)
@@ -112,7 +130,7 @@ class Batch:
 
     def unread(self, row: Row) -> int:
         """How many tokens are to be read of a row that joins."""
-        self._salt(row.request.salt)
+        self._announce(row)
         return len(row.tokens) - 1 - self._known(row.tokens[:-1])
 
     def leave(self, rows: list[Row]) -> None:
@@ -187,10 +205,21 @@ class Batch:
         """How many of its first tokens the target has kept from other texts."""
         return 0 if self._remembers is None else self._remembers.known(text)
 
-    def _salt(self, salt: str) -> None:
-        """Only texts of the same salt serve the rows that join next."""
+    def _most(self, row: Row) -> int:
+        """Guesses that a row has a use for: behind them comes a token of the target's own, and the
+        target reads all of a pass in one way."""
+        most = row.room - 1
+        if self._switch is None or self._is_long(row):
+            return most
+        return min(most, self._switch - len(row.tokens))
+
+    def _announce(self, row: Row) -> None:
+        """The rows that join next are like this one: only texts of the same salt serve them."""
         for part in self.keeping:
-            part.salted(salt)
+            part.salted(row.request.salt)
+        if self._switch is not None:
+            target: Any = self.target
+            target.beyond(self._is_long(row))
 
     def _read(self, reads: list[int]) -> None:
         """A pass in which no row is advanced."""

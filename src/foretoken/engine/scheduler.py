@@ -123,10 +123,7 @@ class Scheduler:
         of its priority."""
         with self._locked():
             last = min(reversed(self.running), key=lambda task: task.priority)
-            others = [task for task in self.running if task is not last]
-            # at once, for a Ctrl-C in between
-            self.waiting, self.running = _sorted([last, *self.waiting]), others
-            self.batch.leave([last.row])
+            self._await([last.row])
             self.preempted += 1
 
     @contextmanager
@@ -230,6 +227,7 @@ class Scheduler:
     def _step(self) -> bool:
         if [task.row for task in self.running] != self.batch.rows:  # broken off in between
             self._requeue()
+        self._await(self.batch.outgrown)
         already = self._admit()
         if not self.running:
             return False
@@ -326,6 +324,17 @@ class Scheduler:
         self.batch.join(self.suspects, drafts=drafts, read=read)
         waiting = deque(task for task in self.waiting if task not in tasks)
         self.waiting, self.running = waiting, [*self.running, *tasks]  # at once
+
+    def _await(self, rows: list[Row]) -> None:
+        """Rows that run wait again, before all others of their priority."""
+        if not rows:
+            return
+        again = {id(row) for row in rows}
+        tasks = [task for task in self.running if id(task.row) in again]
+        others = [task for task in self.running if id(task.row) not in again]
+        # at once, for a Ctrl-C in between
+        self.waiting, self.running = _sorted([*tasks, *self.waiting]), others
+        self.batch.leave(rows)
 
     def _requeue(self) -> None:
         """All that run wait again, before all others."""

@@ -1,4 +1,7 @@
-"""What of a call of transformers' `generate` is not followed here: refused by name."""
+"""What of a call of transformers' `generate` is not followed here: refused by name.
+
+Everything refused is a ForeignError and is told before a row runs or a number is drawn, so that
+`attach` can leave the call to transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from foretoken.ends import CHANGES_LAW, FOLLOWED
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import ForeignError
 from foretoken.models.base import Model
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ EXPECTED = {
     "decoder_attention_mask",
     "position_ids",
     "past_key_values",
+    "cache",  # its name from transformers 5.24 on
     "encoder_outputs",
     "use_cache",
     "logits_to_keep",
@@ -60,30 +64,36 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
 
 
 def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
-    """InputError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
+    """ForeignError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
     network = getattr(target, "model", None)
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
     unlike = unlike or bool(model.config.is_encoder_decoder) != target.encoder_decoder
     if unlike if network is None else network is not model:
-        raise InputError(
+        raise ForeignError(
             f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
             "make one of it: foretoken.load(model, draft)"
         )
     if arguments.get("assistant_model") is not None:
-        raise InputError(
+        raise ForeignError(
             "assistant_model is given, but a Speculator has its own draft; leave it out, or make "
             "one with it: foretoken.load(model, draft)"
         )
     for name in ("synced_gpus", "encoder_outputs"):
         if arguments.get(name):
-            raise RefusedError(f"{name} is given, which is not followed here; leave it out")
+            raise ForeignError(f"{name} is given, which is not followed here; leave it out")
+
+
+def require_alone(streamer: object, rows: int) -> None:
+    """ForeignError for a streamer of several rows."""
+    if streamer is not None and rows > 1:
+        raise ForeignError(f"a streamer takes one row, not {rows}; call generate for each")
 
 
 def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """RefusedError for an entry of the config, or an input of the model, that is not followed."""
+    """ForeignError for an entry of the config, or an input of the model, that is not followed."""
     if (config.num_beams or 1) > 1:
-        raise RefusedError(
+        raise ForeignError(
             f"num_beams={config.num_beams} asks for a beam search; call the Speculator's "
             "beam_search, or give num_beams=1"
         )
@@ -91,12 +101,12 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
     for entry, values in harmless.items():
         value = getattr(config, entry, None)
         if value not in values:
-            raise RefusedError(f"{entry}={value!r:.60} is not followed here; leave it out")
+            raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out")
     if config.cache_implementation == "quantized":
-        raise RefusedError("cache_implementation='quantized' changes the law; leave it out")
-    cache = inputs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False):
-        raise RefusedError("past_key_values is given; rows have a cache of their own: leave it out")
+        raise ForeignError("cache_implementation='quantized' changes the law; leave it out")
+    for name in ("past_key_values", "cache"):
+        if getattr(inputs.get(name), "_is_user_defined", False):
+            raise ForeignError(f"{name} is given; rows have a cache of their own: leave it out")
     for name, value in inputs.items():
         if name not in EXPECTED and value is not None:
-            raise RefusedError(f"{name} is given, which is not followed here; leave it out")
+            raise ForeignError(f"{name} is given, which is not followed here; leave it out")

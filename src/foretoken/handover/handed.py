@@ -19,10 +19,11 @@ from torch import Tensor
 from foretoken.controls.own import require_own
 from foretoken.controls.required import require
 from foretoken.ends import forced
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.handover.foreign import require_known
 from foretoken.handover.recognised import given, require_anywhere
 from foretoken.models.base import Model
+from foretoken.models.base import longest as longest_of
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -82,26 +83,26 @@ class Handed:
         mask = self.rest.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
         keep = _mask(self.ids, mask)
         if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
-            raise RefusedError(
+            raise ForeignError(
                 "attention_mask leaves out tokens behind others; pad rows on the left"
             )
         positions = self.rest.get("position_ids")
         if positions is not None:
             places = (keep.cumsum(1) - 1).to(positions.device)
             if positions.ndim != 2 or ((positions != places) & keep.to(positions.device)).any():
-                raise RefusedError("position_ids do not count a row's tokens; leave them out")
+                raise ForeignError("position_ids do not count a row's tokens; leave them out")
         return [row[kept].tolist() for row, kept in zip(self.ids, keep, strict=True)]
 
     def sources(self) -> list[tuple[list[int], Tensor]]:
         """What the encoder has read for each row, without padding, and its states there `[n, H]`.
-        InputError where it was given no ids."""
+        ForeignError where it was given no ids."""
         inputs = self.inputs
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
-            raise InputError("the encoder was given no input_ids; give these, and nothing else")
+            raise ForeignError("the encoder was given no input_ids; give these, and nothing else")
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         keep = _mask(inputs, self.rest.get("attention_mask"))
         if not bool(keep[:, 0].all()) or bool((keep[:, 1:] > keep[:, :-1]).any()):
-            raise RefusedError("attention_mask leaves out tokens of the encoder before others")
+            raise ForeignError("attention_mask leaves out tokens of the encoder before others")
         states = self.rest["encoder_outputs"][0]
         rows = zip(inputs, states, keep, strict=True)
         return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
@@ -125,7 +126,7 @@ class Handed:
         lookup = self.config.prompt_lookup_num_tokens if lookup is None else lookup
         if lookup is not None:
             if not looks_up:
-                raise InputError(
+                raise ForeignError(
                     "prompt_lookup_num_tokens is given, but the draft is another; leave it out, "
                     "or load with draft='lookup'"
                 )
@@ -139,7 +140,7 @@ class Handed:
         return frozenset() if ids is None else frozenset(cast(list[int], ids.flatten().tolist()))
 
     def requests(self, target: Model) -> list[Request]:
-        """Its rows. Raises InputError and RefusedError."""
+        """Its rows. Raises InputError for invalid values, else ForeignError."""
         require_known(self.config, self.rest)
         sources = [ids for ids, _ in self.sources()] if self.encoder_decoder else None
         prompts = self.prompts()
@@ -151,10 +152,11 @@ class Handed:
                 raise InputError(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
         longest = max(map(len, prompts))
-        if target.context is not None and longest + limit > target.context:
-            raise InputError(
-                f"a row may grow to {longest + limit} tokens, the model holds {target.context}; "
-                f"give max_new_tokens={target.context - longest} or less"
+        most = longest_of(target)
+        if most is not None and longest + limit > most:
+            raise ForeignError(
+                f"a row may grow to {longest + limit} tokens, the model holds {most}; "
+                f"give max_new_tokens={most - longest} or less"
             )
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
         last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
@@ -197,7 +199,7 @@ class Handed:
             model_kwargs=self.rest,
         )
         processors = given(self.processors, built)
-        require_own(processors)
+        _require_own(processors)
         if any(len(self.ids) > 1 or len(prompt) < self.ids.shape[1] for prompt in self.prompts()):
             require_anywhere(processors)
         return processors
@@ -212,14 +214,23 @@ class Handed:
                 explained = True
             elif name != "MaxLengthCriteria":
                 processors.append(each)
+        _require_own(processors)
         if not explained:
-            raise RefusedError("EosTokenCriteria is given, and eos_token_id is set too; give one")
+            raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
-            raise RefusedError(
+            raise ForeignError(
                 f"{type(processors[0]).__name__} may end one row before another, and without an "
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
+
+
+def _require_own(objects: Sequence[Any]) -> None:
+    """ForeignError for a class of transformers that no row alone can call."""
+    try:
+        require_own(objects)
+    except RefusedError as error:
+        raise ForeignError(str(error)) from None
 
 
 def ending_strings(

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foretoken.errors import RefusedError
+from foretoken.errors import ForeignError
 
 # What transformers builds, and the entry of the generation config that it is built from
 SHAPING = {
@@ -61,24 +61,24 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
     """The user's own processors, in their order. `built`: what transformers builds from the config
     alone.
 
-    RefusedError where one took the place of a built one, or stands before one that shapes: ours
+    ForeignError where one took the place of a built one, or stands before one that shapes: ours
     come after those.
     """
     for each in built:
         if type(each).__name__ not in BUILT:
-            raise RefusedError(
+            raise ForeignError(
                 f"the model adds a {type(each).__name__} of its own, which is not followed here"
             )
         if not any(alike(each, other) for other in prepared):
             name, entry = type(each).__name__, BUILT[type(each).__name__]
-            raise RefusedError(f"{name} is given, and {entry} is set too; give one of the two")
+            raise ForeignError(f"{name} is given, and {entry} is set too; give one of the two")
     processors: list[Any] = []
     unmatched, after = list(built), None
     for each in reversed(prepared):
         if unmatched and alike(each, unmatched[-1]):
             after = type(unmatched.pop()).__name__
         elif after in SHAPING:
-            raise RefusedError(
+            raise ForeignError(
                 f"{type(each).__name__} would come before {SHAPING[after]}, an order that is not "
                 "followed here; leave one of the two out"
             )
@@ -101,13 +101,13 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def require_anywhere(own: Sequence[Any]) -> None:
-    """RefusedError for a processor of transformers that was made for a batch with padding: it is
+    """ForeignError for a processor of transformers that was made for a batch with padding: it is
     called with one row without."""
     for each in own:
         name = type(each).__name__
         alone = name == "RepetitionPenaltyLogitsProcessor" and each.prompt_ignore_length is None
         if type(each).__module__.startswith("transformers.") and not (name in ANYWHERE or alone):
-            raise RefusedError(
+            raise ForeignError(
                 f"{name} counts a batch's places, and rows run alone, without padding; give "
                 f"{BUILT.get(name, 'a processor of your own')} instead, or one row"
             )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.errors import RefusedError
 from foretoken.handover.handed import Handed
 from foretoken.request import Row
 from foretoken.sampling.distributions import warped
@@ -23,8 +22,6 @@ class Stream:
     None: to nobody."""
 
     def __init__(self, streamer: BaseStreamer | None, rows: Sequence[Row]) -> None:
-        if streamer is not None and len(rows) > 1:
-            raise RefusedError(f"a streamer takes one row, not {len(rows)}; call generate for each")
         self.streamer, self.row, self.sent = streamer, rows[0], 0
 
     def put(self) -> None:

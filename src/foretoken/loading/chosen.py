@@ -1,8 +1,9 @@
 """What is chosen at loading: the draft of a target that comes without one, and the bits of a draft
 of which nothing is said.
 
-What pays is read from costs and acceptance measured on the pair, once for each kind of pair and
-machine. Does not know how a model is made.
+What pays is read from costs and acceptance measured on the pair. A choice is kept, whatever the
+machine did meanwhile, until weights, precision, versions or the machine change: the draft that a
+command runs with is the same every time. Does not know how a model is made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
-from foretoken import costs
+from foretoken import kept
 from foretoken.costs import PLAIN, Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
@@ -44,12 +45,12 @@ def chosen(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
     for itself, with look-up in front where a text repeats. What was chosen is logged."""
     if looking.target.runtime != "openvino":  # no other shares its rows
         return looking
-    name = costs.key(looking.target, looking.drafter, FILE)
+    name = kept.key(looking.target, looking.drafter, FILE)
     remembered_kind = remembered(FILE).get(name) if name else None
     kind = remembered_kind if remembered_kind in (*KINDS, "") else None
     if kind is None:
-        best, sure = _fastest(looking, read)
-        if name and sure:
+        best = _fastest(looking, read)
+        if name:
             remember(FILE, name, best.draft_name.partition(":")[2])
     else:
         best = (_drafting(looking, read, kind) if kind else None) or looking
@@ -68,14 +69,14 @@ def rounded(
     `make` returns in eight or four bits. What was chosen is logged, where it is another."""
     if parameters < SMALL or spec.target.runtime != "openvino":
         return spec
-    name = costs.key(spec.target, spec.drafter, FILE)
+    name = kept.key(spec.target, spec.drafter, FILE)
     remembered_kind = remembered(FILE).get(name) if name else None
     if remembered_kind in (*ROUNDED, ""):
         kind = cast(str, remembered_kind)
         best = replace(spec, drafter=make(kind)) if kind else spec
     else:
-        best, kind, sure = _quickest(spec, dtype, make)
-        if name and sure:
+        best, kind = _quickest(spec, dtype, make)
+        if name:
             remember(FILE, name, kind)
     if kind:
         log.info(
@@ -86,17 +87,17 @@ def rounded(
 
 def _quickest(
     spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
-) -> tuple[Speculator, str, bool]:
-    """The best of all, its bits if they are fewer, and whether costs are steady."""
+) -> tuple[Speculator, str]:
+    """The best of all, and its bits if they are fewer."""
     best, kind, base = spec, "", spec.step_costs(PLAIN)
-    most, sure = _rate(base), _kept(spec)
+    most = _rate(base)
     for fewer in ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]:
         try:
             other = replace(spec, drafter=make(fewer))
         except ForetokenError as error:
             log.info("%s cannot draft in %s: %s", spec.draft_name, fewer, error)
             break
-        measured, sure = other.step_costs(PLAIN), sure and _kept(other)
+        measured = other.step_costs(PLAIN)
         # one text tells two acceptances apart no better than by luck; eight bits cost none
         prior = (
             base.prior if fewer == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
@@ -105,14 +106,14 @@ def _quickest(
         if tokens_per_second < FASTER * most:  # four bits gain nothing where eight do not
             break
         best, kind, most = other, fewer, tokens_per_second
-    return best, kind, sure
+    return best, kind
 
 
-def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> tuple[Speculator, bool]:
-    """The best of all, and whether the costs that say so are steady ones."""
+def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
+    """The best of all."""
     if looking.step_costs(PLAIN).seconds(0) < QUICK:
-        return looking, _kept(looking)
-    best, most, sure = looking, LEAST, _kept(looking)
+        return looking
+    best, most = looking, LEAST
     bound = float("inf")
     for kind in KINDS:
         if bound <= most:
@@ -121,13 +122,13 @@ def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> tuple[Specu
         if own is None:
             continue
         measured = own.step_costs(PLAIN)
-        sure, gain = sure and _kept(own), _gain(measured)
+        gain = _gain(measured)
         log.info("%s: %.2f times plain decoding is predicted", own.draft_name, gain)
         dearer = tuple((n, DEARER * seconds) for n, seconds in measured.draft)
         bound = _gain(replace(measured, draft=dearer, prior=(1.0, BEST)))
         if gain > most:
             best, most = own, gain
-    return best, sure
+    return best
 
 
 def _drafting(looking: Speculator, read: Source | PreTrainedModel, kind: str) -> Speculator | None:
@@ -149,8 +150,3 @@ def _gain(measured: Costs) -> float:
 def _rate(measured: Costs) -> float:
     """Tokens a second, by costs and the acceptance seen with them."""
     return rate(Past(measured.prior), MAX_GAMMA, prices_of(measured, 1))
-
-
-def _kept(spec: Speculator) -> bool:
-    name = costs.key(spec.target, spec.drafter, costs.kind(PLAIN), 1)
-    return name is not None and costs.recall(name) is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
@@ -28,11 +29,15 @@ from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_
 from foretoken.loading.sources import in_memory
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
+from foretoken.loading.wrapped import unwrapped
 from foretoken.options import require_place, require_ranks
+from foretoken.patience import told
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -55,7 +60,8 @@ def load(
     """A target and a draft, ready to generate.
 
     target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and on its own device). target None is the pair that ships with the package. draft None is then
+    and on its own device; of one that torch.compile or DataParallel wrapped, the model inside).
+    target None is the pair that ships with the package. draft None is then
     its draft; else the fastest, by costs measured here once, of "lookup", "self:int4" and
     "self:int8", the last two with a look-up in front (logged at INFO). draft may also be "none",
     "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE", any Drafter, or a Speculator from
@@ -101,6 +107,7 @@ def load(
     if exact_shapes:
         require_torch(wish)
     ships = target is None
+    target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
@@ -118,7 +125,8 @@ def load(
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
     fit = Fit(name_of(target), facts, own)
-    drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
+    with told(log, "loading %s", name_of(draft)):
+        drafter = drafter_of(draft, fit, draft_wish, draft_revision, trust_remote_code)
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
         drafter.require("transformers" if exact_shapes or tensor_parallel > 1 else runtime)
@@ -131,15 +139,16 @@ def load(
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
-    if tensor_parallel > 1:
-        if isinstance(drafter, DetachedHeads):
-            raise RefusedError(
-                f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
-                "give another draft"
-            )
-        running = place_parallel(read, wish, tensor_parallel).model
-    else:
-        running = (place_exact if exact_shapes else place)(read, wish).model
+    if tensor_parallel > 1 and isinstance(drafter, DetachedHeads):
+        raise RefusedError(
+            f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
+            "give another draft"
+        )
+    with told(log, "loading %s", name_of(target)):
+        if tensor_parallel > 1:
+            running = place_parallel(read, wish, tensor_parallel).model
+        else:
+            running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     spec = Speculator(

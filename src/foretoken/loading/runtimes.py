@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretoken.ends import Settings, read_settings
-from foretoken.errors import ForetokenError, RefusedError, one_line
+from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.loading.hub import is_folder
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
@@ -218,8 +218,8 @@ def require_precision(network: PreTrainedModel) -> None:
     except RuntimeError as error:
         dtype = str(network.dtype).removeprefix("torch.")
         raise RefusedError(
-            f"{type(network).__name__} does not run in {dtype} on {network.device}: "
-            f"{one_line(error)}; give dtype='float32', or model.float() in memory"
+            f"{type(network).__name__} does not run in {dtype} on {network.device}: its code "
+            f"raised {kind_of(error)}; give dtype='float32', or model.float() in memory"
         ) from error
 
 
@@ -255,7 +255,8 @@ def _openvino(
             return way.run(copy.deepcopy(source).float().cpu(), cache)
         except Exception as error:  # a forward may raise anything
             name = type(source).__name__
-            raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
+            kind = kind_of(error)
+            raise RefusedError(f"{name} cannot be converted: its code raised {kind}") from error
     if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
     graph = conversion.kept(source, dtype, cache) if is_folder(source.path) else None

@@ -18,6 +18,7 @@ from foretoken.models.base import Model
 from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
 from foretoken.models.vocabularies.words import Words
+from foretoken.patience import told
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import other_words
 
@@ -71,11 +72,12 @@ class ForeignDraft:
         by a few texts of the target's: in seconds, and the same each time."""
         quiet = replace(spec, suggested={})  # what it generates here is nobody's text
         try:
-            trials = {
-                (greedy, by_text): self._tried(quiet, greedy=greedy, by_text=by_text)
-                for greedy in (True, False)
-                for by_text in (True, False)
-            }
+            with told(log, "trying how %s guesses best", self.name):
+                trials = {
+                    (greedy, by_text): self._tried(quiet, greedy=greedy, by_text=by_text)
+                    for greedy in (True, False)
+                    for by_text in (True, False)
+                }
         except ForetokenError as error:  # such as a target that cannot read the prompts
             log.info("%s guesses as it would by default: %s", self.name, error)
             return replace(spec, drafter=self._drafter(spec, ByText()))

@@ -108,6 +108,28 @@ class TreeModel(Model, Protocol):
 
 
 @runtime_checkable
+class Switches(Model, Protocol):
+    """A model that reads a text of more than `context` tokens in another way, all of it: a row that
+    outgrows `context` has to join again."""
+
+    longest: int | None  # tokens that a row can hold that joins as a long one
+
+    @property
+    def long(self) -> list[bool]:
+        """Which rows joined as long ones."""
+        ...
+
+    def beyond(self, on: bool) -> None:
+        """The rows that join next hold more than `context` tokens, the one to come included."""
+        ...
+
+
+def longest(model: Model) -> int | None:
+    """Tokens that a row can come to hold, if it joins again where it has to; None: no limit."""
+    return model.longest if isinstance(model, Switches) else model.context
+
+
+@runtime_checkable
 class Keeps(Protocol):
     """What a model, or a drafter without one, can keep of texts that have left, for others."""
 

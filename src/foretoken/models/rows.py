@@ -13,6 +13,7 @@ from foretoken.models.base import Blocks
 from foretoken.transfer import sent
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
+BEYOND = 2**24  # added to positions in a long row of a model that `Switches`
 
 
 def staying(rows: int, leaving: list[int]) -> list[int]:
@@ -26,15 +27,20 @@ def check_lengths(old: list[int], new: list[int]) -> None:
         raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")
 
 
-def check_room(lengths: list[int], counts: list[int], context: int | None) -> None:
+def check_room(
+    lengths: list[int], counts: list[int], context: int | None | list[int | None]
+) -> None:
+    """Raise InputError for a row that would hold more than `context` tokens, which may be each
+    row's own; None: no limit."""
     if len(lengths) != len(counts):
         raise InputError(f"{len(counts)} blocks for {len(lengths)} rows: give one per row")
     if context is None:
         return
-    for b, (n, count) in enumerate(zip(lengths, counts, strict=True)):
-        if n + count > context and count:
+    limits = context if isinstance(context, list) else [context] * len(lengths)
+    for b, (n, count, limit) in enumerate(zip(lengths, counts, limits, strict=True)):
+        if limit is not None and n + count > limit and count:
             raise InputError(
-                f"row {b} would hold {n + count} tokens, the model {context}: shorten it"
+                f"row {b} would hold {n + count} tokens, the model {limit}: shorten it"
             )
 
 

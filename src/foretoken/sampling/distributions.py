@@ -184,12 +184,27 @@ def require_finite(
     for b, (place, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
         for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
-                kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
-                raise NumericsError(
-                    f"the {whose}'s logits hold {kind} at position {starts[b] + i} of row {place}; "
-                    "try dtype='float32', and look for overflow in the model",
-                    place,
-                )
+                raise invalid(top, whose, starts[b] + i, place)
+
+
+def invalid(top: float, whose: str, position: int, row: int) -> NumericsError:
+    """The error for logits whose largest is `top`, at a position of a row's text."""
+    kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
+    return NumericsError(
+        f"the {whose}'s logits hold {kind} at position {position} of row {row}; "
+        "try dtype='float32', and look for overflow in the model",
+        row,
+    )
+
+
+def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`logits [.., V]` with zeros where they are invalid, and the largest of each position, `[..]`,
+    in which that still shows: whether it matters is known later."""
+    tops = logits.amax(-1)
+    valid = torch.isfinite(tops)
+    if valid.is_cpu and bool(valid.all()):  # elsewhere the host would wait
+        return logits, tops
+    return torch.where(valid[..., None], logits, 0.0), tops
 
 
 def _top_k(scores: Tensor, k: int) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict, cast
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, about, shown
 from foretoken.sampling.checks import CHECKS, Biases, Ids, LogprobsOf, Sequences, Structured
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
@@ -83,7 +83,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None and name in OPTIONAL:
                 continue
-            object.__setattr__(self, name, check(name, value))
+            with about(name):
+                object.__setattr__(self, name, check(name, value))
         _agree(self)
 
     def __repr__(self) -> str:
@@ -211,23 +212,26 @@ def _agree(params: SamplingParams) -> None:
         raise RefusedError(
             f"min_new_tokens={shown(least)} is above "
             f"max_new_tokens={shown(params.max_new_tokens)}; give at most that"
-        )
+        ).about("min_new_tokens")
     texts = shown(params.num_return_sequences)
     if params.num_return_sequences > MOST_TEXTS:
-        raise InputError(f"num_return_sequences is {texts}; give at most {MOST_TEXTS}")
+        problem = f"num_return_sequences is {texts}; give at most {MOST_TEXTS}"
+        raise InputError(problem).about("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
             f"num_return_sequences={texts} at temperature 0 gives equal "
             "texts; give a temperature, or call beam_search"
-        )
+        ).about("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
-        raise RefusedError("include_stop_string has nothing to include; give stop_strings too")
+        problem = "include_stop_string has nothing to include; give stop_strings too"
+        raise RefusedError(problem).about("include_stop_string")
     if params.structured and params.ignore_eos and not params.stop_token_ids:
         raise RefusedError(
             "structured ends a text with an id that ignore_eos does not heed; leave ignore_eos out"
-        )
+        ).about("ignore_eos")
     if params.logprobs_of != "raw" and params.logprobs is None:
-        raise RefusedError(f"logprobs_of={params.logprobs_of!r} without logprobs; give their count")
+        problem = f"logprobs_of={params.logprobs_of!r} without logprobs; give their count"
+        raise RefusedError(problem).about("logprobs_of")
 
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))

@@ -218,7 +218,7 @@ class Server:
         except (ValueError, RecursionError) as error:
             reason = str(error).encode(errors="replace").decode()
             raise BadRequestError(f"the body is no JSON: {reason}"[:200]) from None
-        body = read(kind, document)
+        body = request.state.wishes = read(kind, document)
         model = getattr(body, "model", None)
         if model is not None:
             self._require_model(model)
@@ -273,7 +273,8 @@ class Server:
         options: dict[str, Any],
     ) -> Writing:
         max_new_tokens = options.get("max_new_tokens")
-        limit = self.settings.limits.require(len(prompts) * n, max_new_tokens)
+        limits, name = self.settings.limits, wishes.param("max_new_tokens")
+        limit = limits.require(len(prompts) * n, max_new_tokens, name or "max_tokens")
         if limit is None and self.settings.limits.tokens is not None:
             options["most_tokens"] = self.settings.limits.tokens
         if self.settings.gamma is not None:
@@ -307,7 +308,7 @@ class Server:
             over(answered(error).status)
             raise
         if wishes.stream:
-            return Events(endpoint.events(*arguments), writing, over)
+            return Events(wishes, endpoint.events(*arguments), writing, over)
         status = 499  # the client is gone
         try:
             await _unless_gone(request, writing.all())
@@ -324,10 +325,13 @@ class Server:
 class Events(StreamingResponse):
     """Server-sent events of one request, whose texts end with them."""
 
-    def __init__(self, events: AsyncGenerator[str], writing: Writing, over: Any) -> None:
+    def __init__(
+        self, wishes: Wishes, events: AsyncGenerator[str], writing: Writing, over: Any
+    ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._told(events), media_type="text/event-stream", headers=headers)
-        self.writing, self.over, self.status = writing, over, 499  # the client is gone
+        self.writing, self.over, self.wishes = writing, over, wishes
+        self.status = 499  # the client is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -343,8 +347,9 @@ class Events(StreamingResponse):
                 yield event
             self.status = 200
         except (RefusedRequest, UnavailableError) as error:
-            self.status = answered(error).status
-            yield answers.event(answered(error).body)
+            refusal = answered(error, self.wishes)
+            self.status = refusal.status
+            yield answers.event(refusal.body)
 
 
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> None:
@@ -371,7 +376,10 @@ def _refuse(name: str) -> float:
 
 
 async def _told(request: Request, error: Exception) -> Response:
-    refusal = error if isinstance(error, ApiError) else answered(error)
+    if isinstance(error, ApiError):
+        refusal = error
+    else:
+        refusal = answered(error, getattr(request.state, "wishes", None))
     return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
 

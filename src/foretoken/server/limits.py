@@ -25,15 +25,16 @@ class Limits:
     tokens: int | None = None  # new ones of a text; None: the context
     texts: int = 16  # of a request, of all its prompts
 
-    def require(self, texts: int, tokens: int | None) -> int | None:
-        """New tokens of a text, as asked for or as these limits allow; BadRequestError beyond."""
+    def require(self, texts: int, tokens: int | None, name: str = "max_tokens") -> int | None:
+        """New tokens of a text, as asked for (by the field of that name) or as these limits allow;
+        BadRequestError beyond."""
         if texts > self.texts:
             raise BadRequestError(
                 f"the request asks for {texts} texts, at most {self.texts} go", "n"
             )
         if self.tokens is not None and tokens is not None and tokens > self.tokens:
             raise BadRequestError(
-                f"max_tokens is {tokens}, this server writes at most {self.tokens}", "max_tokens"
+                f"{name} is {tokens}, this server writes at most {self.tokens}", name
             )
         return tokens
 

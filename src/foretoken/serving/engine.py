@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from foretoken.engine.outbox import Outbox
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
+from foretoken.models.base import longest
 from foretoken.options import Prompt, Prompts, check
 from foretoken.request import Begun, Completion, FinishReason, Piece, Request, StepRecord
 from foretoken.sampling.logprobs import Logprobs
@@ -221,7 +222,7 @@ class Engine:
     @property
     def longest(self) -> int | None:
         """Tokens of a text at most, its prompt included; None without a limit."""
-        limits = [n for n in (self._max_length, self._spec.target.context) if n is not None]
+        limits = [n for n in (self._max_length, longest(self._spec.target)) if n is not None]
         return min(limits, default=None)
 
     @property

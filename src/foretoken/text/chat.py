@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, about, one_line, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
 
 # Arguments of transformers' `apply_chat_template` that are no variables of a template.
 OURS = frozenset(
@@ -63,10 +64,14 @@ def ids(
         raise InputError("messages need a tokenizer, and there is none; give token ids")
     require(messages)
     _require_template(tokenizer, template)
-    variables = _variables(chat_template_kwargs)
+    with about("chat_template_kwargs"):
+        variables = _variables(chat_template_kwargs)
+    source = _source(tokenizer, template)
+    for i, message in enumerate(messages):
+        _require_role(i, message["role"], source)
     try:
         rendered = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [_plain(message) for message in messages],
             chat_template=template,
             tokenize=True,
             return_dict=False,
@@ -97,15 +102,39 @@ def _require_message(i: int, message: Any) -> None:
         raise InputError(f"message {i} is {shown(message)}; give a dict with 'role' and 'content'")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise InputError(f"message {i} has the role {shown(role)}; give a str, such as 'user'")
+        problem = f"message {i} has the role {shown(role)}; give a str, such as 'user'"
+        raise InputError(problem).about(f"prompt[{i}].role")
     if not isinstance(content, str | list | tuple) and not _calls(message):
         raise InputError(
             f"message {i} has the content {shown(content)}; give a str or a list of parts"
-        )
+        ).about(f"prompt[{i}].content")
     try:
         str(content).encode()
     except UnicodeEncodeError:
-        raise InputError(f"message {i} is not valid text; give text in UTF-8") from None
+        problem = InputError(f"message {i} is not valid text; give text in UTF-8")
+        raise problem.about(f"prompt[{i}].content") from None
+
+
+def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
+    """The text of the template; of all that may be meant where they have names."""
+    own = getattr(tokenizer, "chat_template", None)
+    named = own if isinstance(own, Mapping) else {}
+    if template is not None:
+        return str(named.get(template, template))
+    return "\n".join(map(str, named.values())) if named else str(own)
+
+
+def _require_role(i: int, role: str, source: str) -> None:
+    """InputError for one that no chat knows: OpenAI's, and what the template itself names."""
+    if role not in ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
+        problem = f"message {i} has the role {shown(role)}; give one of {', '.join(ROLES)}"
+        raise InputError(problem).about(f"prompt[{i}].role")
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates read it: one that calls tools instead has an empty content. Fields
+    that are null, as clients send them, transformers leaves out."""
+    return dict(message) if message.get("content") is not None else {**message, "content": ""}
 
 
 def _calls(message: Message) -> bool:

@@ -20,6 +20,8 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake
+from foretoken import kept, patience
+from foretoken.costs import Costs
 from foretoken.lab import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
@@ -427,6 +429,36 @@ def test_doctor(run, monkeypatch):
     assert shown.code == 0 and "Llama" in shown.out and "ok" in shown.out
 
 
+def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
+    kept.keep("a", kept.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
+    kept.keep("b", kept.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
+    *_, newest, other = run("doctor", "--cache").out.splitlines()
+    assert newest.endswith(
+        "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
+        " 2.5 times off in later steps; measured again by a later start"
+    )
+    assert other.endswith("1 row: halves 1.10 times apart, others took 2% of the processors")
+    documents = json.loads(run("doctor", "--cache", "--json").out)["costs"]
+    assert [(each["label"], each["attempts"]) for each in documents] == [
+        ("T, D, greedy, 4 rows", 2),
+        ("T, D, greedy, 1 row", 1),
+    ]
+    assert "measured costs" in run("doctor", "--clear-cache").out
+    assert json.loads(run("doctor", "--cache", "--json").out)["costs"] == []
+
+
+def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
+    """Once: the next command knows what steps cost, whatever the machine did meanwhile."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(patience, "AFTER", 0.0)
+    args = ("generate", "It was", "--target", base / "target", "--draft", base / "draft")
+    line = f"measuring what steps cost: {base / 'target'}, {base / 'draft'}, greedy, 1 row\n"
+    assert line in run(*args).err and f"loading {base / 'target'}\n" in run(*args).err
+    assert "measuring" not in run(*args).err
+
+
 # train samples, train ngram
 
 
@@ -584,7 +616,7 @@ def test_ctrl_c_keeps_what_was_generated(base, tmp_path):
     tokens = [int(token) for token in (head + rest).strip().split(",") if token]
     expected = foretoken.load(target, "none").generate([1, 2, 3], max_new_tokens=5)[0].tokens
     assert tokens[:5] == expected
-    assert re.fullmatch(r"(convert(ing|ed) .*\n)*\ninterrupted after \d+ tokens\n", err)
+    assert re.fullmatch(r"((converted|\w+ing) .*\n)*\ninterrupted after \d+ tokens\n", err)
 
 
 def test_ctrl_c_in_a_batch_prints_every_completion(run, base, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import foretoken
-from foretoken import costs
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -14,6 +13,7 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, NumericsError, RefusedError
+from foretoken.kept import identity
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
@@ -144,12 +144,12 @@ def test_bad_logits_are_said_to_be_the_middle_models():
 
 def test_costs_of_a_cascade_are_not_kept_for_another():
     lookup = LookupDrafter()
-    assert costs.identity(lookup) is not None
-    assert costs.identity(CascadeDrafter(TableModel(M, V), lookup)) is None
+    assert identity(lookup) is not None
+    assert identity(CascadeDrafter(TableModel(M, V), lookup)) is None
     named = TableModel(M, V)
     named.identity = "table"
-    assert costs.identity(LMDrafter(named)) == "table"
-    assert costs.identity(LMDrafter(named, params=SAMPLED)) is None
+    assert identity(LMDrafter(named)) == "table"
+    assert identity(LMDrafter(named, params=SAMPLED)) is None
 
 
 # Through the face of the package

@@ -14,7 +14,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from foretoken.errors import RefusedError
+from foretoken.errors import ForeignError
 from foretoken.handover.recognised import alike, given, require_anywhere
 
 
@@ -60,7 +60,7 @@ def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
     ],
 )
 def test_what_would_change_the_order_is_refused(prepared, built, says):
-    with pytest.raises(RefusedError, match=f"^{says}"):
+    with pytest.raises(ForeignError, match=f"^{says}"):
         given(prepared, built)
 
 
@@ -75,5 +75,5 @@ def test_alike_by_class_and_values():
 
 def test_what_counts_places_is_refused_in_a_batch():
     require_anywhere([Mine(), repeated(), TopKLogitsWarper(3)])
-    with pytest.raises(RefusedError, match="^RepetitionPenaltyLogitsProcessor counts a batch's"):
+    with pytest.raises(ForeignError, match="^RepetitionPenaltyLogitsProcessor counts a batch's"):
         require_anywhere([repeated(prompt_ignore_length=2)])

@@ -11,8 +11,8 @@ from transformers import TextIteratorStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from foretoken import Speculator, load
-from foretoken.errors import RefusedError
 from pairs import PROMPTS, an_end, relative, target
+from refusals import Recorder
 from tiny import byte_level, llama
 
 LIMIT = 12
@@ -104,18 +104,6 @@ def test_nothing_is_kept_that_was_not_asked_for(pair):
     assert isinstance(outputs, torch.Tensor) and not outputs.is_inference()
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.puts: list[Any] = []
-        self.ended = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        self.puts.append(value.tolist())
-
-    def end(self) -> None:
-        self.ended += 1
-
-
 def test_a_streamer_is_called_as_transformers_calls_it(pair):
     model, spec = pair
     theirs, ours = Recorder(), Recorder()
@@ -135,10 +123,3 @@ def test_a_streamer_of_text_comes_to_its_end():
     options = {"streamer": streamer, "custom_generate": spec, "prompt_lookup_num_tokens": 2}
     completions = model.generate(ids, **options, **PLAIN)
     assert "".join(streamer) == byte_level().decode(completions[0, ids.shape[1] :])
-
-
-def test_a_streamer_takes_one_row(pair):
-    model, spec = pair
-    options = {"streamer": Recorder(), "custom_generate": spec, "num_assistant_tokens": 1}
-    with pytest.raises(RefusedError, match="^a streamer takes one row, not 2"):
-        model.generate(torch.tensor([[5, 6], [7, 8]]), **options, **PLAIN)

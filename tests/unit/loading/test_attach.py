@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import foretoken
-from foretoken.errors import InputError, RefusedError
-from pairs import PROMPTS, random, relative
+from foretoken.errors import ForeignError, InputError, RefusedError
+from pairs import PROMPTS, random, relative, target
+from refusals import REFUSALS, Recorder
 from tiny import byte_level, llama
 
 PLAIN = {"max_new_tokens": 12, "pad_token_id": 1, "do_sample": False}
 IDS = torch.tensor([PROMPTS[1]])
+SHORT = {"inputs": torch.tensor([PROMPTS[0]])}
 
 
 @pytest.fixture
@@ -70,22 +74,136 @@ def test_somebody_else_s_generate_is_called_and_comes_back(model):
     assert model.generate is theirs
 
 
-def test_a_copy_does_not_generate_with_the_original(model):
+def test_a_copy_does_not_generate_with_the_original(model, caplog):
     foretoken.attach(model, "lookup")
     copied = copy.deepcopy(model)
-    with pytest.raises(InputError, match="Speculator of another model than this Llama"):
-        copied.generate(IDS, **PLAIN)
+    expected = model.generate(IDS, num_assistant_tokens=1, **PLAIN).tolist()
+    with caplog.at_level("INFO", "foretoken"):
+        assert copied.generate(IDS, **PLAIN).tolist() == expected
+    assert "a Speculator of another model than this Llama" in told(caplog)[-1]
     spec = foretoken.attach(copied, "lookup")
     assert steps(spec, copied, num_assistant_tokens=1)[1] > 0
 
 
-def test_beams_are_refused_and_load_s_options_are_checked(model):
+def told(caplog: Any) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("foretoken")]
+
+
+def outcome(model: Any, options: dict[str, Any]) -> Any:
+    """What a call comes to: ids and what a streamer heard, or an error's kind and words."""
+    torch.manual_seed(0)
+    given = {} if {"inputs", "inputs_embeds", "encoder_outputs"} & options.keys() else SHORT
+    try:
+        found = model.generate(**(given | PLAIN | options))
+    except Exception as error:
+        return type(error), str(error)
+    ids = found if isinstance(found, torch.Tensor) else found.sequences
+    extra = [] if isinstance(found, torch.Tensor) else [*found]
+    streamer = options.get("streamer")
+    return ids.tolist(), extra, streamer and (streamer.puts, streamer.ended)
+
+
+@cache
+def attached(family: str, strict: bool) -> tuple[Any, Any]:
+    """A model, and a copy of it that is attached."""
+    model: Any = target(family)
+    own = copy.deepcopy(model)
+    foretoken.attach(own, relative(own), runtime="transformers", strict=strict)
+    return model, own
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_speculator_decodes_is_decoded_by_transformers(refusal, caplog):
+    model, own = attached(refusal.family, strict=False)
+    expected = outcome(model, refusal.options(model))
+    with caplog.at_level("INFO", "foretoken"):
+        assert outcome(own, refusal.options(own)) == expected
+    (line,) = told(caplog)
+    assert line.startswith(f"transformers decodes this call: {refusal.says}"), line
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.filterwarnings("ignore")
+def test_strict_raises_what_it_does_not_decode(refusal):
+    _, own = attached(refusal.family, strict=True)
+    kind, says = outcome(own, refusal.options(own))
+    assert kind is ForeignError and says.startswith(refusal.says) and "\n" not in says
+
+
+def test_a_generation_config_that_asks_for_beams_before_and_after(model, caplog):
+    plain = copy.deepcopy(model)
+    model.generation_config.num_beams = plain.generation_config.num_beams = 3
+    expected = outcome(plain, {})
+    with pytest.raises(RefusedError, match="sets num_beams=3, which is not followed"):
+        foretoken.attach(model, "lookup", strict=True)
+    with caplog.at_level("INFO", "foretoken"):
+        spec = foretoken.attach(model, "lookup")
+        assert outcome(model, {}) == expected
+        first, second = told(caplog)
+        assert first.startswith("the model's generation config sets num_beams=3: transformers")
+        assert second.startswith("transformers decodes this call: num_beams=3")
+        assert steps(spec, model, num_beams=1, num_assistant_tokens=2)[1] > 0
+        model.generation_config.num_beams = 1
+        assert steps(spec, model, num_assistant_tokens=2)[1] > 0
+        model.generation_config.num_beams = 3
+        assert outcome(model, {}) == expected
+
+
+def test_what_transformers_refuses_of_a_custom_generate_alone(caplog):
+    """It hides the call's tokenizer from one."""
+    model: Any = llama(320).double()
+    tokenizer = byte_level()
+    model.generation_config.eos_token_id = None
+    ids = tokenizer("It was the first", return_tensors="pt").input_ids
+    free = model.generate(ids, **PLAIN)[0, ids.shape[1] :]
+    words = [tokenizer.decode([token]) for token in free]
+    model.generation_config.stop_strings = [next(w for w in words[1:] if w.isascii())]
+    expected = model.generate(ids, tokenizer=tokenizer, **PLAIN).tolist()
+    assert len(expected[0]) < ids.shape[1] + 12
     foretoken.attach(model, "lookup")
-    with pytest.raises(RefusedError, match="^num_beams=2 asks for a beam search"):
-        model.generate(IDS, num_beams=2, **PLAIN)
+    with caplog.at_level("INFO", "foretoken"):
+        assert model.generate(ids, tokenizer=tokenizer, **PLAIN).tolist() == expected
+    assert "stop strings" in told(caplog)[-1]
+
+
+def test_continuous_batching_hears_of_no_speculator(model):
+    foretoken.attach(model, "lookup", strict=True)
+    with pytest.raises(ForeignError, match="^cache_implementation='paged' is not followed"):
+        model.generate(IDS, cache_implementation="paged", **PLAIN)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_assistant_tokens": -1}, {"forced_eos_token_id": 64}, {"temperature": -1.0}]
+)
+def test_a_caller_s_mistakes_stay_errors(model, options):
+    foretoken.attach(model, "lookup")
+    with pytest.raises(ValueError):
+        model.generate(IDS, **(PLAIN | {"do_sample": True} | options))
+
+
+def test_arguments_by_their_place(model):
+    streamer, theirs = Recorder(), Recorder()
+    config = GenerationConfig(**PLAIN, num_beams=1)
+    expected = model.generate(IDS, config, None, None, None, None, None, theirs)
+    spec = foretoken.attach(model, "lookup")
+    mixed = (IDS, config, None, None, None, None, None, streamer)
+    assert model.generate(*mixed, num_assistant_tokens=2).tolist() == expected.tolist()
+    assert streamer.puts == theirs.puts and spec is not None
+    again = Recorder()
+    model.generate(*mixed[:-1], again, guidance_scale=1.0, output_hidden_states=True)
+    assert again.puts == theirs.puts and again.ended == 1
+    with pytest.raises(TypeError, match="multiple values"):
+        model.generate(IDS, inputs=IDS)
+
+
+def test_load_s_options_are_checked(model):
+    foretoken.attach(model, "lookup")
     with pytest.raises(InputError, match="^dtype is 'float'"):
         foretoken.attach(model, "lookup", dtype="float")
     assert "generate" not in vars(model)
+    with pytest.raises(InputError, match="^strict is 'yes'; give True or False"):
+        foretoken.attach(model, "lookup", strict="yes")  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_no_model_and_what_is_no_option(model):

@@ -16,13 +16,16 @@ import openai
 import pytest
 
 import foretoken
+from foretoken.errors import InputError
 from foretoken.server.app import Settings
 from foretoken.server.engine.link import Link
 from foretoken.server.limits import Keys, Limits
 from served import LOADING, pair, serving, until
 
 WISHES: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
 HELLO = [{"role": "user", "content": "Hello"}]
+DEEP = json.loads("[" * 900 + "]" * 900)
 
 
 @pytest.fixture(scope="module")
@@ -438,6 +441,107 @@ def test_bad_requests_are_named(
     assert answer.status_code == status, error
     assert said in error["message"] and error["type"] == "invalid_request_error"
     assert "\n" not in error["message"]
+    whole = "no JSON" in said  # of which no field is the cause
+    assert (error["param"] is None) == whole
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        ("completions", {"prompt": [5, 400]}, "prompt"),
+        ("completions", {"prompt": "a" * 200_000}, "prompt"),
+        ("completions", {"prompt": [5] * 1100}, "prompt"),
+        ("completions", {"prompt": [5] * 1000, "max_tokens": 50}, "max_tokens"),
+        ("completions", {"prompt": "a", "logit_bias": {"400": 1}}, "logit_bias"),
+        ("completions", {"prompt": "a", "stop_token_ids": [400]}, "stop_token_ids"),
+        ("completions", {"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids"),
+        ("completions", {"prompt": "a", "include_stop_str_in_output": True},
+         "include_stop_str_in_output"),
+        ("completions", {"prompt": "a", "structured_outputs": {"regex": "("}},
+         "structured_outputs"),
+        ("completions", {"prompt": "a", "structured_outputs": {"regex": "a"}, "ignore_eos": True},
+         "ignore_eos"),
+        ("completions", {"prompt": "a", "speculation": {"rule": "coupled", "lenience": 0.5}},
+         "speculation.lenience"),
+        ("completions", {"prompt": "a", "prediction": {"type": "content", "content": "a " * 2000}},
+         "prediction"),
+        ("chat/completions", {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ("chat/completions", {"messages": [*HELLO, {"role": "", "content": "a"}]},
+         "messages[1].role"),
+        ("chat/completions", {"messages": [*HELLO, {"content": "a"}]}, "messages[1].role"),
+        ("chat/completions", {"messages": [*HELLO, {"role": "user", "content": None}]},
+         "messages[1].content"),
+        ("chat/completions", {"messages": [*HELLO, {"role": "user", "content": 3}]},
+         "messages[1].content"),
+        ("chat/completions", {"messages": [*HELLO, "a"]}, "messages.1"),
+        ("chat/completions", {"messages": [HELLO[0] | {"content": "a " * 2000}]}, "messages"),
+        ("chat/completions", {"messages": HELLO, "max_completion_tokens": 1024},
+         "max_completion_tokens"),
+        ("chat/completions", {"messages": HELLO, "max_tokens": 1024}, "max_tokens"),
+        ("chat/completions", {"messages": HELLO, "chat_template_kwargs": {"tokenize": False}},
+         "chat_template_kwargs"),
+        ("chat/completions", {"messages": HELLO, "tools": [{"type": "custom"}]}, "tools[0].type"),
+        ("chat/completions", {"messages": HELLO, "tools": [{"type": "function", "function": 3}]},
+         "tools[0].function"),
+        ("chat/completions", {"messages": HELLO, "response_format":
+         {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, "response_format"),
+        ("chat/completions", {"messages": HELLO, "chat_template_kwargs": {"a": DEEP}},
+         "chat_template_kwargs"),
+        ("responses", {"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ("responses", {"input": "a", "tools": [{"type": "x"}], "tool_choice": "none"},
+         "tools[0].type"),
+        ("responses", {"input": [{"role": "robot", "content": "a"}], "instructions": "b"},
+         "input[0].role"),
+        ("responses", {"input": [{"role": "user", "content": None}], "instructions": "b"},
+         "input[0].content"),
+        ("responses", {"input": [{"type": "reasoning"}]}, "input[0].type"),
+        ("responses", {"input": [HELLO[0] | {"name": "x"}]}, "input[0].name"),
+        ("responses", {"input": "a", "max_output_tokens": 1024}, "max_output_tokens"),
+        ("responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema":
+         {"type": "x"}}}}, "text.format"),
+    ],
+)  # fmt: skip
+def test_the_field_that_is_refused_is_named(
+    url: str, path: str, more: dict[str, Any], param: str
+) -> None:
+    answer = post(url, f"/v1/{path}", more)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+    if path.endswith("completions"):
+        answer = post(url, f"/v1/{path}", more | {"stream": True})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_the_field_of_other_requests(url: str) -> None:
+    for path, body, param in [
+        ("tokenize", {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ("tokenize", {"prompt": ""}, "prompt"),
+        ("detokenize", {"tokens": [400]}, "tokens"),
+    ]:
+        answer = post(url, f"/{path}", body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_a_role_is_told_with_those_that_there_are(url: str, spec: Any) -> None:
+    messages = [{"role": "robot", "content": "a"}]
+    said = "has the role 'robot'; give one of system, developer, user, assistant, tool, function"
+    answer = post(url, "/v1/chat/completions", {"messages": messages})
+    assert said in answer.json()["error"]["message"]
+    with pytest.raises(InputError, match=said):
+        spec.generate(messages)
+    answer = post(url, "/v1/responses", {"input": messages})
+    assert "input[0].role is 'robot'; give one of system, dev" in answer.json()["error"]["message"]
+
+
+def test_a_call_of_a_tool_has_no_content(url: str, spec: Any) -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls, "refusal": None}
+    messages = [*HELLO, called, {"role": "tool", "tool_call_id": "a", "content": "sea"}]
+    empty = [*HELLO, called | {"content": ""}, messages[2]]
+    answer = post(url, "/v1/chat/completions", {"messages": messages, **GREEDY})
+    assert answer.status_code == 200, answer.text
+    expected = spec.generate(empty, max_new_tokens=GREEDY["max_tokens"])
+    assert answer.json()["choices"][0]["message"]["content"] == expected[0].text
+    assert spec.generate(messages, max_new_tokens=4)[0].tokens == expected[0].tokens[:4]
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "null", '{"prompt": NaN}', "[" * 100_000, b"\xff"])

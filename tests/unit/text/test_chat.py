@@ -82,6 +82,40 @@ def test_parts_and_calls_of_tools_are_for_the_template():
 
 
 @pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ m.content }}", ""),  # prints
+        ("{{ 'a' + m.content + 'b' }}", "ab"),  # concatenates
+        ("{{ m['content'] | trim }}c", "c"),
+        ("{% if m.content %}no{% else %}calls{% endif %}", "calls"),
+        ("{% if m['content'] is none %}calls{% else %}[{{ m.content }}]{% endif %}", "[]"),
+        ("{% if m.content is not none %}[{{ m['content'] + 'a' }}]{% endif %}", "[a]"),
+        (
+            "{% if 'refusal' in m %}no{% else %}calls{% endif %}",
+            "calls",
+        ),  # null, as clients send it
+    ],
+)
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_a_call_of_tools_without_content_in_templates_of_every_style(template, expected, content):
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}], "refusal": None}
+    head = "{% set m = messages[0] %}.{# text, where none is left #}"
+    assert text([called | content], head + template) == f".{expected}"
+
+
+def test_a_role_that_the_template_names_is_known():
+    robot = {"role": "robot", "content": "a"}
+    with pytest.raises(InputError, match="^message 1 has the role 'robot'; give one of system, d"):
+        text([USER, robot])
+    assert text([robot], "{{ 'x' if messages[0].role == 'robot' }}") == "x"
+    for role in chat.ROLES:
+        assert text([{"role": role, "content": "a"}], "{{ messages[0].role }}") == role
+    with pytest.raises(InputError) as error:
+        text([USER, robot])
+    assert error.value.option == "prompt[1].role"
+
+
+@pytest.mark.parametrize(
     ("messages", "problem"),
     [
         ([], "the conversation is empty"),

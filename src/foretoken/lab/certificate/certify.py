@@ -90,6 +90,10 @@ class Plan:
         """New tokens of a sampled text: two steps at least."""
         return 2 * (self.gamma + 1)
 
+    def trial(self, params: SamplingParams) -> Trial:
+        """How texts of that law are sampled."""
+        return Trial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
@@ -144,8 +148,8 @@ def certify(
     """
     plan = plan or Plan()
     prompts = as_list(prompts)
-    _require(spec, prompts, plan)
-    level = FALSE_ALARM / (len(plan.laws) * (min(len(prompts), SAMPLED) + 7))
+    require(spec, prompts, plan)
+    level = FALSE_ALARM / count(prompts, plan)
     shapes, identity, texts = _greedy(spec, prompts, plan, track)
     few, texts = prompts[:SAMPLED], texts[:SAMPLED]
     tests, log = _sampled(spec, few, plan, level, track)
@@ -168,7 +172,13 @@ def certify(
     )
 
 
-def _require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
+def count(prompts: list[Prompt], plan: Plan) -> int:
+    """Tests of a certificate, at most."""
+    return len(plan.laws) * (min(len(prompts), SAMPLED) + 7)
+
+
+def require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
+    """InputError where there is nothing to certify; RefusedError where it cannot be."""
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
@@ -228,7 +238,7 @@ def _sampled(
     watched = Watched(spec.drafter, plan.seed)
     tests: list[Test] = []
     for params in plan.laws:
-        trial = _trial(plan, params)
+        trial = plan.trial(params)
         first = len(watched.log.uniforms)
         own, texts = against_the_law(
             replace(spec, drafter=watched), spec.drafter, prompts, trial, level, track
@@ -250,10 +260,6 @@ def _guessed(name: str, guesses: list[Uniforms], level: float) -> list[Test]:
         binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
         binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
     ]
-
-
-def _trial(plan: Plan, params: SamplingParams) -> Trial:
-    return Trial(params, plan.gamma, plan.rule, plan.texts, plan.length, plan.seed)
 
 
 def _wrong_model(
@@ -279,7 +285,7 @@ def _wrong_rule(
     rule = next_row(honest)
 
     def least(texts: int) -> float:
-        broken = replace(_trial(plan, plan.laws[0]), rule=rule, texts=texts)
+        broken = replace(plan.trial(plan.laws[0]), rule=rule, texts=texts)
         tests, _ = against_the_law(
             spec, spec.drafter, prompts, broken, level, track, "control", stream=3
         )
@@ -293,7 +299,7 @@ def _wrong_guesses(
 ) -> Control:
     def least(texts: int) -> float:
         watched = Watched(Likeliest(spec.drafter), plan.seed)
-        trial = replace(_trial(plan, plan.laws[0]), texts=texts)
+        trial = replace(plan.trial(plan.laws[0]), texts=texts)
         for _ in completions(replace(spec, drafter=watched), prompts, trial, 4, track, "control"):
             pass
         return _least(_guessed("", watched.log.uniforms, level))

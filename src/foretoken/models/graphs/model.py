@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError, one_line
+from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Blocks, counts_of
 from foretoken.models.graphs.fixed import FixedCache, Recordable, bucket, power, wide
-from foretoken.models.rows import check_lengths, check_room, padded, staying
+from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import ragged_cache
+from foretoken.models.stock.cache import given, ragged_cache
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.needed import Needed, Read
 from foretoken.models.stock.selfcheck import Form
@@ -52,7 +52,8 @@ class GraphModel:
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
         self.computed = self.eager.computed
-        self.context, self.vocab_size = self.eager.context, self.eager.vocab_size
+        self.context, self.longest = self.eager.context, self.eager.longest
+        self.vocab_size = self.eager.vocab_size
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
         self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
@@ -67,6 +68,13 @@ class GraphModel:
         assert self._hidden is not None, "no output layer has run"
         return self._hidden
 
+    @property
+    def long(self) -> list[bool]:
+        return self.cache.long
+
+    def beyond(self, on: bool) -> None:
+        self.eager.beyond(on)
+
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         self.cache.join(self.eager.read(prompts))
@@ -75,7 +83,8 @@ class GraphModel:
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         counts = counts_of(blocks, need)
-        check_room(self.cache.lengths, counts, self.context)
+        limits = [self.longest if long else self.context for long in self.long]
+        check_room(self.cache.lengths, counts, limits)
         B, most = len(counts), max(counts, default=0)
         if not most:
             return no_logits(self.model, B)
@@ -85,7 +94,7 @@ class GraphModel:
         self.padding = power(B) * width - sum(counts)
         end = bucket(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
-        logits, hidden = self._pass(power(B), width, end)(ids, self._lengths())
+        logits, hidden = self._pass(power(B), width, end)(ids, self._lengths(), self._firsts())
         self._advance(counts)
         needed = Needed(counts, need, self.cache.places, self.device)
         self._hidden = needed.of(hidden[:B])
@@ -110,6 +119,12 @@ class GraphModel:
             self.offset = sent(torch.tensor(lengths), self.device)
         return self.offset
 
+    def _firsts(self) -> Tensor | None:
+        """The position of every place's first token, on the device; None: of all it is 0."""
+        if not any(self.long):
+            return None
+        return sent(torch.tensor([BEYOND * self.long[b] for b in self.cache.order]), self.device)
+
     def _advance(self, counts: list[int]) -> None:
         """Rows that grow alike are counted on the device, so that nothing need be sent."""
         self.cache.advance(counts)
@@ -123,26 +138,28 @@ class GraphModel:
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         if (rows, width, end) not in self.passes:
 
-            def forward(ids: Tensor, lengths: Tensor) -> Made:
-                return self._forward(ids, lengths, end)
+            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> Made:
+                return self._forward(ids, lengths, firsts, end)
 
             guard = Recordable(type(self.model).__name__)
             shape = rows, width
             self.passes[rows, width, end] = Pass(forward, guard, shape, self.device, self.pool)
         return self.passes[rows, width, end]
 
-    def _forward(self, ids: Tensor, lengths: Tensor, end: int) -> Made:
+    def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> Made:
         """Run tokens behind `lengths` others; no shape depends on their values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.slots
-        if self.context is not None:
-            positions = positions.clamp(max=self.context - 1)  # padding only
+        if self.longest is not None:
+            positions = positions.clamp(max=self.longest - 1)  # padding only
+        if self.longest != self.context:
+            positions = positions + firsts[:, None]
         read = Read()
         with self.running(self.cache, read) as model:
             logits = model(
                 input_ids=ids,
                 position_ids=positions,
-                past_key_values=self.cache,
+                **given(self.model, self.cache),
                 use_cache=True,
                 return_dict=True,
             ).logits
@@ -151,7 +168,8 @@ class GraphModel:
 
 
 class Pass:
-    """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths.
+    """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths and first
+    positions.
 
     Its first run is watched by `guard`. On CUDA it is then recorded, and from then on replayed:
     the next run overwrites what it returned.
@@ -159,7 +177,7 @@ class Pass:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor], Made],
+        forward: Callable[[Tensor, Tensor, Tensor], Made],
         guard: Recordable,
         shape: tuple[int, int],
         device: torch.device,
@@ -168,23 +186,27 @@ class Pass:
         self.forward, self.pool = forward, pool
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.lengths = torch.zeros(shape[0], dtype=torch.long, device=device)
+        self.firsts = torch.zeros_like(self.lengths)
         self.guard: Recordable | None = guard
         self.graph: Any = None
         self.made: Made = torch.empty(0), torch.empty(0)
 
-    def __call__(self, ids: Tensor, lengths: Tensor) -> Made:
+    def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> Made:
         """Rows and columns that are not given keep their old ids, as padding."""
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
+        self.firsts.zero_()
+        if firsts is not None:
+            self.firsts[: len(firsts)] = firsts
         if self.guard is not None:
             with self.guard:
-                output = self.forward(self.ids, self.lengths)
+                output = self.forward(self.ids, self.lengths, self.firsts)
             self.guard = None
             if self.pool is None or self.ids.shape[1] > WIDEST:
                 return output
             self._record()
         if self.graph is None:
-            return self.forward(self.ids, self.lengths)
+            return self.forward(self.ids, self.lengths, self.firsts)
         self.graph.replay()
         return self.made
 
@@ -196,11 +218,11 @@ class Pass:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
-                    self.forward(self.ids, self.lengths)
+                    self.forward(self.ids, self.lengths, self.firsts)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                self.made = self.forward(self.ids, self.lengths)
+                self.made = self.forward(self.ids, self.lengths, self.firsts)
             self.graph = graph
 
 
@@ -214,8 +236,8 @@ def rehearsed(model: GraphModel) -> GraphModel:
     except RefusedError:
         raise
     except Exception as error:  # recording raises many kinds
-        raise RefusedError(f"it cannot be recorded as a graph: {one_line(error)}") from error
+        raise RefusedError(f"it cannot be recorded as a graph: {kind_of(error)}") from error
     return model
 
 
-ON_GRAPHS = Form("fixed shapes", GraphModel)
+ON_GRAPHS = Form("fixed shapes", GraphModel, switches=True)

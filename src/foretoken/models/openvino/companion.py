@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Blocks, Model
+from foretoken.models.base import Blocks, Model, longest
 from foretoken.models.rows import check_lengths, check_room, staying
 
 Graph = TypeVar("Graph", contravariant=True)
@@ -51,7 +51,7 @@ class Companion(Generic[Graph]):
     def __init__(self, target: Host[Graph], graph: Graph, facts: dict[str, Any]) -> None:
         self.target, self.graph = target, graph
         self.encoder_decoder, self.vocab_size = target.encoder_decoder, target.vocab_size
-        self.context, self.source_context = target.context, target.source_context
+        self.context, self.source_context = longest(target), target.source_context
         self.source_vocab_size = target.source_vocab_size
         self.computed: str = facts["computed"]
         identity = facts.get("identity")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import openvino as ov
 import torch
 
-from foretoken.errors import RefusedError, one_line
+from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
 from foretoken.models.openvino.core import core
@@ -118,7 +118,7 @@ class Way:
         """For the self-check."""
         from foretoken.models.stock.selfcheck import Form  # late: as below
 
-        return Form(f"OpenVINO, {self.name}", self.run)
+        return Form(f"OpenVINO, {self.name}", self.run, switches=self is PAGED)
 
     def run(self, network: PreTrainedModel, cache: str | None = None) -> Model:
         """A model in memory, in float32; the graphs share its weights."""
@@ -293,7 +293,8 @@ def _export(
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # a tracer raises anything
-        raise RefusedError(f"{name} cannot be converted: {one_line(error)}") from None
+        kind = kind_of(error)
+        raise RefusedError(f"{name} cannot be converted: its code raised {kind}") from error
 
 
 def fingerprint(content: str, *choices: str) -> str:

@@ -19,7 +19,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.openvino.export_block import Block, Fresh, Pairs, within
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import admit, growing_cache
+from foretoken.models.stock.cache import admit, given, growing_cache
 from foretoken.models.stock.needed import Kept
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -83,10 +83,10 @@ def probe(model: PreTrainedModel) -> tuple[Pairs, Pairs]:
     ids = torch.ones(2, 5, dtype=torch.long)
     own = DynamicCache()  # by the config T5 would get as many layers as its encoder has
     if not model.config.is_encoder_decoder:
-        model(input_ids=ids, past_key_values=own, use_cache=True)
+        model(input_ids=ids, **given(model, own), use_cache=True)
         return pairs(own), []
     cache = EncoderDecoderCache(own, DynamicCache())
-    model(input_ids=ids[:, :4], decoder_input_ids=ids, past_key_values=cache, use_cache=True)
+    model(input_ids=ids[:, :4], decoder_input_ids=ids, **given(model, cache), use_cache=True)
     return pairs(own), pairs(cache.cross_attention_cache)
 
 
@@ -125,7 +125,7 @@ class EncoderGraph(nn.Module):
                 decoder_input_ids=ids[:, :1],
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
                 attention_mask=mask,
-                past_key_values=EncoderDecoderCache(Fresh(), cross),
+                **given(self.model, EncoderDecoderCache(Fresh(), cross)),
                 use_cache=True,
             )
         return stacked(cross.fresh)
@@ -155,7 +155,7 @@ class DecoderGraph(nn.Module):
         limit = context_limit(self.model.config.get_text_config(decoder=True))
         if limit is not None:
             positions = positions.clamp(max=limit - 1)  # padding only
-        return {"input_ids": feed["ids"], "position_ids": positions, "past_key_values": block}
+        return {"input_ids": feed["ids"], "position_ids": positions} | given(self.model, block)
 
     def seq2seq(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
         cross = growing_cache(len(block.past))
@@ -170,7 +170,7 @@ class DecoderGraph(nn.Module):
             "decoder_input_ids": feed["ids"],
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),  # pyright: ignore
             "attention_mask": within(feed["sources"], width).long(),
-            "past_key_values": cache,
+            **given(self.model, cache),
         }
 
 

@@ -24,9 +24,11 @@ from transformers.integrations.moe import ExpertsInterface
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import KEEPS_TOKENS, growing_cache
+from foretoken.models.stock.cache import KEEPS_TOKENS, given, growing_cache
+from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.needed import Kept
-from foretoken.models.stock.sizes import context_limit, output_rows
+from foretoken.models.stock.sizes import context_limit, output_rows, positions
+from foretoken.models.stock.twin import separate
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -48,6 +50,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
     running = Forward(model, "foretoken_export", "foretoken_export")
     with torch.no_grad():
         past = example_past(running.model, len(layers))
+        separate(running.model)
         ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
         inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
         graph = traced(Traced(running, len(layers)), inputs)
@@ -56,6 +59,7 @@ def export_paged(model: PreTrainedModel) -> Exported:
         "form": "paged",
         "vocab_size": output_rows(model),
         "context": context_limit(model.config.get_text_config(decoder=True)),
+        "longest": positions(model) if switch_of(model) else None,  # where it is another
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
     }
@@ -90,7 +94,7 @@ class Traced(torch.nn.Module):
                 logits = model(
                     input_ids=input_ids,
                     position_ids=position_ids,
-                    past_key_values=cache,
+                    **given(model, cache),
                     use_cache=True,
                     return_dict=True,
                 ).logits
@@ -162,7 +166,7 @@ def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
     """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
     cache, ids = growing_cache(count), torch.ones(1, PAST, dtype=torch.long)
     positions = torch.arange(PAST)[None]
-    model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    model(input_ids=ids, position_ids=positions, **given(model, cache), use_cache=True)
     return [torch.zeros_like(x) for x in flat(cache)]
 
 

@@ -24,7 +24,7 @@ from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages.flat import MOST, Flat
 from foretoken.models.openvino.pages.pool import Pool, layers
 from foretoken.models.openvino.pages.prefixes import Prefixes
-from foretoken.models.rows import CHUNK, check_lengths, check_room, staying
+from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, staying
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
 
@@ -56,6 +56,7 @@ class PagedModel:
     def __init__(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> None:
         self.vocab_size: int = facts["vocab_size"]
         self.context: int | None = facts["context"]
+        self.longest: int | None = facts.get("longest") or self.context
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
         self.flat = Flat(compiled, facts)
@@ -66,6 +67,8 @@ class PagedModel:
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[str] = []
         self.salt = ""  # of the rows that join next
+        self.long: list[bool] = []
+        self._beyond = False  # of the rows that join next
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.need: list[int] = []  # positions of every row in the last score
 
@@ -122,18 +125,28 @@ class PagedModel:
     def salted(self, salt: str) -> None:
         self.salt = salt
 
+    def beyond(self, on: bool) -> None:
+        self._beyond = on
+
     def known(self, prompt: list[int]) -> int:
-        return len(self._pages_found(prompt, self.salt)) * self.pool.page
+        return len(self._pages_found(prompt, self._shared_by)) * self.pool.page
+
+    @property
+    def _shared_by(self) -> str:
+        """What rows have in common that share pages: their salt, and the way they are read in."""
+        return f"{self.salt}\0long" if self._beyond else self.salt
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
+        limit = self.longest if self._beyond else self.context
+        check_room([0] * len(prompts), [len(p) for p in prompts], limit)
         if not self.lengths:
             self.flat.sizes.forget()
         first, rows = len(self.lengths), range(len(prompts))
         # at once, for a Ctrl-C in between
-        self.texts, self.salts, self.pages, self.lengths = (
+        self.texts, self.salts, self.long, self.pages, self.lengths = (
             [*self.texts, *([] for _ in rows)],
-            [*self.salts, *(self.salt for _ in rows)],
+            [*self.salts, *(self._shared_by for _ in rows)],
+            [*self.long, *(self._beyond for _ in rows)],
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
@@ -179,7 +192,8 @@ class PagedModel:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
         past = self.lengths
-        check_room(past, [len(block) for block in blocks], self.context)
+        limits = [self.longest if long else self.context for long in self.long]
+        check_room(past, [len(block) for block in blocks], limits)
         self.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
         logits = self.scored(self.flat, past, blocks, need)
         for text, start, block in zip(self.texts, past, blocks, strict=True):
@@ -210,16 +224,11 @@ class PagedModel:
     def permute(self, rows: list[int]) -> None:
         pages, lengths = [list(self.pages[b]) for b in rows], [self.lengths[b] for b in rows]
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
+        long = [self.long[b] for b in rows]
         holders, free = self.pool.counted(pages)  # anew: pages left idle by a Ctrl-C become free
         # At once, for a Ctrl-C in between
-        self.texts, self.salts, self.pages, self.lengths, self.pool.holders, self.pool.free = (
-            texts,
-            salts,
-            pages,
-            lengths,
-            holders,
-            free,
-        )
+        self.texts, self.salts, self.long, self.pages = texts, salts, long, pages
+        self.lengths, self.pool.holders, self.pool.free = lengths, holders, free
 
     def leave(self, rows: list[int]) -> None:
         for b in rows:
@@ -238,7 +247,8 @@ class PagedModel:
             self._room(b, start, start + len(tokens))
             for (b, _), start, tokens in zip(parts, starts, ids, strict=True)
         ]
-        return flat.run(ids, starts, pages, places)
+        firsts = [BEYOND * self.long[b] for b, _ in parts]
+        return flat.run(ids, starts, pages, places, firsts)
 
     def _room(self, b: int, start: int, end: int) -> list[int]:
         """The pages of row b's first `end` tokens; those from `start` on are its own."""

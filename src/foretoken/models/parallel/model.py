@@ -33,7 +33,8 @@ class ParallelModel:
         self._ranks, self._number = ranks, ranks.take(own, theirs)
         ranks.drop(self._number, self)
         mine = self._mine
-        self.vocab_size, self.context = mine.vocab_size, mine.context
+        self.vocab_size = mine.vocab_size
+        self.context, self.longest = mine.context, mine.longest
         self.device, self.computed = mine.device, mine.computed
         self.runtime = f"{mine.runtime} on {ranks.ranks} ranks"
 
@@ -58,12 +59,19 @@ class ParallelModel:
         return self._mine.lengths
 
     @property
+    def long(self) -> list[bool]:
+        return self._mine.long
+
+    @property
     def hidden(self) -> Tensor:
         return self._mine.hidden
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         """Bytes at most, in all ranks together."""
         return self._ranks.ranks * self._all("memory", lengths, sources)
+
+    def beyond(self, on: bool) -> None:
+        self._all("beyond", on)
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         self._all("start", prompts, sources)
@@ -93,4 +101,6 @@ def on_ranks(ranks: Ranks) -> Form:
         return ParallelModel(ranks, copying, copying)
 
     heads = max(2, ranks.ranks)  # of the small copy: one for each rank
-    return Form(f"{ranks.ranks} ranks", copied, heads)
+    return Form(
+        f"{ranks.ranks} ranks", copied, heads, switches=True, instead="leave tensor_parallel out"
+    )

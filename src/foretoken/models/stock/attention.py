@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.models.stock.cache import RaggedCache
+from foretoken.models.stock.longrope import give_both
 from foretoken.models.stock.needed import HeadHook
 from foretoken.models.stock.twin import twin
 
@@ -198,6 +199,7 @@ class Forward:
         table = getattr(decoder, "embed_positions", None)
         if isinstance(table, nn.Embedding):
             decoder.embed_positions = OwnPositions(table)
+        give_both(self.model)
 
     @contextmanager
     def __call__(

@@ -10,6 +10,8 @@ positions are scored.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from foretoken.errors import RefusedError
+from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
 from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.transfer import sent
@@ -27,6 +29,7 @@ SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
 BUCKET = 64  # slots; capacity is a multiple of this
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
+INSTEAD = "use transformers' own generate for such a model, or draft with another"
 Pair = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -72,6 +75,7 @@ class RaggedCache(DynamicCache):
         self.layer_class_to_replicate = None
         self.layers = layers
         self.lengths = [0] * rows
+        self.long = [False] * rows  # which are read with the factors of long texts
         self.places = list(range(rows))
         self.order = self.places  # the row in each place, once gaps are closed
         self.device = device
@@ -169,10 +173,12 @@ class RaggedCache(DynamicCache):
                     places[B + b], other_layer.row(other.places[b], n) if n else own_layer.row(0, 0)
                 )
         self.places, self.lengths = places, self.lengths + other.lengths
+        self.long = self.long + other.long
 
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was. Only what is repeated is copied."""
         places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
+        self.long = [self.long[b] for b in rows]
         self.places, self.lengths = self.copied(places, lengths, repeated(places)), lengths
 
     def close(self) -> None:
@@ -314,6 +320,17 @@ def growing_cache(layers: int) -> Any:
     return cache
 
 
+def given(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
+    """The cache, by the name that the model's forward has for it."""
+    return {_name(type(model)): cache}
+
+
+@lru_cache
+def _name(kind: type[PreTrainedModel]) -> str:
+    """transformers renamed it in 5.24; a model's own code may have the old name still."""
+    return "cache" if "cache" in signature(kind.forward).parameters else "past_key_values"
+
+
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     """An empty cache for `rows` rows of this model."""
     stock = DynamicCache(config=model.config).layers
@@ -334,7 +351,7 @@ def admit(model: PreTrainedModel) -> None:
     reason = objection(model)
     if reason:
         name = f"{model.config.model_type} ({type(model).__name__})"
-        raise RefusedError(f"{name} cannot be run exactly: {reason}")
+        raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
 
 
 def objection(model: PreTrainedModel) -> str | None:
@@ -347,7 +364,18 @@ def objection(model: PreTrainedModel) -> str | None:
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
     if not model._can_set_attn_implementation():
         return "its attention is outside transformers' attention interface (ALiBi and older models)"
-    names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules()):
+        if model.config.is_encoder_decoder:
+            return "its decoder counts positions from the padding id, for a whole batch at a time"
+        return (
+            "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
+            "generate from 0: what it writes is not what it was trained for"
+        )
+    try:
+        names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+    except Exception as error:  # a config without what transformers looks for
+        kind = kind_of(error)
+        return f"its config does not say what its layers keep (transformers raised {kind})"
     stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING)
     if stateful:
         return f"its cache layers ({', '.join(stateful)}) keep a state that is not per token"

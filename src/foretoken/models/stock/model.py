@@ -19,9 +19,10 @@ from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.places import most_slots
 from foretoken.models.rows import check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.cache import BUCKET
+from foretoken.models.stock.cache import BUCKET, given
+from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.needed import Needed
-from foretoken.models.stock.sizes import context_limit, no_logits, output_rows
+from foretoken.models.stock.sizes import context_limit, no_logits, output_rows, positions
 
 
 class StockModel(ABC):
@@ -38,6 +39,8 @@ class StockModel(ABC):
         self.computed = str(model.dtype).removeprefix("torch.")
         self.takes_tensors = self.device.type != "cpu"
         self.context: int | None = context_limit(model.config.get_text_config(decoder=True))
+        self.longest = self.context if switch_of(model) is None else positions(model)
+        self._beyond = False
         self.vocab_size = output_rows(model)
         self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
@@ -75,6 +78,13 @@ class StockModel(ABC):
     @property
     def lengths(self) -> list[int]:
         return self.cache.decoder.lengths
+
+    @property
+    def long(self) -> list[bool]:
+        return self.cache.decoder.long
+
+    def beyond(self, on: bool) -> None:
+        self._beyond = on
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -114,7 +124,8 @@ class StockModel(ABC):
 
     def _run(self, cache: Any, blocks: Blocks, need: list[int], tree: Tree | None = None) -> Tensor:
         ragged, counts = cache.decoder, counts_of(blocks, need)
-        check_room(ragged.lengths, counts, None if tree else self.context)
+        limits = [self.longest if long else self.context for long in ragged.long]
+        check_room(ragged.lengths, counts, None if tree else limits)
         if not any(counts):
             return no_logits(self.model, len(counts))
         ids = padded(blocks, self.device)
@@ -125,7 +136,7 @@ class StockModel(ABC):
         with self.running(ragged, needed) as model:
             logits = model(
                 **self._inputs(ids, cache),
-                past_key_values=cache,
+                **given(self.model, cache),
                 use_cache=True,
                 return_dict=True,
             ).logits

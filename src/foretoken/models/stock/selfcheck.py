@@ -12,23 +12,27 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 import random
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from foretoken.errors import RefusedError, one_line
-from foretoken.models.base import Model
+from foretoken.errors import RefusedError, kind_of
+from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
 from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit
 from foretoken.storage.cache import remember, remembered
@@ -37,7 +41,12 @@ from foretoken.storage.lineage import lineage, versions
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
+HEAD = 16  # width of a head
+# Names of lengths: windows, chunks, floors of a scale that grows with the position, room in experts
+THRESHOLD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$")
+SWITCH = "original_max_position_embeddings"  # where the factors of rotary positions change
 CONTEXT = 128  # positions that the check needs
+LARGEST = 1_000_000_000  # parameters of a small copy
 FILE = "selfcheck.json"
 OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
 INSTALLED = {"site-packages", "dist-packages"}
@@ -51,13 +60,15 @@ class Form:
     name: str
     run: Callable[[PreTrainedModel], Model]
     heads: int = 2  # of the small copy's keys and values at most
+    switches: bool = False  # it also runs texts that a model reads in another way
+    instead: str = ""  # what to do where a family fails in it; "": another form is tried
 
 
 def on_torch(model: PreTrainedModel) -> Model:
     return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
 
 
-ON_TORCH = Form("a ragged cache", on_torch)
+ON_TORCH = Form("a ragged cache", on_torch, switches=True, instead=cache.INSTEAD)
 
 
 class Unfinished(RefusedError):
@@ -111,17 +122,33 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = small_copy(model, form.heads)
+        try:
+            small = small_copy(model, form)
+        except Exception as error:  # its config may be made in any way
+            kind = kind_of(error)
+            reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
+            raise Unfinished(_told(name, reason, form)) from error
     try:
-        delta = deviation(small, form.run(small))
+        delta, apart = deviation(small, form.run(small)), contradiction(small)
     except RefusedError:
         raise
     except Exception as error:  # an unknown forward raises anything
-        raise Unfinished(f"{name} does not run over {form.name}: {one_line(error)}") from error
+        reason = f"does not run over {form.name}: its code raised {kind_of(error)}"
+        raise Unfinished(_told(name, reason, form)) from error
     if not delta < TOLERANCE:
         difference = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(f"{name} is not exact over {form.name}: {difference}")
+        raise RefusedError(_told(name, f"is not exact over {form.name}: {difference}", form))
+    if not apart < TOLERANCE:
+        raise RefusedError(
+            f"{name} contradicts itself: behind its window transformers' generate differs from its "
+            f"own forward of the whole text by {apart:.1e} of their spread, and no text is the "
+            "right one; use a configuration whose window is the whole context"
+        )
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
+
+
+def _told(name: str, reason: str, form: Form) -> str:
+    return f"{name} {reason}" + (f"; {form.instead}" if form.instead else "")
 
 
 def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
@@ -132,6 +159,9 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
     """
     rows = Rows(model.eval(), random.Random(0), runner)
+    rows.start([3])  # alone: nothing is padded, and an encoder has no mask
+    rows.score(2)
+    rows.leave([0])
     rows.start([cache.BUCKET - 4, 3, 11])
     for width in (1, 5, 0, 12):
         rows.score(width)
@@ -144,6 +174,25 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     for width in (3, 1, 1):
         rows.score(width)
     return rows.worst / rows.spread
+
+
+@torch.inference_mode()
+def contradiction(model: PreTrainedModel) -> float:
+    """Largest |delta logit| over their spread between `generate`, which caches, and a full forward
+    of the text that it makes, past windows of `WINDOW` tokens."""
+    dice = random.Random(1)
+    text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(3 * WINDOW)]])
+    source: Any = {"input_ids": text[:, :5]} if model.config.is_encoder_decoder else {}
+    name = "decoder_input_ids" if source else "input_ids"
+    settings = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
+    settings.output_logits = settings.return_dict_in_generate = True
+    settings.decoder_start_token_id = int(text[0, 0])
+    network: Any = model
+    made: Any = network.generate(**source, **{name: text}, generation_config=settings)
+    cached = torch.cat(made.logits)
+    whole = {name: made.sequences[:, :-1]}
+    full = model(**source, **whole, use_cache=False, return_dict=True).logits[0, -len(cached) :]
+    return float((cached - full).abs().max() / (full.max() - full.min()).clamp(min=1e-9))
 
 
 class Rows:
@@ -165,13 +214,19 @@ class Rows:
     def start(self, lengths: list[int]) -> None:
         texts = [self.draw(n) for n in lengths]
         sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
-        self.runner.start(texts, sources if self.runner.encoder_decoder else None)
+        sided = self.runner.encoder_decoder
+        pairs = zip(texts, sources, strict=True)
+        for long, group in groupby(pairs, lambda pair: self.is_long(len(pair[0]) + 1)):
+            some = list(group)
+            self.announce(long)
+            self.runner.start([t for t, _ in some], [s for _, s in some] if sided else None)
         self.texts, self.sources = self.texts + texts, self.sources + sources
 
     def score(self, width: int) -> None:
         """A block of up to `width` tokens per row, then a rollback of up to `width`."""
         blocks = [self.draw(self.dice.randint(width // 2, width)) for _ in self.texts]
         need = [self.dice.randint(min(1, len(b)), len(b)) for b in blocks]
+        self.read_again(blocks)
         logits = self.runner.score(blocks, need)
         self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
         for b, n in enumerate(need):
@@ -180,6 +235,28 @@ class Rows:
         back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
         self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
         self.runner.set_lengths([len(text) for text in self.texts])
+
+    def announce(self, long: bool) -> None:
+        """Rows are about to join that are long, or are not."""
+        if isinstance(self.runner, Switches):
+            self.runner.beyond(long)
+
+    def is_long(self, length: int) -> bool:
+        return self.runner.context is not None and length > self.runner.context
+
+    def read_again(self, blocks: list[list[int]]) -> None:
+        """Rows that these blocks take to where a model reads a text in another way join again."""
+        if not isinstance(self.runner, Switches) or self.runner.longest == self.runner.context:
+            return
+        ends = [len(text) + len(block) for text, block in zip(self.texts, blocks, strict=True)]
+        rows = enumerate(zip(ends, self.runner.long, blocks, strict=True))
+        again = [b for b, (end, long, block) in rows if block and self.is_long(end) != long]
+        order = [*staying(len(self.texts), again), *again]
+        self.runner.leave(again)
+        for b in again:
+            self.announce(self.is_long(ends[b]))
+            self.runner.start([self.texts[b]])
+        self.runner.permute([order.index(b) for b in range(len(order))])
 
     def compare(self, ours: Tensor, stock: Tensor) -> None:
         difference = (ours - stock).abs().max().nan_to_num(float("inf"))
@@ -206,13 +283,15 @@ class Rows:
         self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
 
 
-def small_copy(model: PreTrainedModel, heads: int = 2) -> PreTrainedModel:
-    """A random model of the same class and structure, in float32 on the CPU, with so many heads of
-    keys and values at most."""
+def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel:
+    """A random model of the same class and structure for this form, in float32 on the CPU. Raises
+    whatever its code raises."""
     problem: Exception | None = None
     for narrow in (True, False):
         try:
-            small: Any = type(model)(shrunk(model.config, narrow, heads)).float().eval()
+            config = shrunk(model.config, narrow, form.heads, switch_for(model, form))
+            _require_small(type(model), config)
+            small: Any = type(model)(config).float().eval()
             stir(small)
             sources = {"decoder_input_ids": torch.ones(1, 2).long()}
             ids = torch.ones(1, 2, dtype=torch.long)
@@ -220,27 +299,42 @@ def small_copy(model: PreTrainedModel, heads: int = 2) -> PreTrainedModel:
                 small(input_ids=ids, **(sources if model.config.is_encoder_decoder else {}))
             return small
         except Exception as error:  # narrow widths may not fit each other
-            problem = error
+            problem = problem or error
     assert problem is not None
-    refusal = f"{type(model).__name__}: no small copy can be built to check it"
-    raise Unfinished(f"{refusal}: {one_line(problem)}")
+    raise problem
 
 
-def shrunk(config: PreTrainedConfig, narrow: bool, heads: int = 2) -> PreTrainedConfig:
+def _require_small(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    """MemoryError for a copy that is no small one: of a large model it would take all memory."""
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in kind(config).parameters())
+    if size > LARGEST:
+        raise MemoryError(f"the copy has {size} parameters")
+
+
+def switch_for(model: PreTrainedModel, form: Form) -> int:
+    """From which length on a small copy reads texts with the other rotary factors: within the check
+    where this form can, else beyond it."""
+    return 2 * WINDOW if form.switches and switch_of(model) is not None else CONTEXT
+
+
+def shrunk(
+    config: PreTrainedConfig, narrow: bool, heads: int = 2, switch: int = CONTEXT
+) -> PreTrainedConfig:
     """The configuration of the small copy: one layer of each kind, at least two."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
-            shrink(part, narrow, heads)
+            shrink(part, narrow, heads, switch)
     return config
 
 
-def shrink(part: PreTrainedConfig, narrow: bool, heads: int) -> None:
+def shrink(part: PreTrainedConfig, narrow: bool, heads: int, switch: int) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
-    settings |= {"sliding_window": WINDOW, "attention_chunk_size": WINDOW}
-    # Lengths beyond which a model behaves otherwise: the check is to get there
-    settings |= {"floor_scale": WINDOW, "keep_window_size": WINDOW}
+    settings["vocab_size_per_layer_input"] = VOCABULARY
+    settings |= dict.fromkeys(thresholds(part), WINDOW)
+    settings[SWITCH] = switch
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
     settings["max_position_embeddings"] = max(CONTEXT, context_limit(part) or 0)
@@ -248,9 +342,32 @@ def shrink(part: PreTrainedConfig, narrow: bool, heads: int) -> None:
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
         settings |= widths(part, heads)
+    layers_own = getattr(vars(part).get("_heterogeneity_spec"), "per_layer_attributes", ())
     for name, value in settings.items():
-        if getattr(part, name, None) is not None:
+        if name not in layers_own and getattr(part, name, None) is not None:
             setattr(part, name, value)
+    ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
+    for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
+        shrink_rope(rope, narrow, switch)
+
+
+def thresholds(part: PreTrainedConfig) -> list[str]:
+    """The settings that say from which length of a text, or at which distance, a model behaves
+    otherwise, where its texts get there: then the check is to get there too."""
+    limit = getattr(part, "max_position_embeddings", None) or math.inf
+    numbers = {k: v for k, v in vars(part).items() if isinstance(v, int) and WINDOW < v < limit}
+    return [name for name in numbers if THRESHOLD.search(name)]
+
+
+def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
+    """The same for rotary positions, whose factors are one for each pair of a head's values."""
+    if rope.get(SWITCH) is not None:
+        rope[SWITCH] = switch if rope.get("rope_type") == "longrope" else 2 * WINDOW
+    pairs = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
+    for name in ("short_factor", "long_factor"):
+        if narrow and isinstance(rope.get(name), list):
+            factors = rope[name]
+            rope[name] = [factors[i * len(factors) // pairs] for i in range(pairs)]
 
 
 def shorten(part: PreTrainedConfig) -> None:
@@ -276,10 +393,23 @@ def widths(part: PreTrainedConfig, most: int) -> dict[str, Any]:
     settings: dict[str, Any] = dict.fromkeys(
         ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
     )
-    settings |= {"num_key_value_heads": few, "head_dim": 16, "d_kv": 16}
-    settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), 16 * queries)
+    settings |= {"num_key_value_heads": few, "head_dim": HEAD, "d_kv": HEAD}
+    settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), HEAD * queries)
+    settings |= _fixed(part, queries)
     inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
     return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
+
+
+def _fixed(part: PreTrainedConfig, queries: int) -> dict[str, Any]:
+    """Widths of heads with parts of their own: those that positions turn and those they do not
+    (latent attention), or one for each axis (sections, whose heads stay as wide as they are)."""
+    if getattr(part, "qk_rope_head_dim", None):
+        latent = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 24}
+        return latent | {"q_lora_rank": 16, "kv_lora_rank": 16}
+    if not (getattr(part, "rope_parameters", None) or {}).get("mrope_section"):
+        return {}
+    width = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+    return {"head_dim": width, "hidden_size": width * queries}
 
 
 def stir(model: PreTrainedModel) -> None:
@@ -292,8 +422,13 @@ def stir(model: PreTrainedModel) -> None:
 
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     """A digest of what a check depends on: class, small configuration, versions, our code and that
-    of classes from no library; None where the latter cannot be read."""
-    config = shrunk(model.config, True, form.heads).to_dict()
+    of classes from no library; None where the latter cannot be read, or the configuration not be
+    made."""
+    try:
+        switch = switch_for(model, form)
+        config = shrunk(model.config, True, form.heads, switch).to_dict()
+    except Exception:  # the check itself will say so
+        return None
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
     code = [lineage(__name__, form.run.__module__)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MoEModelOutput
 
 from foretoken.errors import RefusedError
 from foretoken.models.rows import CHUNK, check_sources, padded
@@ -81,7 +81,8 @@ class Seq2SeqModel(StockModel):
         positions = {"decoder_position_ids": cache.decoder.positions}
         return {
             "decoder_input_ids": ids,
-            "encoder_outputs": BaseModelOutput(last_hidden_state=self._states(cache)),  # pyright: ignore
+            # the fullest of its kind: some families look for their experts' choices in it
+            "encoder_outputs": MoEModelOutput(last_hidden_state=self._states(cache)),  # pyright: ignore
             "attention_mask": cache.mask(),
             **(positions if self.takes_positions else {}),
         }

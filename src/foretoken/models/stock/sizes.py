@@ -10,12 +10,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from foretoken.errors import RefusedError
+
+
+def positions(model: PreTrainedModel) -> int | None:
+    """Positions that the decoder's configuration speaks of; None: no limit."""
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
 
 def context_limit(config: PreTrainedConfig) -> int | None:
     """Positions that a stack has; None: no limit.
 
     Rotary frequencies that change with the longest text in a batch (dynamic, longrope) would make
-    rows depend on each other and on what is cached: such a stack ends where they would change.
+    rows depend on each other and on what is cached: such a stack ends where they would change,
+    unless a longer text is read again (`longrope`).
     """
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
@@ -42,9 +51,13 @@ def encoder_rows(model: PreTrainedModel) -> int:
 
 
 def output_rows(model: PreTrainedModel) -> int:
-    """Rows of the output layer, padding included."""
+    """Rows of the output layer, padding included. RefusedError where there is none."""
     rows = getattr(model.get_output_embeddings(), "out_features", None)
-    return int(rows or model.config.get_text_config(decoder=True).vocab_size)
+    rows = rows or getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    if rows is None:
+        name = f"{model.config.model_type} ({type(model).__name__})"
+        raise RefusedError(f"{name} has no output layer of tokens; give a model that writes text")
+    return int(rows)
 
 
 def no_logits(model: PreTrainedModel, rows: int) -> Tensor:

@@ -49,6 +49,13 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     return own
 
 
+def separate(model: nn.Module) -> None:
+    """Let parts of a twin share no computed buffer: a forward may have put one in another's place,
+    and what is shared cannot be traced."""
+    for part in model.modules():
+        part._buffers = _buffers(part)
+
+
 def _sharded(value: Any) -> bool:
     """Whether it is transformers' forward of a part whose weights are over several ranks."""
     return isinstance(value, FunctionType) and value.__module__ == SHARDED

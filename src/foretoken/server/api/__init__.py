@@ -1,6 +1,6 @@
 """OpenAI's protocol: what requests may hold, and what answers look like.
 
 Tests under another name:
-`errors`, `turns`: `tests/unit/server/api/test_wire.py`.
+`errors`, `tools`, `turns`: `tests/unit/server/api/test_wire.py`.
 `answers`, `chat`, `completions`, `responses`: `tests/unit/server/test_app.py`.
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.server.engine.link import RefusedRequest, UnavailableError
+
+if TYPE_CHECKING:
+    from foretoken.server.api.wire import Wire
 
 STATUS = {"input": 400, "refused": 400, "length": 400, "busy": 429, "failed": 500, "dead": 503}
 CODES = {
@@ -58,10 +61,11 @@ class BadRequestError(ApiError):
         super().__init__(400, message, param)
 
 
-def answered(error: Exception) -> ApiError:
-    """What the engine, or its absence, means to a client."""
+def answered(error: Exception, body: Wire | None = None) -> ApiError:
+    """What the engine, or its absence, means to a client; `body`: of its request."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", after=error.after)
     assert isinstance(error, RefusedRequest)
     after = {"busy": 1, "dead": 5}.get(error.kind)
-    return ApiError(STATUS[error.kind], error.message, None, CODES.get(error.kind), after)
+    param = None if body is None or error.option is None else body.param(error.option)
+    return ApiError(STATUS[error.kind], error.message, param, CODES.get(error.kind), after)

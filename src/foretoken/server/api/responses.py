@@ -11,11 +11,13 @@ from pydantic import BeforeValidator, Field
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
+from foretoken.server.api.tools import functions
 from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes, small
 from foretoken.server.engine.writing import Writing
 
 KEYS = ("role", "content", "type", "id", "status")  # of a message; the last two say nothing new
+ROLES = ("system", "developer", "user", "assistant")
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -61,14 +63,16 @@ class Responses(Wishes):
         kinds = [item.get("type", "message") for item in items if isinstance(item, dict)]
         for i, kind in enumerate(kinds):
             if kind != "message":
-                raise BadRequestError(f"input[{i}] is {str(kind)[:40]!r}; give messages", "input")
+                raise BadRequestError(
+                    f"input[{i}] is {str(kind)[:40]!r}; give messages", f"input[{i}].type"
+                )
         for i, item in enumerate(items):
             if unknown := [k for k in item if k not in KEYS] if isinstance(item, dict) else []:
                 message = f"input[{i}] holds {unknown[0][:40]!r}; known are {', '.join(KEYS)}"
-                raise BadRequestError(message, "input")
+                raise BadRequestError(message, f"input[{i}].{unknown[0][:40]}")
         plain = [{k: v for k, v in item.items() if k in ("role", "content")} for item in items]
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [*system, *turns(plain, "input")]
+        return [*system, *turns(plain, "input", ROLES)]
 
     @property
     def tells(self) -> bool:
@@ -79,8 +83,9 @@ class Responses(Wishes):
         options = super().options(facts) | self._bounded(self.max_output_tokens)
         if self.tells:
             options["logprobs"] = self.top_logprobs or 0
-        if self.tools and self.tool_choice != "none":
-            options["chat_template_kwargs"] = {"tools": self.tools}
+        tools = functions(self.tools or ())
+        if tools and self.tool_choice != "none":
+            options["chat_template_kwargs"] = {"tools": tools}
         return options
 
     def _structured(self) -> dict[str, Any] | None:

@@ -9,23 +9,35 @@ from foretoken.server.api.errors import BadRequestError
 TEXTS = ("text", "input_text", "output_text", "refusal")
 
 
-def turns(messages: list[Any], param: str) -> list[dict[str, Any]]:
+def turns(
+    messages: list[Any], param: str, roles: tuple[str, ...] | None = None
+) -> list[dict[str, Any]]:
     """The messages, their contents as text. BadRequestError for images and all else that is no
-    text; `param`: the request's field, for errors."""
+    text; `param`: the request's field, for errors; `roles`: those that it may have, where the
+    template is not asked."""
     if not messages:
         raise BadRequestError(f"{param} is empty; give a message or more", param)
-    return [_turn(i, message, param) for i, message in enumerate(messages)]
+    turned = [_turn(i, message, param) for i, message in enumerate(messages)]
+    for i, message in enumerate(turned):
+        if roles is not None and (role := message["role"]) not in roles:
+            place = f"{param}[{i}].role"
+            raise BadRequestError(
+                f"{place} is {role[:40]!r}; give one of {', '.join(roles)}", place
+            )
+    return turned
 
 
 def _turn(i: int, message: Any, param: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise BadRequestError(f"{param}[{i}] is no message with a role", f"{param}[{i}]")
+        place = f"{param}[{i}].role" if isinstance(message, dict) else f"{param}[{i}]"
+        raise BadRequestError(f"{param}[{i}] is no message with a role", place)
     content: Any = message.get("content")
     if isinstance(content, list):
         parts = [_text(part, f"{param}[{i}].content[{k}]") for k, part in enumerate(content)]
         return {**message, "content": "".join(parts)}
-    if content is not None and not isinstance(content, str):
-        raise BadRequestError(f"{param}[{i}].content is neither text nor parts", f"{param}[{i}]")
+    if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        place = f"{param}[{i}].content"
+        raise BadRequestError(f"{param}[{i}].content is neither text nor parts", place)
     return message
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from foretoken.server.api.errors import BadRequestError
+from foretoken.server.api.tools import functions
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
@@ -62,6 +63,21 @@ ELSEWHERE = {
     "guided_choice": ("structured_outputs",),
     "guided_grammar": ("structured_outputs",),
 }
+# The engine's names for what a request asks for, and the fields that ask for it.
+SAID_BY = {
+    "prompt": ("messages", "input", "prompt"),
+    "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
+    "min_new_tokens": ("min_tokens",),
+    "structured": ("structured_outputs", "response_format", "text.format"),
+    "stop_strings": ("stop",),
+    "include_stop_string": ("include_stop_str_in_output",),
+    "logprobs": ("top_logprobs", "logprobs"),
+    "prompt_logprobs": ("prompt_logprobs", "logprobs"),
+    "chat_template_kwargs": ("chat_template_kwargs", "tools"),
+    "gamma": ("speculation.gamma",),
+    "rule": ("speculation.rule",),
+    "lenience": ("speculation.lenience",),
+}
 # Fields that say who asks or where: one engine serves all, so there is nothing to do for them.
 NOTED = frozenset(("user", "safety_identifier", "prompt_cache_key"))
 
@@ -70,6 +86,15 @@ class Wire(BaseModel):
     """A part of a request: only fields that are known here."""
 
     model_config = ConfigDict(extra="forbid")
+
+    def param(self, option: str) -> str | None:
+        """The field of this request that makes the engine's option what it is; a place within it,
+        as in "prompt[0].role", stays."""
+        name, place, rest = re.fullmatch(r"(\w+)(\[?)(.*)", option).groups()  # pyright: ignore
+        known = type(self).model_fields
+        fields = [f for f in SAID_BY.get(name, (name,)) if f.split(".")[0] in known]
+        asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
+        return f"{(asked or fields)[0]}{place}{rest}" if fields else None
 
 
 T = TypeVar("T", bound=Wire)
@@ -290,8 +315,9 @@ class Chat(Predicting):
         if self.tool_choice == "auto" and not self.tools:
             raise BadRequestError("tool_choice goes with tools", "tool_choice")
         variables = dict(self.chat_template_kwargs or {})
-        if self.tools and self.tool_choice != "none":
-            variables["tools"] = self.tools
+        tools = functions(self.tools or ())
+        if tools and self.tool_choice != "none":
+            variables["tools"] = tools
         if self.continue_final_message:
             variables["continue_final_message"] = True
         elif not self.add_generation_prompt:

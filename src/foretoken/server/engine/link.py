@@ -43,7 +43,7 @@ class RefusedRequest(Exception):
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
-        self.kind, self.message = refusal.kind, refusal.message
+        self.kind, self.message, self.option = refusal.kind, refusal.message, refusal.option
 
 
 class UnavailableError(Exception):
@@ -186,8 +186,8 @@ class Link:
         try:
             self._letters.put(ForkingPickler.dumps(message))
         except RecursionError:
-            id = getattr(message, "id", -1)
-            self._deliver(Refusal(id, "input", "the request is nested too deeply; flatten it"))
+            id, problem = getattr(message, "id", -1), "the request is nested too deeply; flatten it"
+            self._deliver(Refusal(id, "input", problem, _deepest(message)))
 
     @staticmethod
     def _post(pipe: Pipe, letters: SimpleQueue[Any]) -> None:
@@ -279,3 +279,15 @@ class Link:
     def _restart(self) -> None:
         if self.state == "restarting":
             self.start()
+
+
+def _deepest(message: ToEngine) -> str | None:
+    """The argument that is nested too deeply to be sent."""
+    prompt: dict[str, Any] = {"prompt": message.prompt} if isinstance(message, Add) else {}
+    more = getattr(message, "options", {}) or getattr(message, "arguments", {})
+    for name, value in (prompt | more).items():
+        try:
+            ForkingPickler.dumps(value)
+        except RecursionError:
+            return name
+    return None

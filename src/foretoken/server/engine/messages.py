@@ -64,11 +64,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An `Add` or an `Ask` that is not honoured, or a request that failed on its way."""
+    """An `Add` or an `Ask` that is not honoured, or a request that failed on its way; `option`: the
+    argument of the engine that it is about, if one is."""
 
     id: int
     kind: Kind
     message: str
+    option: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

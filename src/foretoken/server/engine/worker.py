@@ -27,6 +27,7 @@ from foretoken.errors import (
     ForetokenError,
     InputError,
     LostError,
+    about,
     one_line,
 )
 from foretoken.server.engine.logs import Logs
@@ -108,7 +109,7 @@ def end_with(parent: BaseProcess | None) -> None:
 
 
 def measure(spec: Speculator, rows: int) -> None:
-    """What steps cost, before requests wait for it; kept on disk where the machine is quiet."""
+    """What steps cost, before requests wait for it."""
     from foretoken.drafters.none import NoDrafter
     from foretoken.sampling.params import SamplingParams
 
@@ -201,17 +202,20 @@ class Worker:
         names = ("chat_template", "chat_template_kwargs")
         template = {name: options.pop(name) for name in names if name in options}
         try:
-            ids = self._ids(message.prompt, template)
+            with about("prompt"):
+                ids = self._ids(message.prompt, template)
             count = options.get("max_new_tokens")
             options["max_new_tokens"] = self._limit(len(ids), count, most)
             if "prediction" in options:
-                options["prediction"] = self._prediction(options["prediction"])
+                with about("prediction"):
+                    options["prediction"] = self._prediction(options["prediction"])
             if "begun" in options:
                 steps, shown = options["begun"]
                 options["begun"] = Begun([record(step) for step in steps], shown)
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
-                self.trial.require(cast("Structured", wish))
+                with about("structured"):
+                    self.trial.require(cast("Structured", wish))
             number = self.engine.add(ids, **options)
             with self.awake:
                 early = self.early.pop(number, [])
@@ -264,10 +268,11 @@ class Worker:
         context = self.engine.longest
         if context is not None and prompt + (count or 1) > context:
             behind = f" and max_tokens is {count}" if count else ""
-            remedy = "ask for fewer tokens" if prompt < context else "shorten it"
+            short = prompt < context
+            remedy = "ask for fewer tokens" if short else "shorten it"
             raise _TooLongError(
                 f"the prompt has {prompt} tokens{behind}, the context is {context}; {remedy}"
-            )
+            ).about("max_new_tokens" if short else "prompt")
         if count is not None:
             return count
         room = UNBOUNDED if context is None else context - prompt
@@ -294,13 +299,15 @@ class Worker:
             self._refuse(id, error)
 
     def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
-        answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+        with about("prompt"):
+            answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
         return answer | ({"token_strs": [*map(self.words.text, answer["tokens"])]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
         from foretoken.text.decoding import decode
 
-        ids = self.spec.ids(tokens)
+        with about("tokens"):
+            ids = self.spec.ids(tokens)
         if self.spec.tokenizer is None:
             raise InputError("there is no tokenizer; the model has none")
         return decode(self.spec.tokenizer, ids)
@@ -354,7 +361,8 @@ class Worker:
                 self.ledger.note(event, asked)
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
-                    self._send(Refusal(asked.id, kind, one_line(event.error)))
+                    option = getattr(event.error, "option", None)
+                    self._send(Refusal(asked.id, kind, one_line(event.error), option))
                     continue
                 parts.append(self._part(asked.id, event))
         preempted = self.engine.stats().preempted
@@ -411,7 +419,8 @@ class Worker:
         else:
             log.exception("a request failed")
         busy = "the queue is full; send the request again later"
-        self._send(Refusal(id, kind, busy if kind == "busy" else one_line(error)))
+        option = getattr(error, "option", None)
+        self._send(Refusal(id, kind, busy if kind == "busy" else one_line(error), option))
 
     def _send(self, message: FromEngine) -> None:
         with self.sending:

@@ -89,7 +89,8 @@ def test_slots_that_are_not_hidden_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rows_that_stay_where_others_were_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: FixedCache, rows: list[int]) -> None:
-        self.lengths, self.places = [self.lengths[b] for b in rows], list(range(len(rows)))
+        self.lengths, self.long = [self.lengths[b] for b in rows], [False] * len(rows)
+        self.places = list(range(len(rows)))
 
     planted(monkeypatch, FixedCache, "select", forgets)
 
@@ -114,13 +115,13 @@ def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) 
     seen: dict[tuple[int, ...], list[Any]] = {}
     run = Pass.__call__
 
-    def watched(self: Pass, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def watched(self: Pass, ids: torch.Tensor, lengths: torch.Tensor, firsts: Any) -> Any:
         if self.guard is not None:  # under the guard, and buffers are made
-            return run(self, ids, lengths)
+            return run(self, ids, lengths, firsts)
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
         with Work() as work:
-            logits = self.forward(self.ids, self.lengths)
+            logits = self.forward(self.ids, self.lengths, self.firsts)
         seen.setdefault((*self.ids.shape, id(self)), []).append(work.done)
         return logits
 
@@ -203,7 +204,7 @@ def test_encoder_decoders_and_int8_are_refused() -> None:
 
 
 def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Pass, ids: Any, lengths: Any) -> Any:
+    def fails(self: Pass, ids: Any, lengths: Any, firsts: Any) -> Any:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     model = rehearsed(GraphModel(build("Llama")))

@@ -7,9 +7,11 @@ import random
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -106,7 +108,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the window the small copy's rows would see past it: they are longer than it."""
     config = build("Mistral").config
-    config.sliding_window = 4096
+    config.sliding_window, config.max_position_embeddings = 4096, 8192
     model = type(build("Mistral"))(config)
     small = selfcheck.small_copy(model)
     assert small.config.sliding_window == selfcheck.WINDOW
@@ -270,6 +272,55 @@ def test_a_large_model_is_checked_small() -> None:
     small = selfcheck.small_copy(model)
     assert sum(weight.numel() for weight in small.parameters()) < 200_000
     assert len(small.get_decoder().layers) == len(small.get_encoder().layers) == 2
+
+
+SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("DeepseekV3ForCausalLM", transformers.DeepseekV3Config()),
+        ("Gemma4ForCausalLM", transformers.Gemma4TextConfig()),
+        (
+            "Qwen2VLForConditionalGeneration",
+            transformers.Qwen2VLConfig(text_config={"rope_parameters": SECTIONS}),
+        ),
+    ],
+)
+def test_heads_with_parts_of_their_own_are_narrowed(name: str, config: Any) -> None:
+    """Latent attention, widths that differ by layer, positions of several axes."""
+    with torch.device("meta"):
+        model = getattr(transformers, name)(config)
+    small = selfcheck.small_copy(model)
+    text = small.config.get_text_config(decoder=True)
+    assert text.hidden_size <= 512 and text.num_hidden_layers <= 3
+    assert check(model).delta < selfcheck.TOLERANCE
+
+
+def test_a_copy_that_is_not_small_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a large model would take all memory, and the process with it."""
+    monkeypatch.setattr(selfcheck, "LARGEST", 1000)
+    built: list[int] = []
+    monkeypatch.setattr(selfcheck, "stir", built.append)
+    with pytest.raises(RefusedError, match="no small copy can be built, its code raised MemoryE"):
+        check(build("Llama"))
+    assert not built
+
+
+def test_an_error_of_the_family_s_own_code_is_logged_and_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(model: PreTrainedModel) -> Model:
+        raise AttributeError("'Config' object has no attribute 'num_layers'")
+
+    caplog.set_level("DEBUG", logger="foretoken")
+    with pytest.raises(RefusedError) as refusal:
+        check(build("Llama"), selfcheck.Form("a form", failing, instead="do without it"))
+    says = "llama (LlamaForCausalLM) does not run over a form: its code raised AttributeError"
+    assert str(refusal.value) == f"{says}; do without it"
+    assert isinstance(refusal.value.__cause__, AttributeError)
+    assert "no attribute 'num_layers'" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "BART"])

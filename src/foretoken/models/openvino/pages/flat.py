@@ -27,7 +27,7 @@ class Flat:
         self.kinds = {name: k.to_dtype() for name, k in kinds.items() if "cache." not in name}
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
         self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
-        self.context: int | None = facts["context"]
+        self.longest: int | None = facts.get("longest") or facts["context"]
         self.sizes = Padding()
         self.padding = 0
 
@@ -35,23 +35,30 @@ class Flat:
         """The tokens of every row, padded behind the last one, where the next ones will be written:
         for a pass of another size OpenVINO prepares every layer anew."""
         room = MOST
-        if self.context is not None:
-            room = min(room, self.context - past[-1] - len(ids[-1]))
+        if self.longest is not None:
+            room = min(room, self.longest - past[-1] - len(ids[-1]))
         single = all(len(tokens) == 1 for tokens in ids)
         self.padding = self.sizes.missing(sum(map(len, ids)), room, single=single)
         return [*ids[:-1], [*ids[-1], *[0] * self.padding]]
 
     def run(
-        self, ids: list[list[int]], past: list[int], pages: list[list[int]], places: list[int]
+        self,
+        ids: list[list[int]],
+        past: list[int],
+        pages: list[list[int]],
+        places: list[int],
+        firsts: list[int],
     ) -> Tensor:
         """A pass over these tokens of rows that have so many in their pages; logits
-        `[len(places), V]` at flat `places`, valid until the next pass."""
+        `[len(places), V]` at flat `places`, valid until the next pass. firsts: the position that a
+        row's first token has."""
         sizes = [len(tokens) for tokens in ids]
         ends = [start + size for start, size in zip(past, sizes, strict=True)]
         same = sum(sizes) == self.bound.get("input_ids")
         repeats = max(0, self.bound.get("needed", 0) - len(places)) if same else 0
         self._put("input_ids", list(chain.from_iterable(ids)))
-        self._put("position_ids", list(chain.from_iterable(map(range, past, ends))))
+        spans = (range(n + a, n + b) for n, a, b in zip(firsts, past, ends, strict=True))
+        self._put("position_ids", list(chain.from_iterable(spans)))
         self._put("needed", places + places[-1:] * repeats)
         self._put("past_lens", past)
         self._put("subsequence_begins", [0, *accumulate(sizes)])

@@ -1,0 +1,187 @@
+"""Texts that pass every length at which a family behaves otherwise are those of `generate`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from foretoken import InputError, RefusedError, load
+from foretoken.models.stock.selfcheck import CONTEXT, SWITCH, WINDOW, check, shrunk, stir
+from foretoken.models.stock.selfcheck import thresholds as lengths_named
+from foretoken.models.stock.sizes import context_limit
+
+BASE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "max_position_embeddings": 256,
+}
+MIXED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+STRETCHED = {"rope_theta": 10000.0, "factor": 8.0, SWITCH: 24}
+YARN = STRETCHED | {"rope_type": "yarn"}
+BANDS = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# by what changes with the length: family, settings of its configuration
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a window": ("Mistral", {"sliding_window": 12}),
+    "a window in some layers": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
+    "windows and sinks": ("GptOss", MIXED | EXPERTS),
+    "windows and soft caps": ("Gemma2", MIXED),
+    "windows, rope by layer": ("Gemma3", MIXED),
+    "windows, layers without rope": ("Cohere2", MIXED),
+    "windows named otherwise": ("ModernBertDecoder", MIXED | {"local_attention": 24}),
+    "a scale that grows": (
+        "Ministral3",
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.5}, "sliding_window": None},
+    ),
+    "yarn": ("Llama", {"rope_parameters": YARN}),
+    "stretched bands": ("Llama", {"rope_parameters": STRETCHED | BANDS}),
+}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+
+
+def lively(name: str) -> PreTrainedModel:
+    family, settings = FAMILIES[name]
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        stir(model)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight *= 1.5
+    return model
+
+
+def generated(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    output: Any = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_beyond_every_threshold(name: str) -> None:
+    model = lively(name)
+    expected = [generated(model, prompt, 48) for prompt in PROMPTS]
+    spec = load(model, "lookup")
+    for gamma in (0, 3):
+        texts = spec.generate(PROMPTS, max_new_tokens=48, gamma=gamma)
+        assert [text.tokens for text in texts] == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_self_check_gets_beyond_them(name: str) -> None:
+    """Every number of the real configuration that is named as a length is small in the copy."""
+    family, settings = FAMILIES[name]
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
+    small = shrunk(config, narrow=True)
+    named = [
+        settings[key] for key in settings if "window" in key and settings[key] not in (1, True)
+    ]
+    assert all(getattr(small, key) == WINDOW for key in lengths_named(config))
+    assert bool(lengths_named(config)) == any(named)
+    rope: Any = getattr(small, "rope_parameters", None) or {}
+    assert rope.get(SWITCH, 0) <= 2 * WINDOW < CONTEXT
+
+
+class Sloping(LlamaForCausalLM):
+    """Logits that are sharper behind a length, by what is cached of the longest row."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **more: Any,
+    ) -> Any:
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        more |= {"position_ids": position_ids, "past_key_values": past_key_values}
+        result = super().forward(input_ids, **more)
+        n = result.logits.shape[1]
+        behind = (torch.arange(n) + past) // self.config.logit_floor
+        result.logits = result.logits * (1 + behind)[:, None]
+        return result
+
+
+@pytest.mark.parametrize("length", [2048, 1_000_000])
+def test_a_family_that_is_wrong_only_in_long_texts_is_refused(length: int) -> None:
+    settings = BASE | {"max_position_embeddings": 4096, "logit_floor": length}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Sloping(transformers.LlamaConfig(**settings)).eval()
+    if length > 4096:  # which no text reaches
+        assert check(model).delta < 1e-5
+        return
+    with pytest.raises(RefusedError, match="not exact over a ragged cache"):
+        check(model)
+
+
+def test_a_model_that_contradicts_itself_behind_its_window() -> None:
+    """Moshi's cache has a window, its mask has none: behind it, `generate` differs from a forward
+    of the same text. A window as long as the context never gets there."""
+    moshi: dict[str, Any] = BASE | {"audio_vocab_size": 64, "max_position_embeddings": 64}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        narrow, wide = (
+            transformers.MoshiForCausalLM(
+                transformers.MoshiConfig(**moshi, sliding_window=n)
+            ).eval()
+            for n in (12, 64)
+        )
+    with pytest.raises(RefusedError, match=r"moshi .* contradicts itself: .* by \d.\de-0"):
+        check(narrow)
+    stir(wide)
+    (text,) = load(wide, "lookup").generate([PROMPTS[1]], max_new_tokens=33, gamma=3)
+    assert text.tokens == generated(wide, PROMPTS[1], 33)
+
+
+@pytest.mark.parametrize("name", ["Roberta", "Camembert", "Data2VecText", "XLMRoberta"])
+def test_positions_that_count_from_the_padding_id(name: str) -> None:
+    """Their own code counts from pad + 1, transformers' generate from 0: refused by rule."""
+    config = getattr(transformers, f"{name}Config")(**BASE, is_decoder=True)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with pytest.raises(RefusedError, match="counts positions from the padding id"):
+        load(model, "lookup")
+
+
+@pytest.mark.parametrize(
+    "runtime", ["transformers", pytest.param("openvino", marks=pytest.mark.openvino)]
+)
+def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
+    """In transformers they depend on how long the prompt was, and on calls before: a text ends
+    there, says why, and is `generate`'s until then, whatever was generated before."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    settings = BASE | {"max_position_embeddings": 48, "rope_parameters": rope}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+        stir(model)
+    expected = generated(model, PROMPTS[0], 80)  # and the frequencies are those of 83 tokens
+    spec = load(model, "lookup", runtime=runtime)
+    for gamma in (0, 3):
+        (text,) = spec.generate([PROMPTS[0]], max_new_tokens=80, gamma=gamma)
+        assert text.tokens == expected[:45] and text.finish_reason == "length"
+    with pytest.raises(InputError, match="the model holds 48"):
+        spec.generate([PROMPTS[1] * 2])
+    assert math.isclose(context_limit(model.config) or 0, 48)

@@ -1,0 +1,161 @@
+"""Texts on either side of the length at which long rope takes its other factors, and across it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from foretoken import Engine, InputError, RefusedError, Speculator, load
+from foretoken.models.base import Switches, longest
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.longrope import BothFactors, switch_of
+from foretoken.models.stock.selfcheck import check, stir
+
+N, LIMIT = 40, 120  # tokens read with the short factors, and of a text at most
+ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": N,
+    "short_factor": [1.0 + 0.05 * i for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "max_position_embeddings": LIMIT,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Phi3": ("Phi3ForCausalLM", {"original_max_position_embeddings": N}),
+    "Phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4}),
+}
+SCALES = {"Phimoe": {"short_mscale": 1.1, "long_mscale": 1.3}}
+PROMPTS = [
+    [(7 * i + 3 + n) % 62 + 2 for i in range(n)] for n in (5, N - 2, N - 1, N, N + 1, N + 2, 80)
+]
+
+
+def model(name: str = "Phi3", **changes: Any) -> PreTrainedModel:
+    kind, more = FAMILIES[name]
+    rope = {"rope_parameters": ROPE | SCALES.get(name, {})}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**(SHAPE | more | rope | changes))
+        network = getattr(transformers, kind)(config).eval()
+        stir(network)
+        with torch.no_grad():
+            for weight in network.parameters():
+                if weight.ndim > 1:
+                    weight *= 1.6
+    return network
+
+
+def generated(network: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
+    """transformers' own greedy text."""
+    ids = torch.tensor([prompt])
+    output: Any = network.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def require_stock(spec: Speculator, network: PreTrainedModel, gamma: int) -> None:
+    expected = [generated(network, prompt, LIMIT - 80) for prompt in PROMPTS]
+    texts = spec.generate(PROMPTS, max_new_tokens=LIMIT - 80, gamma=gamma)
+    assert [text.tokens for text in texts] == expected
+    assert gamma == 0 or sum(step.accepted for text in texts for step in text.steps) > 0
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize("runtime", ["transformers", "graphs"])
+def test_texts_are_those_of_generate(runtime: str, gamma: int) -> None:
+    """In a ragged batch, on either side of the switch and across it."""
+    require_stock(load(model(), "lookup", runtime=runtime), model(), gamma)
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_are_those_of_generate_on_openvino(name: str, gamma: int) -> None:
+    spec = load(model(name), "lookup", runtime="openvino")
+    assert spec.target.runtime == "openvino"
+    require_stock(spec, model(name), gamma)
+
+
+@pytest.mark.openvino
+def test_a_copy_of_the_target_drafts_across_the_switch() -> None:
+    spec = load(model(), "self:int8", runtime="openvino")
+    require_stock(spec, model(), 3)
+
+
+def test_a_family_whose_experts_look_for_the_longest_text() -> None:
+    require_stock(load(model("Phimoe"), "lookup"), model("Phimoe"), 4)
+
+
+def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
+    """Long rows know from their first piece on which factors they are read with."""
+    asked = [(PROMPTS[0], 60), *((prompt, 30) for prompt in PROMPTS[1:]), (PROMPTS[-1] * 2, 8)]
+    wide = {"max_position_embeddings": 4 * N + 10}
+    with Engine(load(model(**wide), "lookup"), max_rows=3) as engine:
+        ids = [engine.add(PROMPTS[0], max_new_tokens=60, gamma=2)]
+        for _ in range(5):
+            engine.step()
+        ids += [engine.add(prompt, max_new_tokens=n, gamma=2) for prompt, n in asked[1:]]
+        texts: dict[int, list[int]] = {}
+        while len(texts) < len(ids):
+            events = [event for event in engine.step() if event.completion]
+            texts |= {event.id: event.completion.tokens for event in events if event.completion}
+    expected = [generated(model(**wide), prompt, n) for prompt, n in asked]
+    assert [texts[id] for id in ids] == expected
+
+
+def test_what_a_row_may_hold() -> None:
+    target = CausalModel(model())
+    assert isinstance(target, Switches)
+    assert (target.context, longest(target), switch_of(target.model)) == (N, LIMIT, N)
+    with pytest.raises(InputError, match=f"would hold {N + 1} tokens, the model {N}"):
+        target.start([PROMPTS[4]])
+    target.beyond(True)
+    target.start([PROMPTS[4]])
+    assert target.long == [True]
+    (text,) = load(model(), "lookup").generate([PROMPTS[0]], max_new_tokens=500, gamma=3)
+    assert text.finish_reason == "length" and len(text.tokens) == LIMIT - len(PROMPTS[0])
+
+
+def test_beams_stay_where_all_is_read_in_one_way() -> None:
+    spec = load(model(), "lookup")
+    assert spec.beam_search([PROMPTS[0]], num_beams=2, max_new_tokens=N - 5)
+    with pytest.raises(RefusedError, match=f"texts of more than {N} in another way"):
+        spec.beam_search([PROMPTS[0]], num_beams=2, max_new_tokens=N - 4)
+
+
+def test_who_reads_again() -> None:
+    """Llama's generate keeps what it has read with the short factors: it ends where they do."""
+    config = transformers.LlamaConfig(**(SHAPE | {"rope_parameters": ROPE}))
+    llama = transformers.LlamaForCausalLM(config)
+    assert switch_of(llama) is None and CausalModel(llama).context == N
+    assert switch_of(model(max_position_embeddings=N)) is None
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    assert switch_of(model(**plain)) is None and CausalModel(model(**plain)).context == LIMIT
+
+
+def test_a_switch_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check gets to the long factors: they must be there."""
+    assert check(model()).delta < 1e-5
+
+    def near(self: BothFactors, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return self.embed(self.short, x, position_ids % 2**24)
+
+    monkeypatch.setattr(BothFactors, "forward", near)
+    with pytest.raises(RefusedError, match="not exact over a ragged cache"):
+        check(model())
