@@ -9,7 +9,7 @@ clocks and no tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -159,6 +159,17 @@ def walltime_factor(
     if tokens is not None:
         return checked.count("tokens", tokens, least=1) / _expected_cost(alpha, gamma, c, v, tokens)
     return expected_tokens(alpha, gamma) / _round_cost(gamma, c, v)
+
+
+def steps_factor(
+    alpha: float, steps: Mapping[int, int], c: float, *, v: VerifyCost | None = None
+) -> float:
+    """The same where runs of the target differ in how many guesses they check: steps[gamma] of them
+    check gamma. One without a guess costs what plain decoding does, and gives one token."""
+    if not any(steps.values()):
+        raise InputError("steps is empty; give how many steps made each number of guesses")
+    tokens = sum(count * expected_tokens(alpha, gamma) for gamma, count in steps.items())
+    return tokens / sum(count * _round_cost(gamma, c, v) for gamma, count in steps.items())
 
 
 def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:

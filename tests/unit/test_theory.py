@@ -435,3 +435,40 @@ def test_speculative_execution_by_hand():
     assert theory.execution_factor(0, 2, 1, 1) == 0.75
     with pytest.raises(InputError, match="f and g take 0 and 0; give one"):
         theory.execution_factor(0.5, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "alpha", "gamma", "c", "v"),
+    [
+        (Fraction(1, 4), Fraction(9, 10), 4, Fraction(1, 20), Fraction(6, 5)),
+        (Fraction(1, 1), Fraction(1, 2), 2, Fraction(1, 10), Fraction(1)),
+        (Fraction(0, 1), Fraction(1, 2), 2, Fraction(1, 10), Fraction(3)),
+    ],
+)
+def test_steps_without_guesses_cost_a_plain_pass_and_give_one_token(
+    share: Fraction, alpha: Fraction, gamma: int, c: Fraction, v: Fraction
+) -> None:
+    """A drafter that guesses at a known share of steps: every outcome of a step by its exact
+    probability, added up, against the formula."""
+    tokens = seconds = Fraction(0)
+    for guesses, chance in ((gamma, share), (0, 1 - share)):
+        seconds += chance * (guesses * c + (v if guesses else 1))
+        for kept in range(guesses + 1):
+            law = alpha**kept * (1 - alpha if kept < guesses else 1)
+            tokens += chance * law * (kept + 1)
+    steps = {gamma: 1000 * share, 0: 1000 * (1 - share)}
+    counts = {guesses: int(count) for guesses, count in steps.items()}
+    cost = [0.0, 1.0, *[float(v)] * gamma]
+    factor = theory.steps_factor(float(alpha), counts, float(c), v=cost)
+    assert factor == pytest.approx(float(tokens / seconds))
+
+
+def test_steps_with_all_guesses_are_theorem_3_8() -> None:
+    for v in (None, [0, 1, 1.1, 1.2, 1.3]):
+        made = theory.steps_factor(0.7, {3: 5}, 0.1, v=v)
+        assert made == pytest.approx(theory.walltime_factor(0.7, 3, 0.1, v=v))
+
+
+def test_no_step_has_no_factor() -> None:
+    with pytest.raises(InputError, match="steps"):
+        theory.steps_factor(0.7, {}, 0.1)

@@ -173,13 +173,12 @@ def speedup(comparison: Any) -> None:
         bold=f"{comparison.speedup:.2f}x",
     )
     if comparison.alpha is not None:
-        gamma = comparison.formula_gamma
-        best = "" if comparison.gamma is not None else f" at its best gamma, {gamma}"
+        silent = f" (none in {comparison.silent:.0%} of the steps)" if comparison.silent else ""
         prose(
             console,
-            f"Theorem 3.8 with alpha {comparison.alpha:.2f} and c {comparison.c:.2f}{best}: "
-            f"{comparison.paper:.2f}x; with the measured cost v({gamma + 1}) = "
-            f"{comparison.v:.2f} of the target's pass: {comparison.predicted:.2f}x",
+            f"Theorem 3.8 for the guesses made{silent}, with alpha {comparison.alpha:.2f} and c "
+            f"{comparison.c:.2f}: {comparison.paper:.2f}x; with the measured cost of the target's "
+            f"pass, up to v = {comparison.v:.2f}: {comparison.predicted:.2f}x",
         )
     if warning := remark(comparison.others):
         prose(console, warning, bold=warning)

@@ -152,7 +152,11 @@ def test_compare(run, base, monkeypatch):
     *text, measured, predicted, said = result.out.splitlines()
     assert "\n".join(text) == library(base, "It was", max_new_tokens=9).text
     assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
-    assert "Theorem 3.8 with alpha" in predicted and said.startswith("other processes took 23%")
+    assert (
+        "Theorem 3.8 for the guesses made" in predicted
+        and "with alpha" in predicted
+        and said.startswith("other processes took 23%")
+    )
     document = json.loads(run("generate", "It was", *args, "--compare", "--gamma", 2, "--json").out)
     comparison = document["comparison"]
     assert comparison["others"] == 0.23

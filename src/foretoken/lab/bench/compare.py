@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from foretoken import others, theory
 from foretoken.costs import of
-from foretoken.gamma import MAX_GAMMA
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.request import Completion, StepRecord
 from foretoken.speculator import Prompt, Speculator
@@ -24,13 +24,13 @@ class Comparison:
     seconds_per_token: float
     gamma: int | None  # None: automatic
     mean_gamma: float  # guesses made in a step
+    silent: float  # share of the steps in which none was made
     # What section 3 makes of the measured alpha, c and v; None where fewer than FEW were made
-    formula_gamma: int | None = None  # of v, paper and predicted: gamma, or the best fixed one
     alpha: float | None = None
     c: float | None = None
-    v: float | None = None  # a target pass over formula_gamma + 1 tokens against one over one
-    paper: float | None = None  # Theorem 3.8 with the measured alpha and c; it takes v as 1
-    predicted: float | None = None  # the same with the measured v, for this number of tokens
+    v: float | None = None  # a target pass over the longest block against one over one token
+    paper: float | None = None  # Theorem 3.8 for the guesses made; it takes v as 1
+    predicted: float | None = None  # the same with the measured v
     others: float | None = None  # share of the processors that other processes took
 
     @property
@@ -58,6 +58,7 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
         seconds_per_token=median(map(_per_token, fast)),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
+        silent=fmean(not step.drafted for step in steps),
         others=others.share([span]),
     )
     plain_steps = [step for completion in plain for step in completion.steady.steps]
@@ -66,25 +67,22 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     overlaps = [
         overlap for completion in fast for step in completion.steps for overlap in step.overlaps
     ]
-    return _predicted(comparison, overlaps, [*plain_steps, *steps], len(fast[0].tokens))
+    return _predicted(comparison, overlaps, steps, plain_steps)
 
 
 def _predicted(
-    comparison: Comparison, overlaps: list[float], steps: list[StepRecord], tokens: int
+    comparison: Comparison, overlaps: list[float], steps: list[StepRecord], plain: list[StepRecord]
 ) -> Comparison:
-    """With the predictions of section 3."""
-    costs, alpha, gamma = of(steps), fmean(overlaps), comparison.gamma
-    c, v = costs.c, costs.v
-    if gamma is None:
-        gamma = theory.optimal_gamma(alpha, c, v=v, max_gamma=MAX_GAMMA, tokens=tokens)
+    """With the predictions of section 3 for the guesses that the steps made."""
+    costs, alpha = of([*plain, *steps]), min(1.0, fmean(overlaps))
+    made = Counter(step.drafted for step in steps)
     return replace(
         comparison,
-        formula_gamma=gamma,
         alpha=alpha,
-        c=c,
-        v=v(gamma + 1),
-        paper=theory.walltime_factor(alpha, gamma, c),
-        predicted=theory.walltime_factor(alpha, gamma, c, v=v, tokens=tokens),
+        c=costs.c,
+        v=costs.v(max(made) + 1),
+        paper=theory.steps_factor(alpha, made, costs.c),
+        predicted=theory.steps_factor(alpha, made, costs.c, v=costs.v),
     )
 
 

@@ -6,6 +6,7 @@ Knows neither clocks nor models.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple, dataclass
 from statistics import fmean, median
 
@@ -144,7 +145,7 @@ def predict(rounds: list[Round], key: Key) -> Predicted | None:
 
 
 def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted | None:
-    """Theorem 3.8 with v, over as many tokens as were timed. From means, as the measured speed-up
+    """Theorem 3.8 with v, for the guesses that the steps made. From means, as the measured speed-up
     is; c and v are over the steps that made all their guesses."""
     steps = _steps(runs)
     full = [step for step in steps if step.drafted == gamma]
@@ -154,10 +155,8 @@ def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted 
     c = fmean(step.draft_seconds for step in full) / gamma / T_p
     v = fmean(step.score_seconds for step in full) / T_p
     alpha = min(1.0, fmean(overlap for step in steps for overlap in step.overlaps))
-    tokens = round(fmean(len(run.tokens) - run.first_tokens for run in runs))
-    speedup = theory.walltime_factor(
-        alpha, gamma, c, v=lambda n: 1 + (v - 1) * (n - 1) / gamma, tokens=max(1, tokens)
-    )
+    made = Counter(step.drafted for step in steps)
+    speedup = theory.steps_factor(alpha, made, c, v=lambda n: 1 + (v - 1) * (n - 1) / gamma)
     return Predicted(alpha, c, v, speedup)
 
 

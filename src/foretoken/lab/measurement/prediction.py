@@ -1,10 +1,10 @@
 """What a gamma would gain, from a measurement: section 3.5 with measured rates in place of alpha^i.
 
-Tokens follow from how often guess i was kept (alpha for guesses beyond the measured gamma), time
-from the steps of the measured runs, with v(n) for how a pass grows with gamma. Under `speculative`
-and `block` alike, whether guess i is kept does not depend on how many are made behind it, so one
-measured gamma serves for the others: its own prediction is the speed-up that was measured, and the
-formula gives the others in proportion.
+Tokens follow from how often guess i was kept, or not made (for guesses beyond the measured gamma,
+from alpha and how often the last two were made), time from the steps of the measured runs, with
+v(n) for how a pass grows with gamma. Under `speculative` and `block` alike, whether guess i is kept
+does not depend on how many are made behind it, so one measured gamma serves for the others: its own
+prediction is the speed-up that was measured, and the formula gives the others in proportion.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LEAST = 1e-9  # seconds of a pass at the low end of its interval
 class Basis:
     """The numbers that a prediction follows from; times in seconds."""
 
-    alpha: float
-    kept: tuple[float, ...]  # P(guess i is kept | all before it were), i = 1, 2, ..
+    alpha: float  # where a guess is made
+    kept: tuple[float, ...]  # P(guess i is made and kept | all before it were), i = 1, 2, ..
     offered: tuple[float, ...]  # share of steps in which the drafter makes guess i
     guess: float
     passes: tuple[float, ...]  # over 1, 2, .. tokens; the first in plain runs, others beside drafts
@@ -40,13 +40,20 @@ class Basis:
 
     def survival(self, gamma: int) -> list[float]:
         """s_0, .., s_gamma: P(the first i guesses are kept)."""
-        beyond = [self.alpha] * (gamma - len(self.kept))
+        beyond = [self.alpha * self.goes_on] * (gamma - len(self.kept))
         return np.cumprod([1.0, *self.kept[:gamma], *beyond]).tolist()
+
+    @property
+    def goes_on(self) -> float:
+        """How likely a drafter that made the last measured guess makes another."""
+        *_, before, last = 1.0, 1.0, *self.offered
+        return min(1.0, last / before) if len(self.offered) > 1 and before else 1.0
 
     def round(self, gamma: int) -> float:
         """Seconds of a step."""
         last = self.offered[-1] if self.offered else 1.0
-        shares = [*self.offered, *[last] * gamma][:gamma]
+        beyond = [last * self.goes_on**i for i in range(1, gamma + 1)]
+        shares = [*self.offered, *beyond][:gamma]
         reached = [1.0, *shares, 0.0]  # P(d guesses or more), d = 0, 1, ..
         score = sum((reached[d] - reached[d + 1]) * self.passes[d] for d in range(gamma + 1))
         other = self.plain + (self.loop - self.plain) * gamma / max(1, len(self.kept))
@@ -145,8 +152,9 @@ def _passes(measured: Measurement, alone: list[float]) -> tuple[float, ...]:
 
 def _basis(measured: Measurement) -> Basis:
     alpha = measured.alpha.value
+    made = 1 - measured.silent  # without a guess, beta counts as 0
     return Basis(
-        alpha=alpha,
+        alpha=min(1.0, alpha / made) if made else 0.0,
         kept=tuple(p.kept / p.asked if p.asked else alpha for p in measured.positions),
         offered=tuple(p.offered for p in measured.positions),
         guess=measured.draft_seconds.median if measured.draft_seconds else 0.0,

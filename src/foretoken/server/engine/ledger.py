@@ -67,6 +67,7 @@ class Ledger:
         self.kept_at: Counter[int] = Counter()  # accepted guesses, by place
         self.made_at: Counter[int] = Counter()  # guesses, by place
         self.alpha: float | None = None  # of late
+        self.made: Counter[int] = Counter()  # steps of a draft's, by how many guesses they made
         self.plain: dict[Kind, Texts] = {}
         self.speculative: dict[Kind, Texts] = {}
 
@@ -79,7 +80,10 @@ class Ledger:
             self.accepted += step.accepted
             self.made_at.update(range(step.drafted))
             self.kept_at.update(range(step.accepted))
-            for overlap in () if step.predicted else step.overlaps:  # alpha is the draft's
+            if step.predicted:
+                continue  # alpha is the draft's
+            self.made[step.drafted] += not asked.plain
+            for overlap in step.overlaps:
                 earlier = overlap if self.alpha is None else self.alpha
                 self.alpha = RECENT * earlier + (1 - RECENT) * overlap
         if event.completion is not None and not asked.mixed:
@@ -128,6 +132,7 @@ class Ledger:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kept_at += other.kept_at
         self.made_at += other.made_at
+        self.made += other.made
         for mine, others in ((self.plain, other.plain), (self.speculative, other.speculative)):
             for kind, texts in others.items():
                 mine[kind] = _sum(mine.get(kind, Texts()), texts)
@@ -137,14 +142,12 @@ class Ledger:
         return [self.kept_at[i] / drafted for i, drafted in sorted(self.made_at.items())]
 
     def _predicted(self, costs: Any) -> float | None:
-        """Of one row, at the gamma that pays best (Theorem 3.8, with the pass's own cost)."""
-        from foretoken.theory import walltime_factor
+        """Of one row that makes as many guesses as were made, at what these cost alone."""
+        from foretoken.theory import steps_factor
 
-        if self.alpha is None:
+        if self.alpha is None or not any(self.made.values()):
             return None
-        alpha = min(self.alpha, 0.999)  # the formula's sum ends below 1
-        gammas = range(int(costs.draft[-1][0]) + 1)
-        return max(walltime_factor(alpha, gamma, costs.c, v=costs.v) for gamma in gammas)
+        return steps_factor(min(1.0, self.alpha), self.made, costs.c, v=costs.v)
 
     def _measured(self) -> dict[str, Any]:
         """How long texts would have taken plainly, at the speed of those of their kind that were

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from foretoken import theory
 from foretoken.costs import Costs
+from foretoken.drafters.base import Draft, Draw
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.gamma import MAX_GAMMA
 from foretoken.lab.bench.compare import compare
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
@@ -24,9 +25,8 @@ def pair() -> Speculator:
 
 def test_a_comparison():
     comparison = compare(pair(), [1, 2], gamma=3, temperature=1.0, max_new_tokens=30)
-    assert comparison.gamma == comparison.formula_gamma == 3 >= comparison.mean_gamma > 2
+    assert comparison.gamma == 3 >= comparison.mean_gamma > 2 and comparison.silent < 0.1
     assert 0 < comparison.alpha < 1 and comparison.c > 0 and comparison.v > 0
-    assert comparison.paper == theory.walltime_factor(comparison.alpha, 3, comparison.c)
     assert comparison.predicted > 0
     assert comparison.speedup == comparison.plain_seconds_per_token / comparison.seconds_per_token
 
@@ -48,15 +48,37 @@ def test_without_guesses_nothing_is_predicted():
         comparison.paper,
         comparison.predicted,
     ) == (None,) * 5
-    assert comparison.formula_gamma is None
+    assert comparison.silent == 1
 
 
-def test_automatic_gamma_is_told_what_the_best_fixed_one_should_gain():
-    spec = pair()
-    spec._costs["sampled", 1] = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
-    comparison = compare(spec, [1, 2], temperature=1.0, max_new_tokens=30)
-    assert comparison.gamma is None and 0 <= comparison.formula_gamma <= MAX_GAMMA
-    assert comparison.predicted is None or comparison.predicted >= 1
+class Seldom(LMDrafter):
+    """Guesses at every third step only, as look-up does where a text seldom repeats itself."""
+
+    calls = 0
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        self.calls += 1
+        return super().propose(gamma if self.calls % 3 == 0 else [0] * len(gamma), draw)
+
+
+@pytest.mark.parametrize("gamma", [3, None])
+def test_what_is_predicted_follows_from_the_guesses_made(
+    gamma: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where guesses cost nothing, a pass always the same and every guess is kept, the prediction
+    is the tokens of a step, however many steps had a guess."""
+    free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
+    monkeypatch.setattr("foretoken.lab.bench.compare.of", lambda steps: free)
+    spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))
+    spec._costs["sampled", 1] = free
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 60}
+    comparison = compare(spec, [1, 2], 1, gamma=gamma, **options)
+    (completion,) = spec.generate([1, 2], gamma=gamma, **options)
+    assert comparison.alpha == pytest.approx(1.0) and 0.6 < comparison.silent < 0.8
+    tokens_per_step = 1 + comparison.mean_gamma
+    assert comparison.predicted == pytest.approx(tokens_per_step)
+    assert comparison.paper == pytest.approx(tokens_per_step)
+    assert completion.stats.tokens_per_call == pytest.approx(tokens_per_step, rel=0.2)
 
 
 def test_one_token():

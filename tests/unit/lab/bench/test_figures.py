@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foretoken import theory
@@ -92,7 +94,18 @@ def test_what_is_predicted():
     assert prediction is not None
     assert (prediction.alpha, prediction.c, prediction.v) == pytest.approx((0.5, 0.2, 1.5))
     v = [0.0, 1.0, 1.25, 1.5]  # a line through what was measured
-    assert prediction.speedup == pytest.approx(theory.walltime_factor(0.5, 2, 0.2, v=v, tokens=8))
+    assert prediction.speedup == pytest.approx(theory.walltime_factor(0.5, 2, 0.2, v=v))
+
+
+def test_steps_without_a_guess_are_predicted_as_such() -> None:
+    """Half of the steps: (1.75 + 1) tokens in (0.4 + 1.5) + 1 target passes."""
+    rounds = rounds_of(2, draft=0.4, score=1.5, plain=1.0)
+    for turns, slow in zip(rounds, (1, 2), strict=True):
+        (made,) = turns["foretoken", 2]
+        silent = (step(0, 0.0, slow),) * 4
+        turns["foretoken", 2] = [replace(made, steps=made.steps + silent)]
+    prediction = bench.predict(rounds, ("foretoken", 2))
+    assert prediction is not None and prediction.speedup == pytest.approx(2.75 / 2.9)
 
 
 def test_nothing_is_predicted_without_a_gamma_or_its_guesses():

@@ -67,6 +67,15 @@ def test_a_silent_draft_costs_what_it_drafts():
     assert formula(measurement) == pytest.approx(2 / 2.05)
 
 
+def test_beyond_the_measured_guesses_a_silent_draft_stays_silent():
+    """Two guesses at half of the steps, each kept with 1/2 where it is made: a third, made where
+    the second is, gives 1/2 (1/2)^3 tokens more. alpha, which counts silence as 0, is 1/4."""
+    content = document([0.25, 0.5], 0.0, alpha=0.25, tokens=50, offered=0.5) | {"silent": 0.5}
+    two, three = predictions(parse(content, Measurement, "by hand"))[2:4]
+    assert two.tokens_per_call == pytest.approx(1 + 1 / 4 + 1 / 8)
+    assert three.tokens_per_call == pytest.approx(1 + 1 / 4 + 1 / 8 + 1 / 16)
+
+
 def test_what_the_clock_said_is_what_is_predicted():
     """For the measured gamma, interval and all; for others in proportion to the formula."""
     clock = {"value": 1.2, "low": 1.05, "high": 1.4}

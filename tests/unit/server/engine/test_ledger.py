@@ -51,7 +51,7 @@ def test_rates_are_those_of_the_steps() -> None:
     firsts = [s.accepted > 0 for s in steps if s.drafted]
     assert report["acceptance_by_position"][0] == sum(firsts) / len(firsts)
     assert 0 < report["alpha"] < 1 and report["c"] == pytest.approx(0.1)
-    assert report["predicted_speedup"] >= 1
+    assert report["predicted_speedup"] > 0
 
 
 def text(tokens: int, seconds: float, *, rows: int = 1, drafted: int = 0) -> Any:
@@ -155,3 +155,22 @@ def test_alpha_is_the_drafts_and_not_the_predictions() -> None:
                 predicted = [replace(step, predicted=True) for step in event.steps]
                 ledger.note(replace(event, steps=predicted), asked())
     assert ledger.drafted > 0 and ledger.alpha is None
+
+
+def test_what_is_predicted_follows_from_the_guesses_made() -> None:
+    """Always kept, at every other step: (4 + 1) tokens in (3 c + v(4)) + 1 plain passes."""
+    spec, ledger = speculator(), Ledger()
+    spec._costs["sampled", 1] = COSTS
+    for drafted in (3, 0) * 5:
+        done = text(1, 1.0, drafted=drafted)
+        done.steps[0].overlaps = [1.0] * drafted
+        ledger.note(unfinished(done), asked())
+    ledger.note(unfinished(text(1, 1.0)), asked(gamma=0))  # no wish to speculate
+    expected = 5 / (3 * COSTS.c + COSTS.v(4) + 1)
+    assert ledger.report(spec)["predicted_speedup"] == pytest.approx(expected)
+
+
+def unfinished(event: Any) -> Any:
+    """The same, of a text that goes on."""
+    event.completion = None
+    return event
