@@ -121,7 +121,7 @@ OTHERS: dict[str, Refusal] = {
     "sampled": _entry("guidance_scale=1.5 is", guidance_scale=1.5, do_sample=True),
     "synced_gpus": _entry("synced_gpus is given", synced_gpus=True),
     "a cache": Refusal(
-        "past_key_values is given", lambda m: {"past_key_values": DynamicCache(config=m.config)}
+        "a cache is given", lambda m: {"past_key_values": DynamicCache(config=m.config)}
     ),
     "embeddings": Refusal("inputs_embeds is given", _embeds),
     "an encoder's embeddings": Refusal("inputs_embeds is given", _embeds, "T5"),
