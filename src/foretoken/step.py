@@ -316,7 +316,9 @@ def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verifie
     failed = _invalid(tops, n, guessed)
     first = [int(not params.remove_invalid_values) for params in draw.params]
     require_finite(tops, "target", draw.lengths, first, guessed.places)
-    reached = [min(count, kept + 1) for count, kept in zip(counts, n, strict=True)]
+    # the draft's logits matter where the next guess would have been judged
+    ends = [kept + (b not in failed) for b, kept in enumerate(n)]
+    reached = [min(count, end) for count, end in zip(counts, ends, strict=True)]
     require_finite(draft_tops, "draft", draw.lengths, reached, guessed.places)
     require_mass(list(chain.from_iterable(masses)))
     x = [row[:count] for row, count in zip(ids, lengths, strict=True)]

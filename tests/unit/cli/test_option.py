@@ -130,7 +130,8 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     assert seen == arguments | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")
-    assert seen == {one.name: one.default for one in parameters}
+    in_memory = {"same_tokenizer"}  # of models that a command line cannot name
+    assert seen == {one.name: one.default for one in parameters if one.name not in in_memory}
 
 
 def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):

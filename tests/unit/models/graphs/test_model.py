@@ -210,9 +210,9 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
     model = rehearsed(GraphModel(build("Llama")))
     assert model.cache.lengths == []
     monkeypatch.setattr(Pass, "__call__", fails)
-    with pytest.raises(RefusedError, match="cannot be recorded as a graph: operation not") as error:
+    with pytest.raises(RefusedError, match="cannot be recorded as a graph: RuntimeError$") as error:
         rehearsed(GraphModel(build("Llama")))
-    assert "\n" not in str(error.value)
+    assert "operation not permitted" in str(error.value.__cause__)
 
 
 def test_where_it_is_chosen() -> None:
