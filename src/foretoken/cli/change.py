@@ -4,13 +4,13 @@ its option is."""
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from foretoken.cli.wishes import OneText
 from foretoken.errors import InputError, shown
+from foretoken.sampling.params import meant
 from foretoken.storage.files import parse_json
 
 W = TypeVar("W", bound=OneText)
@@ -24,8 +24,8 @@ def changed(wishes: W, first: W, name: str, value: str) -> W:
     options = _names(type(wishes))
     key = options.get(name.lstrip("-").replace("-", "_"))
     if key is None:
-        near = get_close_matches(name, options, 1, 0.5)
-        remedy = f"did you mean {near[0]}?" if near else f"give one of {', '.join(options)}"
+        near = meant(name, options)
+        remedy = f"did you mean {near}?" if near else f"give one of {', '.join(options)}"
         raise InputError(f"{shown(name)} cannot be set; {remedy}")
     read = _read(key, get_type_hints(type(wishes))[key], value) if value else getattr(first, key)
     return replace(wishes, **{key: read})

@@ -38,7 +38,10 @@ def generate(
     messages: Messages,
     loading: option.SpreadLoading,
     cluster: Cluster,
-    prompt: Annotated[str | None, Argument(help="Text to continue.")] = None,
+    words: Annotated[
+        list[str] | None,
+        Argument(metavar="[TARGET] PROMPT", help="Text to continue; before it, as --target."),
+    ] = None,
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
     target: option.Target = None,
     draft: option.Draft = None,
@@ -65,6 +68,7 @@ def generate(
     from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
+    target, prompt = _sides(words or [], target)
     options, template = wishes.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])
@@ -111,6 +115,14 @@ def generate(
         print(remark, file=sys.stderr)
     if reasons & {"interrupted", "error"}:
         raise typer.Exit(130 if "interrupted" in reasons else 1)
+
+
+def _sides(words: list[str], target: str | None) -> tuple[str | None, str | None]:
+    """The target and the prompt; a word alone is the prompt."""
+    if len(words) > 2:
+        raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
+    named = words[0] if len(words) == 2 else None
+    return option.target(named, target), words[-1] if words else None
 
 
 def _stream(

@@ -30,6 +30,15 @@ Draft = Annotated[
         "measured costs."
     ),
 ]
+
+
+def target(positional: str | None, named: str | None) -> str | None:
+    """The target of a command that takes it by its place or by --target; InputError for two."""
+    if positional is not None and named is not None and positional != named:
+        raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
+    return positional if named is None else named
+
+
 PROMPTS = 'One prompt a line, or .jsonl: {"prompt": text or ids, "id": any}.'
 Prompts = Annotated[Path, Option(help=PROMPTS)]
 Limit = Annotated[int | None, Option(help="Prompts of the file to use; left out: all.")]

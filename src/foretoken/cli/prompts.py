@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from foretoken.cli import files
 from foretoken.cli.cluster import needing
 from foretoken.errors import ForetokenError, InputError
-from foretoken.sampling.params import FIELDS
+from foretoken.sampling.params import FIELDS, meant
 from foretoken.text import chat
 
 if TYPE_CHECKING:
@@ -139,8 +138,8 @@ def _require_keys(names: list[str], keys: tuple[str, ...]) -> None:
     """InputError for keys that there are not, or not together."""
     for key in names:
         if key not in keys:
-            near = get_close_matches(key, keys, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else f"give some of {', '.join(keys)}"
+            near = meant(key, keys)
+            remedy = f"did you mean {near}?" if near else f"give some of {', '.join(keys)}"
             raise InputError(f"{key[:40]} is no key of a line here; {remedy}")
     if ("prompt" in names) == ("messages" in names):
         if "prompt" in names:

@@ -36,7 +36,8 @@ NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
 @command
 def report(
     recipes: Annotated[
-        list[Path], Argument(help="Recipe files, such as recipes/default.toml: a chapter each.")
+        list[Path],
+        Argument(help="Recipe files, a chapter each; the repository has some."),
     ],
     out: Annotated[
         Path, Option(help="Folder for results.jsonl, which is resumed, and for the report.")

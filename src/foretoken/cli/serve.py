@@ -27,9 +27,10 @@ def _serving(text: str, *flags: str) -> Any:
 def serve(
     loading: option.SpreadLoading,
     cluster: Cluster,
-    target: Annotated[
-        str | None, Argument(help="Folder or hub id; left out: the pair that ships.")
+    model: Annotated[
+        str | None, Argument(metavar="[TARGET]", help="Folder or hub id, as --target.")
     ] = None,
+    target: option.Target = None,
     draft: option.Draft = None,
     speculative_config: Speculative = None,
     host: Annotated[str, _serving("Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
@@ -89,6 +90,7 @@ def serve(
     if launched():
         raise InputError("foretoken serve starts the ranks of its engine; run it without torchrun")
     chosen = speculative(speculative_config, draft)
+    target = option.target(model, target)
     loading.require(target)
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")
     with needing("serve"):

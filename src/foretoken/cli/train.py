@@ -106,13 +106,21 @@ def ngram(
     loading: option.Loading,
     out: Annotated[Path, typer.Option(help="File to write, a .safetensors.")],
     order: Annotated[int, typer.Option(help="1: unigram, 2: bigram, ...")] = 3,
-    from_text: Annotated[
+    data: Annotated[
         Path | None,
-        typer.Option(help="Text file or folder to count, or pairs (.jsonl, .tsv): their targets."),
+        typer.Option(
+            "--data",
+            "--from-text",
+            help="Text file or folder to count, or pairs (.jsonl, .tsv): their targets.",
+        ),
     ] = None,
-    from_samples: Annotated[
+    target: Annotated[
         str | None,
-        typer.Option(help="Target whose samples to count; --from-text then gives their prompts."),
+        typer.Option(
+            "--target",
+            "--from-samples",
+            help="Target whose samples to count; --data then gives their prompts.",
+        ),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(help="How many to sample; left out: 100,000.")
@@ -128,19 +136,19 @@ def ngram(
     """
     if order < 1:  # before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
-    if from_samples is None and (tokens is not None or temperature is not None):
-        raise InputError("--tokens and --temperature are of samples; give --from-samples too")
+    if target is None and (tokens is not None or temperature is not None):
+        raise InputError("--tokens and --temperature are of samples; give --target too")
     option.require_file(out)
     quiet()
-    if from_samples is not None:
-        spec = _load(loading, from_samples)
+    if target is not None:
+        spec = _load(loading, target)
         law = 1.0 if temperature is None else temperature
-        texts = _sample(spec, 100_000 if tokens is None else tokens, from_text, law, seed)
+        texts = _sample(spec, 100_000 if tokens is None else tokens, data, law, seed)
         table, bits = _fit_samples(spec, texts, order)
-    elif from_text is not None and loading.tokenizer is not None:
-        table, bits = _fit_text(from_text, loading, order)
+    elif data is not None and loading.tokenizer is not None:
+        table, bits = _fit_text(data, loading, order)
     else:
-        raise InputError("give --from-samples TARGET, or --from-text with --tokenizer FOLDER")
+        raise InputError("give --target TARGET, or --data with --tokenizer FOLDER")
     table.save(out)
     size = out.stat().st_size
     lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {size / 1e6:.1f} MB"]
@@ -152,8 +160,8 @@ def ngram(
         "bytes": size,
         "held_out_bits_per_token": bits,
     }
-    options = replace(loading, tokenizer=None) if from_samples is None else loading
-    use = trained.use(from_samples or trained.target_of(loading.tokenizer), f"ngram:{out}", options)
+    options = replace(loading, tokenizer=None) if target is None else loading
+    use = trained.use(target or trained.target_of(loading.tokenizer), f"ngram:{out}", options)
     trained.show(summary, lines, use, as_json=as_json)
 
 

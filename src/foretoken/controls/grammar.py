@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-SPACES = r"[ ]?|\n[ ]{0,16}"  # between JSON's tokens; JSON allows any, where weak models never end
+# Between JSON's tokens: blanks cost tokens, and where JSON allows any, weak models never end
+SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
 SETTING = '%llguidance {"no_forcing": true}'
 KEPT = 32  # grammars kept compiled per vocabulary
 SAMPLED = 256  # tokens whose spelling is compared
@@ -289,7 +290,7 @@ def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
     if kind == "json_schema":
         schema = json.loads(text)
         if isinstance(schema, dict):  # its own settings win
-            schema = {"x-guidance": {"whitespace_pattern": SPACES}} | schema
+            schema = {"x-guidance": SPACES} | schema
         return [_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
     if kind == "regex":
         escaped = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]

@@ -19,6 +19,33 @@ MAX_NEW_TOKENS = 64
 MOST_TEXTS = 100_000  # of one prompt
 
 
+# What other libraries and servers call the same
+ELSEWHERE = {
+    "stop": "stop_strings",
+    "stop_sequences": "stop_strings",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "n": "num_return_sequences",
+    "num_samples": "num_return_sequences",
+    "repeat_penalty": "repetition_penalty",
+    "typical": "typical_p",
+    "top_logprobs": "logprobs",
+    "response_format": "structured",
+    "guided_json": "structured",
+    "logits_processor": "processors",
+    "stopping_criteria": "stopping",
+    "bad_words": "bad_words_ids",
+}
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Which known name an unknown one stands for: what others call it, or one that is like it."""
+    names = list(known)
+    same = ELSEWHERE.get(name)
+    near = [same] if same in names else get_close_matches(name, names, 1, 0.5)
+    return near[0] if near else None
+
+
 class Standard(NamedTuple):
     """How logits become a law: what `sampling.distributions.law` reads."""
 
@@ -184,8 +211,8 @@ def gathered(
     length."""
     for name in controls:
         if name not in FIELDS:
-            near = get_close_matches(name, FIELDS, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else f"give one of {', '.join(FIELDS)}"
+            near = meant(name, FIELDS)
+            remedy = f"did you mean {near}?" if near else f"give one of {', '.join(FIELDS)}"
             raise InputError(f"{name} is no option of {method}; {remedy}")
     if params is None:
         return [SamplingParams(**controls)] * prompts

@@ -483,8 +483,8 @@ def test_samples(run, base, tmp_path):
 def test_ngram(run, base, tmp_path, source):
     out, target = tmp_path / "table.safetensors", base / "target"
     args = {
-        "text": ("--from-text", base / "text", "--tokenizer", target),
-        "samples": ("--from-samples", target, "--tokens", 2000),
+        "text": ("--data", base / "text", "--tokenizer", target),
+        "samples": ("--target", target, "--tokens", 2000),
     }[source]
     result = run("train", "ngram", "--out", out, "--order", 2, *args)
     assert result.code == 0 and "order 2, vocabulary 320" in result.out
@@ -504,7 +504,7 @@ def test_options_of_samples_are_none_of_text(run, base, tmp_path):
     of = ("--from-text", base / "text", "--tokenizer", base / "target")
     for option in (("--tokens", 5), ("--temperature", 0.5)):
         result = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
-        mistake(result, "--tokens and --temperature are of samples; give --from-samples too")
+        mistake(result, "--tokens and --temperature are of samples; give --target too")
 
 
 def test_bad_training_input(run, base, tmp_path):
@@ -512,8 +512,8 @@ def test_bad_training_input(run, base, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "book.txt.gz").write_bytes(b"no gzip")
     ngram = ("train", "ngram", "--out", out)
-    mistake(run(*ngram), "give --from-samples TARGET, or --from-text with --tokenizer")
-    mistake(run(*ngram, "--from-text", text), "give --from-samples TARGET")
+    mistake(run(*ngram), "give --target TARGET, or --data with --tokenizer")
+    mistake(run(*ngram, "--from-text", text), "give --target TARGET")
     mistake(run(*ngram, "--from-text", text, "--tokenizer", text), "holds no tokenizer")
     mistake(run(*ngram, "--from-text", text, "--tokenizer", "no"), "the tokenizer in no cannot be")
     counted = ("--tokenizer", target, "--from-text")

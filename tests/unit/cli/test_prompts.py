@@ -55,6 +55,7 @@ def test_a_line_with_messages_and_wishes(tmp_path):
     ("row", "says"),
     [
         ({"prompt": "a", "temprature": 1}, "temprature is no key of a line here; did you mean tem"),
+        ({"prompt": "a", "stop": "x"}, "stop is no key of a line here; did you mean stop_strings?"),
         ({"prompt": "a", "top-k": 1}, "top-k is no key of a line here; did you mean top_k?"),
         ({"prompt": "a", "zzz": 1}, "zzz is no key of a line here; give some of prompt, id, mess"),
         ({"prompt": "a", "stopping": []}, "stopping is no key of a line here; did you mean"),

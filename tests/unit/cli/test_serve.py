@@ -30,6 +30,8 @@ from served import pair, until
         (["--api-key", ""], "--api-key is empty"),
         (["--host", "nowhere.invalid"], "nowhere.invalid:8000 cannot be listened on"),
         (["nowhere/at/all"], "nowhere"),
+        (["--target", "nowhere/at/all"], "nowhere"),
+        (["here", "--target", "there"], "the target is 'here' and --target 'there'; give one"),
         (["--draft", "none", "--speculative-config", "{}"], "both given"),
         (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
     ],

@@ -18,6 +18,7 @@ from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.distributions import law
 from foretoken.sampling.params import (
     CHECKS,
+    ELSEWHERE,
     FIELDS,
     OPTIONAL,
     BeamControls,
@@ -25,6 +26,7 @@ from foretoken.sampling.params import (
     SamplingParams,
     Structured,
     gathered,
+    meant,
 )
 
 HUGE = 10**400  # an integer that no float comes near
@@ -260,6 +262,8 @@ def test_gathered():
             "repetition_penaltyy is no option of generate; did you mean repetition_penalty?",
         ),
         (None, {"max_tokens": 1}, "max_tokens is no option of generate; did you mean max_new_tok"),
+        (None, {"stop": ["x"]}, "stop is no option of generate; did you mean stop_strings?"),
+        (None, {"n": 2}, "n is no option of generate; did you mean num_return_sequences?"),
         (None, {"xyzzy": 1}, "xyzzy is no option of generate; give one of temperature, top_k"),
         (SamplingParams(), {"top_k": 1}, "params and top_k are both given; give the one or the"),
         ([SamplingParams()], {}, "params has 1 entries for 2 prompts; give one each"),
@@ -273,3 +277,10 @@ def test_gathered():
 def test_what_is_no_params_for_two_prompts(params, controls, message):
     with pytest.raises(InputError, match=f"^{message}"):
         gathered(params, controls, 2)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_others_call_it(name: str) -> None:
+    """No name of ours, and it stands for one."""
+    assert name not in FIELDS and ELSEWHERE[name] in FIELDS
+    assert meant(name, FIELDS) == ELSEWHERE[name]

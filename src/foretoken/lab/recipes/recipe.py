@@ -187,7 +187,9 @@ def read(path: Path) -> Recipe:
     except RecursionError:
         raise InputError(f"{path} cannot be read as a recipe: it nests too deeply") from None
     except FileNotFoundError:
-        raise InputError(f"there is no {path}; give a recipe, such as recipes/own.toml") from None
+        raise InputError(
+            f"there is no {path}; give a recipe: the repository has some, in recipes/"
+        ) from None
     except (OSError, ValueError) as error:  # no TOML, or no text
         raise InputError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
     try:
