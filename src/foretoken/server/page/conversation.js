@@ -29,6 +29,11 @@ export class Conversation {
     return this.turns.flatMap((turn) => [turn.run, ...(turn.plain ? [turn.plain.run] : [])]);
   }
 
+  /** Texts that were decoded both with guesses and plainly. */
+  get pairs() {
+    return this.turns.filter((turn) => turn.plain).map(({ run, plain }) => [run, plain.run]);
+  }
+
   get open() {
     return this.runs.some((run) => run.open);
   }

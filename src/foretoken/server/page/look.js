@@ -17,8 +17,12 @@ export function followTheme(button) {
   tell();
 }
 
-export function followViews(fieldset) {
-  const tell = () => (body.dataset.view = fieldset.querySelector(":checked").value);
+/** changed: called where another view is chosen. */
+export function followViews(fieldset, changed) {
+  const tell = () => {
+    body.dataset.view = fieldset.querySelector(":checked").value;
+    changed();
+  };
   fieldset.addEventListener("change", tell);
   tell();
 }

@@ -49,8 +49,12 @@ function show(conversation) {
   $("turns").replaceChildren(conversation.element);
   $("thread").scrollTop = $("thread").scrollHeight;
   closeDrawer();
-  for (const turn of conversation.turns) turn.draw(); // to the width that it has only now
+  drawTurns(); // to the width that they have only now
   changed(conversation);
+}
+
+function drawTurns() {
+  for (const turn of current?.turns ?? []) turn.draw();
 }
 
 function remove(conversation) {
@@ -83,8 +87,8 @@ function ended(run) {
 const drawList = paced(() => list.draw(conversations, current), 0.05);
 
 const drawPanelSoon = paced(() => {
-  const runs = conversations.flatMap((conversation) => conversation.runs);
-  drawPanel($, current.last?.run, runs, server.info);
+  const pairs = conversations.flatMap((conversation) => conversation.pairs);
+  drawPanel($, current.last?.run, pairs, server.info);
 }, 0.25);
 
 const drawThread = paced(() => {
@@ -176,7 +180,7 @@ document.addEventListener("keydown", (event) => {
 $("new").addEventListener("click", begin);
 
 followTheme($("theme"));
-followViews($("views"));
+followViews($("views"), drawTurns);
 followDrawers();
 begin();
 server.ask();

@@ -29,16 +29,14 @@ export function measures(run) {
   };
 }
 
-/** How much faster runs with guesses made tokens than those without; null before both are there. */
-export function speedup(runs) {
-  const speed = (group) => {
-    const all = group.map(measures);
-    return sum(all, (m) => m.tokens) / sum(all, (m) => m.seconds);
-  };
-  const done = runs.filter((run) => run.state === "done" && run.steps.length);
-  const guessed = done.filter((run) => !run.plain);
-  const plain = done.filter((run) => run.plain);
-  return guessed.length && plain.length ? speed(guessed) / speed(plain) : null;
+/** How much faster texts were with guesses than the same requests plainly, and how many they are.
+ * What was not decoded both ways says nothing: another text may be another kind of text. */
+export function speedup(pairs) {
+  const done = pairs.filter((pair) => pair.every(({ state, steps }) => state === "done" && steps.length));
+  const all = done.map((pair) => pair.map(measures));
+  const plainly = sum(all, ([guessed, plain]) => (guessed.tokens * plain.seconds) / plain.tokens);
+  const factor = all.length ? plainly / sum(all, ([guessed]) => guessed.seconds) : null;
+  return { factor, texts: all.length };
 }
 
 /** Seconds of a step. */

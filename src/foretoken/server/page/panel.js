@@ -4,24 +4,38 @@ import { acceptance, factors } from "./charts.js";
 import { el } from "./dom.js";
 import { UNKNOWN, count, duration, measures, rate, shown, speedup } from "./numbers.js";
 
-const HOW = "Time a token, over all texts of this page. The line is plain decoding.";
-const WHEN = "The line is plain decoding. For this page's own number, decode a text plainly too.";
+const WHAT =
+  "Predicted: by Theorem 3.8, for one text with as many guesses as the server has made, from the α, c and v below.";
+const WHEN = "For this page's own number, decode a text plainly too.";
 
-/** run: whose measurements are shown, if any; runs: all of the page; info: what the server says. */
-export function drawPanel($, run, runs, info) {
+/** run: whose measurements are shown, if any; pairs: the page's texts that were decoded both with
+ * guesses and plainly; info: what the server says. */
+export function drawPanel($, run, pairs, info) {
   const m = run?.steps.length ? measures(run) : null;
   $("this").replaceChildren(
     ...(m ? figures(m) : [el("p", { class: "none" }, "Nothing written yet.")]),
   );
   $("positions").replaceChildren(acceptance(m?.positions ?? []));
-  const here = speedup(runs);
+  const here = speedup(pairs);
   const rows = [
     ["Predicted", info?.predicted_speedup ?? null, "predicted"],
     ["Measured by the server", info?.measured_speedup ?? null, "measured"],
-    ["Measured on this page", here, "measured"],
+    ["Measured on this page", here.factor, "measured"],
   ];
-  const note = el("p", { class: "note" }, here === null ? WHEN : HOW);
-  $("speedups").replaceChildren(factors(rows), note);
+  const notes = [info?.predicted_speedup ? WHAT : "", measuredOn(info), pageOn(here)].filter(Boolean);
+  $("speedups").replaceChildren(factors(rows), ...notes.map((note) => el("p", { class: "note" }, note)));
+}
+
+/** From how many texts the server's number is. */
+function measuredOn(info) {
+  const texts = info?.measured_texts;
+  if (!texts?.speculative) return "";
+  const guessed = count(texts.speculative, "text");
+  return `The server's: ${guessed} against ${shown(texts.plain)} asked for plainly, with the same settings.`;
+}
+
+function pageOn({ texts }) {
+  return texts ? `This page's: ${count(texts, "text")}, decoded both ways.` : WHEN;
 }
 
 function figures(m) {

@@ -4,6 +4,7 @@
 import { el } from "./dom.js";
 
 const MOST = 16; // guesses to choose from
+const OPEN = "foretoken-settings";
 const SEEDS = 2 ** 31;
 
 export class Settings {
@@ -20,7 +21,10 @@ export class Settings {
     this.inputs.gamma.append(...names.map(([name, value]) => el("option", { value }, name)));
     for (const event of ["input", "toggle"])
       details.addEventListener(event, () => this.#summarize());
-    details.open = matchMedia("(min-width: 1180px)").matches;
+    details.open = localStorage.getItem(OPEN) !== null; // closed, unless left open the last time
+    details.addEventListener("toggle", () =>
+      details.open ? localStorage.setItem(OPEN, "open") : localStorage.removeItem(OPEN),
+    );
     this.#summarize();
   }
 
