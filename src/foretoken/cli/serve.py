@@ -28,7 +28,7 @@ def serve(
     loading: option.SpreadLoading,
     cluster: Cluster,
     model: Annotated[
-        str | None, Argument(metavar="[TARGET]", help="Folder or hub id, as --target.")
+        str | None, Argument(metavar="TARGET", help="Folder or hub id, as --target.")
     ] = None,
     target: option.Target = None,
     draft: option.Draft = None,
