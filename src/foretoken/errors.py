@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Self, cast
+from typing import Any, Self, cast
 
 log = logging.getLogger(__name__)
 
@@ -125,3 +125,48 @@ def kind_of(error: Exception) -> str:
 def one_line(error: Exception) -> str:
     """The beginning of a library's message, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+KINDS = {
+    "string": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+    "model_attributes": "an object",
+    "dataclass": "an object",
+    "finite_number": "a finite number",
+    "literal_error": "one of {expected}",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "below {lt}",
+    "less_than_equal": "{le} or less",
+    "none_required": "null",
+}
+SIZES = {
+    "string_too_short": "it is too short, {min_length} characters at least",
+    "string_too_long": "it is too long, {max_length} characters at most",
+    "too_short": "it is too short, {min_length} at least",
+    "too_long": "it is too long, {max_length} at most",
+    "string_pattern_mismatch": "it has characters that it may not have",
+    "missing": "it is missing",
+    "extra_forbidden": "it is unknown",
+    "json_invalid": "it is no JSON: {error}",
+}
+
+
+def mismatch(error: Mapping[str, Any]) -> str:
+    """What is wrong with a value, from one of the errors that pydantic lists."""
+    kind, context = str(error["type"]), dict(error.get("ctx") or {})
+    if kind in SIZES:
+        return SIZES[kind].format(**context)
+    wanted = KINDS.get(kind) or KINDS.get(kind.removesuffix("_type").split("_parsing")[0])
+    if wanted is None and kind == "int_from_float":
+        wanted = KINDS["int"]
+    if wanted is not None:
+        return f"it must be {wanted.format(**context)}"
+    if kind == "value_error":  # of a check of ours
+        return str(error["msg"]).removeprefix("Value error, ")
+    return "it is not what it must be"

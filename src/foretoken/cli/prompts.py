@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import files
 from foretoken.cli.cluster import needing
-from foretoken.errors import ForetokenError, InputError
+from foretoken.errors import ForetokenError, InputError, mismatch
 from foretoken.sampling.params import FIELDS, meant
 from foretoken.text import chat
 
@@ -101,7 +101,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "line"
         raise InputError(
-            f'{place}: {key}: {first["msg"]}; give {{"prompt": text or ids, "id": anything}}'
+            f'{place}: {key}: {mismatch(first)}; give {{"prompt": text or ids, "id": anything}}'
         ) from None
     extra = dict(read.model_extra or {})
     seed = extra.pop("seed", None)

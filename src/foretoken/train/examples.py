@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from foretoken.errors import InputError
+from foretoken.errors import InputError, mismatch
 from foretoken.train import corpus
 from foretoken.train.samples import PROMPT
 
@@ -119,7 +119,7 @@ def _parsed(path: Path, number: int, text: str) -> Line:
     try:
         return Line.model_validate_json(text)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"]
+        reason = mismatch(error.errors()[0])
         raise InputError(
             f'{path}, line {number}: {reason}; give {{"source": text, "target": text}}'
         ) from None

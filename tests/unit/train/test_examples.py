@@ -82,10 +82,10 @@ def test_a_digest_tells_data_apart(tmp_path):
 @pytest.mark.parametrize(
     "row, said",
     [
-        ("no json", "line 2: Invalid JSON"),
-        ('{"target": "a"}', "line 2: Field required"),
-        ('{"source": "a", "other": 1}', "line 2: Extra inputs"),
-        ('{"source": 3}', "line 2: Input should be a valid string"),
+        ("no json", "line 2: it is no JSON"),
+        ('{"target": "a"}', "line 2: it is missing"),
+        ('{"source": "a", "other": 1}', "line 2: it is unknown"),
+        ('{"source": 3}', "line 2: it must be text"),
         ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )

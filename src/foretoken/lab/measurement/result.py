@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costs import Costs, Table, at
-from foretoken.errors import InputError
+from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
@@ -257,7 +257,7 @@ def parse(document: Any, kind: type[Any], name: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{name}: {where}: {first['msg']}; measure again") from None
+        raise InputError(f"{name}: {where}: {mismatch(first)}; measure again") from None
 
 
 def _refuse(constant: str) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, mismatch, one_line, shown
 
 Name = Literal[
     "acceptance",
@@ -34,6 +34,7 @@ Name = Literal[
 ]
 PaperDraft = Literal["Unigram", "Bigram", "T5-small", "T5-base", "T5-large", "GPT-like 6M"]
 SHIPPED = Path(str(files("foretoken") / "assets"))  # the pair of a recipe that names no target
+LINE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"  # text without a break: it stands in tables
 NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
 # What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
 QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
@@ -48,7 +49,7 @@ class Form(BaseModel):
 class Draft(Form):
     """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
 
-    label: Annotated[str, Field(min_length=1, max_length=60)]
+    label: Annotated[str, Field(min_length=1, max_length=60, pattern=LINE)]
     draft: Annotated[str, Field(min_length=1)] | None = None  # as foretoken.load takes it
     order: Annotated[int, Field(ge=1, le=8)] | None = None  # a table fitted to the target's texts
     paper: PaperDraft | None = None  # whose figures of the paper stand beside it
@@ -84,7 +85,7 @@ class Recipe(Form):
     """The experiments of one target. All numbers are those of the full report."""
 
     name: Annotated[str, Field(pattern=r"^[\w-]{1,40}$")]
-    title: str
+    title: Annotated[str, Field(pattern=LINE)]
     target: str | None = None  # folder or hub id; left out: the pair that ships
     drafts: Annotated[list[Draft], Field(min_length=1)]  # the smallest model first
     task: Literal["text", "translation", "summarization", "code"] = "text"
@@ -119,6 +120,15 @@ class Recipe(Form):
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(f"two drafts have the label {label}; give each its own")
+        return self
+
+    @model_validator(mode="after")
+    def first_guesses(self) -> Recipe:
+        if self.drafts[0].draft == "none":
+            raise ValueError(
+                f"the first draft, {self.drafts[0].label}, is none, which guesses nothing, and a "
+                "report is about the first; put another before it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -248,7 +258,7 @@ def _mistake(error: ValidationError) -> str:
         return f"{key} is {shown(value)}; {_nearest(str(value), _allowed(place))}"
     if kind == "missing":
         return f"{key} is missing; give it"
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = mismatch(first)
     return f"{key} is {shown(value)}: {reason}" if place and kind != "value_error" else reason
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from foretoken.errors import mismatch
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.tools import functions
 
@@ -414,7 +415,7 @@ def read(kind: type[T], body: Any) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if not _internal(part))
-        message = first["msg"][:1].lower() + first["msg"][1:]
+        message = mismatch(first)
         if first["type"] == "extra_forbidden" and (part := _part(kind, first["loc"][:-1])):
             message = _unknown(str(first["loc"][-1]), set(part.model_fields))
         raise BadRequestError(f"{place}: {message}", place) from None

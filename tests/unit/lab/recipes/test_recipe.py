@@ -88,6 +88,8 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
         ),
         (('name = "mine"\n', ""), "name is missing; give it"),
         (('label = "small"', 'label = "small"\norder = 2'), "small has a draft and an order"),
+        (('label = "small"', 'label = "sm\\nall"'), "it has characters that it may not have"),
+        (('label = "small"', "label = 3"), "drafts.0.label is 3: it must be text"),
         (
             ("[[drafts]]", '[[drafts]]\nlabel = "small"\n[[drafts]]'),
             "two drafts have the label small",
@@ -182,3 +184,11 @@ def test_what_nests_too_deeply_is_one_line(tmp_path):
     (tmp_path / "deep.toml").write_text("name = " + "[" * 5000)
     with pytest.raises(InputError, match="deep.toml cannot be read as a recipe: it nests too"):
         read(tmp_path / "deep.toml")
+
+
+def test_a_draft_that_guesses_nothing_heads_no_report(tmp_path):
+    none = LEAST.replace('draft = "models/draft"', 'draft = "none"')
+    with pytest.raises(InputError, match="the first draft, small, is none, which guesses nothing"):
+        read(written(tmp_path, none))
+    behind = LEAST + '[[drafts]]\nlabel = "plain"\ndraft = "none"\n'
+    assert read(written(tmp_path, behind)).drafts[1].draft == "none"
