@@ -179,7 +179,18 @@ def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
         for i, one in enumerate(prompts)
     ]
     limits = [fleet.output_tokens or len(one.overlaps) for one in prompts]
+    _require_fit(measured.serving, texts, limits)
     return _Tasks(texts, limits, greedy, fleet.seed)
+
+
+def _require_fit(serving: Serving | None, texts: list[Text], limits: list[int]) -> None:
+    """InputError for requests that the engine would refuse."""
+    most = max(text.prompt + limit for text, limit in zip(texts, limits, strict=True))
+    if serving is not None and serving.context is not None and most > serving.context:
+        raise InputError(
+            f"a request has up to {most} tokens, the measured target holds {serving.context}; "
+            "give fewer prompt_tokens or output_tokens"
+        )
 
 
 def _betas(

@@ -140,6 +140,7 @@ class Serving:
     drafts: Table = ((1, 1.0),)
     passes: Table = ((1, 1.0),)
     beside: int = 0  # other engines that worked on the machine meanwhile
+    context: int | None = None  # tokens of a text at most; None: no limit, or an older file's
 
     def drafting(self, guesses: list[int]) -> float:
         """Seconds of a draft of so many guesses for each row."""

@@ -16,6 +16,7 @@ from foretoken.engine.batch import threads
 from foretoken.errors import RefusedError
 from foretoken.lab.measurement.beside import beside
 from foretoken.lab.measurement.result import Options, Serving
+from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
 from foretoken.sampling.params import SamplingParams
@@ -61,7 +62,8 @@ def serving(
         drafts=table(lambda work: _drafts(work, measured)),
         passes=table(lambda work: _passes(work, measured)),
     )
-    return replace(measured, joining=_joining(works[-1], measured))
+    joining = _joining(works[-1], measured)
+    return replace(measured, joining=joining, context=longest(spec.target))
 
 
 def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:

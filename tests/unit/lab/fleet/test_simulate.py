@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken.costs import Costs
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.fleet.simulate import Fleet, Simulated, capacity, require, simulate
 from foretoken.lab.measurement.result import Measurement, Serving, parse
 from measurements import document
@@ -106,3 +106,13 @@ def test_measurements_that_cannot_be_are_refused():
         with pytest.raises(ForetokenError, match="m.json: serving: .*; measure again"):
             require(measured(replace(ONE, **wrong)), "m.json")
     assert require(measured(), "m.json") == ONE
+
+
+def test_requests_that_the_target_cannot_hold_are_refused():
+    """As the engine refuses them."""
+    short = replace(ONE, context=100)
+    fits, long = replace(TASK, prompt_tokens=90), replace(TASK, prompt_tokens=90, output_tokens=11)
+    assert run(replace(fits, output_tokens=10), 0.01, short).whole
+    assert run(long, 0.001).whole  # of an older file it is not known
+    with pytest.raises(InputError, match="a request has up to 101 tokens, the measured target hol"):
+        run(long, 0.01, short)
