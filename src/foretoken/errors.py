@@ -128,15 +128,17 @@ def one_line(error: Exception) -> str:
 
 
 KINDS = {
-    "string": "text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "list": "a list",
-    "dict": "an object",
-    "model": "an object",
-    "model_attributes": "an object",
-    "dataclass": "an object",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
     "finite_number": "a finite number",
     "literal_error": "one of {expected}",
     "greater_than": "above {gt}",
@@ -162,11 +164,8 @@ def mismatch(error: Mapping[str, Any]) -> str:
     kind, context = str(error["type"]), dict(error.get("ctx") or {})
     if kind in SIZES:
         return SIZES[kind].format(**context)
-    wanted = KINDS.get(kind) or KINDS.get(kind.removesuffix("_type").split("_parsing")[0])
-    if wanted is None and kind == "int_from_float":
-        wanted = KINDS["int"]
-    if wanted is not None:
-        return f"it must be {wanted.format(**context)}"
+    if kind in KINDS:
+        return f"it must be {KINDS[kind].format(**context)}"
     if kind == "value_error":  # of a check of ours
         return str(error["msg"]).removeprefix("Value error, ")
     return "it is not what it must be"

@@ -24,6 +24,7 @@ from foretoken.models.base import Scorer
 from foretoken.request import Row, Seen, StepRecord
 from foretoken.sampling.distributions import (
     invalid,
+    known_finite,
     law,
     mended,
     require_finite,
@@ -209,28 +210,23 @@ def _judged(logits: Tensor, guessed: _Guessed, G: int) -> tuple[Tensor, Tensor, 
     None is judged behind invalid logits. Which these are follows from the guesses up to there, so
     the law stays the target's: a text that gets there fails, as by plain decoding.
     """
-    lengths = sent(torch.tensor(guessed.counts), logits.device)
-    mends = [bool(row.request.params.remove_invalid_values) for row in guessed.rows]
-    if all(mends):  # controls see to it
-        return logits, logits.amax(-1), lengths
-    own = logits
+    own, device = logits, logits.device
     logits, tops = mended(own)
-    if any(mends):
-        kept = sent(torch.tensor(mends), logits.device)
-        logits = torch.where(kept[:, None, None], own, logits)
-        tops_judged = tops.masked_fill(kept[:, None], 0)
-    else:
-        tops_judged = tops
-    lengths = torch.minimum(lengths, _valid(tops_judged))
-    if guessed.draft.tops is not None:
-        drafted = _valid(sent(guessed.draft.tops[:, :G], logits.device))
-        lengths = torch.minimum(lengths, drafted)
-    return logits, tops, lengths
+    lengths = sent(torch.tensor(guessed.counts), device)
+    parts = [tops] if guessed.draft.tops is None else [tops, guessed.draft.tops[:, :G]]
+    if all(map(known_finite, parts)):
+        return logits, tops, lengths
+    mends = [bool(row.request.params.remove_invalid_values) for row in guessed.rows]
+    skip = sent(torch.tensor(mends), device)  # rows whose controls see to it
+    for part in parts:
+        valid = torch.isfinite(sent(part, device)) | skip[:, None]
+        lengths = torch.minimum(lengths, _leading(valid))
+    return torch.where(skip[:, None, None], own, logits), tops, lengths
 
 
-def _valid(tops: Tensor) -> Tensor:
-    """How many positions there are before the first invalid one, `[B]`."""
-    return torch.isfinite(tops).long().cumprod(1).sum(1)
+def _leading(valid: Tensor) -> Tensor:
+    """How many positions stand before the first invalid one, `[B]`."""
+    return valid.long().cumprod(1).sum(1)
 
 
 def _run(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed, x: Tensor) -> Tensor:
@@ -318,7 +314,7 @@ def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verifie
     require_finite(tops, "target", draw.lengths, first, guessed.places)
     # the draft's logits matter where the next guess would have been judged
     ends = [kept + (b not in failed) for b, kept in enumerate(n)]
-    reached = [min(count, end) for count, end in zip(counts, ends, strict=True)]
+    reached = [min(count, end) * on for count, end, on in zip(counts, ends, first, strict=True)]
     require_finite(draft_tops, "draft", draw.lengths, reached, guessed.places)
     require_mass(list(chain.from_iterable(masses)))
     x = [row[:count] for row, count in zip(ids, lengths, strict=True)]

@@ -280,8 +280,8 @@ def test_texts_that_get_to_invalid_logits_end_there_and_no_others(kind, rule, mo
 
 def test_a_guess_that_leads_to_invalid_logits_must_be_judged(monkeypatch):
     """Negative control: to leave it out, as if the draft had stopped before it, shifts the law."""
-    valid = step_module._valid
-    monkeypatch.setattr(step_module, "_valid", lambda tops: (valid(tops) - 1).clamp(min=0))
+    leading = step_module._leading
+    monkeypatch.setattr(step_module, "_leading", lambda valid: (leading(valid) - 1).clamp(min=0))
     p = dying(target())
     case = Case(lambda: Table(p, V), drafters(V)["lm"], RULES["speculative"], 3, steps=1)
     assert bias(case, p, monkeypatch) > 1e-3

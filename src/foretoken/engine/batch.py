@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -41,8 +40,9 @@ class Batch:
         parts = [*held(target), *held(drafter)]
         self.keeping = [part for part in parts if isinstance(part, Keeps)]
         self._remembers = target if isinstance(target, Remembers) else None
-        apart = isinstance(target, Switches) and target.longest != target.context
-        self._switch = target.context if apart else None  # tokens; longer rows are read otherwise
+        self._switches: Switches | None = None  # the target, if it reads long rows in another way
+        if isinstance(target, Switches) and target.longest != target.context:
+            self._switches = target
         self._claim: Claim | None = None  # while there are rows
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
@@ -68,14 +68,14 @@ class Batch:
     @property
     def outgrown(self) -> list[Row]:
         """Rows that have to leave and join again: the target reads so long a text otherwise."""
-        if self._switch is None:
+        if self._switches is None:
             return []
-        target: Any = self.target
-        rows = zip(self.rows, target.long, strict=True)
+        rows = zip(self.rows, self._switches.long, strict=True)
         return [row for row, long in rows if self._is_long(row) and not long]
 
     def _is_long(self, row: Row) -> bool:
-        return self._switch is not None and len(row.tokens) > self._switch
+        context = None if self._switches is None else self._switches.context
+        return context is not None and len(row.tokens) > context
 
     @property
     def drafts(self) -> bool:
@@ -209,17 +209,16 @@ class Batch:
         """Guesses that a row has a use for: behind them comes a token of the target's own, and the
         target reads all of a pass in one way."""
         most = row.room - 1
-        if self._switch is None or self._is_long(row):
+        if self._switches is None or self._switches.context is None or self._is_long(row):
             return most
-        return min(most, self._switch - len(row.tokens))
+        return min(most, self._switches.context - len(row.tokens))
 
     def _announce(self, row: Row) -> None:
         """The rows that join next are like this one: only texts of the same salt serve them."""
         for part in self.keeping:
             part.salted(row.request.salt)
-        if self._switch is not None:
-            target: Any = self.target
-            target.beyond(self._is_long(row))
+        if self._switches is not None:
+            self._switches.beyond(self._is_long(row))
 
     def _read(self, reads: list[int]) -> None:
         """A pass in which no row is advanced."""

@@ -201,10 +201,14 @@ def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
     """`logits [.., V]` with zeros where they are invalid, and the largest of each position, `[..]`,
     in which that still shows: whether it matters is known later."""
     tops = logits.amax(-1)
-    valid = torch.isfinite(tops)
-    if valid.is_cpu and bool(valid.all()):  # elsewhere the host would wait
+    if known_finite(tops):
         return logits, tops
-    return torch.where(valid[..., None], logits, 0.0), tops
+    return torch.where(torch.isfinite(tops)[..., None], logits, 0.0), tops
+
+
+def known_finite(tops: Tensor) -> bool:
+    """Whether the host knows, without waiting for a device, that all of them are finite."""
+    return tops.is_cpu and math.isfinite(tops.sum().item())  # an overflow only says less
 
 
 def _top_k(scores: Tensor, k: int) -> Tensor:

@@ -8,7 +8,7 @@ graph came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -65,7 +65,7 @@ class PagedModel:
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
-        self.salts: list[str] = []
+        self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
         self.long: list[bool] = []
         self._beyond = False  # of the rows that join next
@@ -132,9 +132,9 @@ class PagedModel:
         return len(self._pages_found(prompt, self._shared_by)) * self.pool.page
 
     @property
-    def _shared_by(self) -> str:
+    def _shared_by(self) -> Hashable:
         """What rows have in common that share pages: their salt, and the way they are read in."""
-        return f"{self.salt}\0long" if self._beyond else self.salt
+        return (self.salt, "long") if self._beyond else self.salt
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         limit = self.longest if self._beyond else self.context
@@ -179,7 +179,7 @@ class PagedModel:
         self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:length], length
         return length
 
-    def _pages_found(self, prompt: list[int], salt: str) -> list[int]:
+    def _pages_found(self, prompt: list[int], salt: Hashable) -> list[int]:
         prefixes = self.pool.prefixes
         return [] if prefixes is None else prefixes.find(prompt, self.pool.page, salt)
 

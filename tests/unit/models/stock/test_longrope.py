@@ -159,3 +159,24 @@ def test_a_switch_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(BothFactors, "forward", near)
     with pytest.raises(RefusedError, match="not exact over a ragged cache"):
         check(model())
+
+
+@pytest.mark.openvino
+def test_long_rows_share_pages_with_long_rows_alone() -> None:
+    """Keys of the same tokens are others there, whatever salt somebody has thought of."""
+    target: Any = load(model(max_position_embeddings=4 * N), "lookup", runtime="openvino").target
+    text = (PROMPTS[-1] * 2)[: N - 1]
+    target.remember(True)
+    target.start([text])
+    target.leave([0])
+    assert target.known(text) == 32
+    target.beyond(True)
+    assert target.known(text) == 0
+    target.start([text])
+    target.leave([0])
+    assert target.known(text) == 32
+    for salt in ("long", "\0long", "('', 'long')"):
+        target.beyond(False)
+        target.salted(salt)
+        assert target.known(text) == 0
+    target.remember(False)

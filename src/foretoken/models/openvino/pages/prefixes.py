@@ -7,7 +7,7 @@ hashes happen to agree. Knows no models; a page that is written anew must be for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 Key = tuple[int, ...]  # the tokens of a page
@@ -28,10 +28,10 @@ class Prefixes:
     """Beginnings of texts, apart by salt: what one salt's texts have read serves no other's."""
 
     def __init__(self) -> None:
-        self._roots: dict[str, _Node] = {}
+        self._roots: dict[Hashable, _Node] = {}
         self._nodes: dict[int, _Node] = {}  # by page
 
-    def find(self, tokens: list[int], size: int, salt: str) -> list[int]:
+    def find(self, tokens: list[int], size: int, salt: Hashable) -> list[int]:
         """The pages, of `size` tokens each, that hold the longest known beginning."""
         node, pages = self._roots.get(salt), list[int]()
         for key in _keys(tokens, size):
@@ -41,7 +41,7 @@ class Prefixes:
             pages.append(node.page)
         return pages
 
-    def note(self, tokens: list[int], pages: list[int], size: int, salt: str) -> None:
+    def note(self, tokens: list[int], pages: list[int], size: int, salt: Hashable) -> None:
         """These pages hold this text, of which whole pages count. Where other pages hold the same,
         those stay known."""
         if len(tokens) < size:
