@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken import Completion, Drafter, Speculator, load
 from foretoken.models.families import build
@@ -62,6 +62,19 @@ def random(name: str, seed: int) -> PreTrainedModel:
                     weight *= 1 if name in POST_NORM else 2
     model.generation_config.eos_token_id = None
     return model.requires_grad_(False).to(DEVICE)
+
+
+def lively(kind: Any, config: PreTrainedConfig, scale: float = 1.5) -> PreTrainedModel:
+    """A random model of that class whose greedy text varies, in float32."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(config).eval()
+        stir(model)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight *= scale
+    return model
 
 
 def varied(model: PreTrainedModel) -> bool:

@@ -240,9 +240,8 @@ def test_an_error_within_a_stream_is_shown_below_the_text(opened: Opened) -> Non
     assert page.locator(".made").inner_text() == "So"
 
 
-def test_nothing_that_a_model_writes_is_markup(opened: Opened) -> None:
-    page = opened()
-    text = "<img src=x onerror=document.title='run'>"
+def answered(page: Any, text: str) -> None:
+    """Send a prompt that is answered by this text, in one step."""
     step = {"tokens": [{"id": 1, "text": text, "source": "plain"}], "rejected": [], "gamma": 0}
     step |= {"draft_seconds": 0, "target_seconds": 0.01, "verify_seconds": 0.001, "rows": 1}
     chunk = {"choices": [{"delta": {"content": text}}], "speculation": {"steps": [step]}}
@@ -250,6 +249,12 @@ def test_nothing_that_a_model_writes_is_markup(opened: Opened) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
     send(page)
     finished(page)
+
+
+def test_nothing_that_a_model_writes_is_markup(opened: Opened) -> None:
+    page = opened()
+    text = "<img src=x onerror=document.title='run'>"
+    answered(page, text)
     assert page.locator(".made").inner_text() == text
     assert page.locator("main img").count() == 0 and page.title() == "foretoken"
 
@@ -452,13 +457,7 @@ def test_markdown_of_nothing_but_marks_is_read(opened: Opened, piece: str) -> No
 def test_text_shows_an_answers_markdown_and_tokens_show_it_as_written(opened: Opened) -> None:
     page = opened()
     text = "Two **bold** words"
-    step = {"tokens": [{"id": 1, "text": text, "source": "plain"}], "rejected": [], "gamma": 0}
-    step |= {"draft_seconds": 0, "target_seconds": 0.01, "verify_seconds": 0.001, "rows": 1}
-    chunk = {"choices": [{"delta": {"content": text}}], "speculation": {"steps": [step]}}
-    stream = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
-    send(page)
-    finished(page)
+    answered(page, text)
     assert page.locator("#turns .text").inner_text() == text
     page.check("[name=view][value=text]")
     page.wait_for_selector("#turns .prose strong:text-is('bold')")

@@ -10,10 +10,12 @@ import torch
 import transformers
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+import pairs
 from foretoken import InputError, RefusedError, load
 from foretoken.models.stock.selfcheck import CONTEXT, SWITCH, WINDOW, check, shrunk, stir
 from foretoken.models.stock.selfcheck import thresholds as lengths_named
 from foretoken.models.stock.sizes import context_limit
+from pairs import stock
 
 BASE: dict[str, Any] = {
     "vocab_size": 64,
@@ -58,23 +60,7 @@ CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 def lively(name: str) -> PreTrainedModel:
     family, settings = FAMILIES[name]
     config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-        stir(model)
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.ndim > 1:
-                    weight *= 1.5
-    return model
-
-
-def generated(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    output: Any = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
-    )
-    return output[0, len(prompt) :].tolist()
+    return pairs.lively(getattr(transformers, f"{family}ForCausalLM"), config)
 
 
 PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
@@ -83,7 +69,7 @@ PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_beyond_every_threshold(name: str) -> None:
     model = lively(name)
-    expected = [generated(model, prompt, 48) for prompt in PROMPTS]
+    expected = [stock(model, prompt, 48) for prompt in PROMPTS]
     spec = load(model, "lookup")
     for gamma in (0, 3):
         texts = spec.generate(PROMPTS, max_new_tokens=48, gamma=gamma)
@@ -153,7 +139,7 @@ def test_a_model_that_contradicts_itself_behind_its_window() -> None:
         check(narrow)
     stir(wide)
     (text,) = load(wide, "lookup").generate([PROMPTS[1]], max_new_tokens=33, gamma=3)
-    assert text.tokens == generated(wide, PROMPTS[1], 33)
+    assert text.tokens == stock(wide, PROMPTS[1], 33)
 
 
 @pytest.mark.parametrize("name", ["Roberta", "Camembert", "Data2VecText", "XLMRoberta"])
@@ -177,7 +163,7 @@ def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
         torch.manual_seed(0)
         model = LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
         stir(model)
-    expected = generated(model, PROMPTS[0], 80)  # and the frequencies are those of 83 tokens
+    expected = stock(model, PROMPTS[0], 80)  # and the frequencies are those of 83 tokens
     spec = load(model, "lookup", runtime=runtime)
     for gamma in (0, 3):
         (text,) = spec.generate([PROMPTS[0]], max_new_tokens=80, gamma=gamma)

@@ -9,11 +9,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+import pairs
 from foretoken import Engine, InputError, RefusedError, Speculator, load
 from foretoken.models.base import Switches, longest
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.longrope import BothFactors, switch_of
-from foretoken.models.stock.selfcheck import check, stir
+from foretoken.models.stock.selfcheck import check
+from pairs import stock
 
 N, LIMIT = 40, 120  # tokens read with the short factors, and of a text at most
 ROPE: dict[str, Any] = {
@@ -48,29 +50,12 @@ PROMPTS = [
 def model(name: str = "Phi3", **changes: Any) -> PreTrainedModel:
     kind, more = FAMILIES[name]
     rope = {"rope_parameters": ROPE | SCALES.get(name, {})}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{name}Config")(**(SHAPE | more | rope | changes))
-        network = getattr(transformers, kind)(config).eval()
-        stir(network)
-        with torch.no_grad():
-            for weight in network.parameters():
-                if weight.ndim > 1:
-                    weight *= 1.6
-    return network
-
-
-def generated(network: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
-    """transformers' own greedy text."""
-    ids = torch.tensor([prompt])
-    output: Any = network.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
-    )
-    return output[0, len(prompt) :].tolist()
+    config = getattr(transformers, f"{name}Config")(**(SHAPE | more | rope | changes))
+    return pairs.lively(getattr(transformers, kind), config, 1.6)
 
 
 def require_stock(spec: Speculator, network: PreTrainedModel, gamma: int) -> None:
-    expected = [generated(network, prompt, LIMIT - 80) for prompt in PROMPTS]
+    expected = [stock(network, prompt, LIMIT - 80) for prompt in PROMPTS]
     texts = spec.generate(PROMPTS, max_new_tokens=LIMIT - 80, gamma=gamma)
     assert [text.tokens for text in texts] == expected
     assert gamma == 0 or sum(step.accepted for text in texts for step in text.steps) > 0
@@ -115,7 +100,7 @@ def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
         while len(texts) < len(ids):
             events = [event for event in engine.step() if event.completion]
             texts |= {event.id: event.completion.tokens for event in events if event.completion}
-    expected = [generated(model(**wide), prompt, n) for prompt, n in asked]
+    expected = [stock(model(**wide), prompt, n) for prompt, n in asked]
     assert [texts[id] for id in ids] == expected
 
 
