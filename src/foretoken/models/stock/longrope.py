@@ -81,7 +81,7 @@ def _settled(rotary: nn.Module, position: int) -> nn.Module:
 def _reads_again(model: PreTrainedModel) -> bool:
     """Whether what prepares `generate`'s passes looks at the length that the factors change at."""
     prepares = getattr(type(model), "prepare_inputs_for_generation", None)
-    code = getattr(prepares, "__code__", None)
+    code = getattr(inspect.unwrap(prepares) if prepares else None, "__code__", None)
     return code is not None and "original_max_position_embeddings" in code.co_names
 
 
