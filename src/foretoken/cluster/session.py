@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
 
@@ -40,13 +43,14 @@ def join(address: str, cpus: int | None = None) -> None:
 
     limits = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
     try:
-        ray.init(
-            None if address == LOCAL else address,
-            include_dashboard=None if limits == {} else False,
-            logging_level=WARNING,
-            namespace="foretoken",
-            **limits,
-        )
+        with _quiet():
+            ray.init(
+                address,  # LOCAL: a new one, even on a machine that is part of another
+                include_dashboard=None if limits == {} else False,
+                logging_level=WARNING,
+                namespace="foretoken",
+                **limits,
+            )
     except Exception as error:  # of every kind, a plain one where a busy machine is too slow
         remedy = f"; give the address of a running one, or --ray {LOCAL}"
         raise InputError(f"Ray at {address!r}: {one_line(error)[:300]}{remedy}") from None
@@ -94,6 +98,21 @@ def weights(*models: str | None) -> int:
     """Bytes of the models' files, of those that are folders here."""
     files = [file for name in models if name for file in Path(name).glob("*.safetensors")]
     return sum(file.stat().st_size for file in files)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what is written to the file descriptor of stderr: Ray's C++ parts write their attempts
+    to connect there, at any log level. The error that Ray raises says the same in a line."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _require_answer(address: str) -> None:

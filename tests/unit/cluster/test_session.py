@@ -26,6 +26,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def init(address: str | None, **options: Any) -> None:
         keywords.update(options, address=address)
+        os.write(2, b"gcs_client.cc:210: Failed to get cluster ID")
         if keywords.get("fails"):
             raise keywords["fails"]
 
@@ -40,7 +41,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -> None:
     session.join("local", 3)
-    assert cluster["address"] is None and cluster["num_cpus"] == 3
+    assert cluster["address"] == "local" and cluster["num_cpus"] == 3
     assert cluster["include_dashboard"] is False and cluster["object_store_memory"] <= 2**28
 
 
@@ -74,7 +75,8 @@ def test_what_is_started_here_listens_on_the_loopback_alone() -> None:
     pytest.importorskip("ray")
     process = subprocess.run(
         [sys.executable, "-c", STARTED],
-        env=os.environ | {"RAY_PORTS_OF": "here"},
+        # a machine that is part of a cluster already does not change what `local` is
+        env=os.environ | {"RAY_PORTS_OF": "here", "RAY_ADDRESS": "127.0.0.1:9"},
         capture_output=True,
         text=True,
         timeout=180,
@@ -99,11 +101,13 @@ def test_an_address_that_does_not_answer_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ConnectionError, ValueError, Exception])
-def test_what_ray_says_is_one_line(cluster, kind: type[Exception]) -> None:
+def test_what_ray_says_is_one_line(cluster, capfd, kind: type[Exception]) -> None:
     cluster["fails"] = kind("Version mismatch: Ray 2.50\nPython 3.12")
     with pytest.raises(InputError) as caught:
         session.join("auto")
     assert "\n" not in str(caught.value) and "Version mismatch: Ray 2.50" in str(caught.value)
+    os.write(2, b"told")
+    assert capfd.readouterr().err == "told"  # nothing of Ray's own, and ours again
 
 
 def test_threads_are_shared_out_and_too_many_are_refused(cluster) -> None:
