@@ -163,3 +163,35 @@ def test_turns_name_what_is_no_text() -> None:
         turns(said, "messages")
     with pytest.raises(BadRequestError, match="no message with a role"):
         turns(["a"], "input")
+
+
+WEATHER = {"name": "weather", "parameters": {"type": "object"}, "strict": True}
+
+
+@pytest.mark.parametrize("kind", [Chat, Responses])
+def test_templates_get_tools_in_one_form(kind: type[Wire]) -> None:
+    """A response's tool carries its function's name itself, a chat's in a part of its own."""
+    flat, nested = {"type": "function", **WEATHER}, {"type": "function", "function": WEATHER}
+    for tool in [flat, nested]:
+        parsed: Any = read(kind, LEAST[kind] | {"tools": [tool]})
+        assert parsed.options({})["chat_template_kwargs"] == {"tools": [nested]}
+    silent: Any = read(kind, LEAST[kind] | {"tools": [flat], "tool_choice": "none"})
+    assert "tools" not in (silent.options({}).get("chat_template_kwargs") or {})
+
+
+@pytest.mark.parametrize("kind", [Chat, Responses])
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "web_search"}, "tools[1].type"),
+        ({}, "tools[1].type"),
+        ({"type": "function"}, "tools[1].function"),
+        ({"type": "function", "function": "weather"}, "tools[1].function"),
+        ({"type": "function", "function": {"name": 3}}, "tools[1].function"),
+    ],
+)
+def test_tools_that_are_no_functions_are_named(kind: type[Wire], tool: Any, param: str) -> None:
+    tools = [{"type": "function", **WEATHER}, tool]
+    with pytest.raises(BadRequestError) as refused:
+        read(kind, LEAST[kind] | {"tools": tools}).options({})
+    assert refused.value.param == param
