@@ -24,10 +24,10 @@ import machine
 from default_pair import PROMPTS
 from foretoken import CascadeDrafter, LMDrafter, LookupDrafter, MixtureDrafter, NGram, NGramDrafter
 from foretoken.drafters.base import Drafter
-from foretoken.lab.bench.turns import Runs, in_turn, seconds_per_token, tokens_per_call, way
 from foretoken.speculator import Speculator
 from foretoken.train.ngram import fit
 from foretoken.train.samples import samples
+from foretoken_lab.turns import Runs, in_turn, seconds_per_token, tokens_per_call, way
 
 TEMPERATURES, GAMMAS, INNER = (0.0, 1.0), (2, 4), 3
 ALONE = "draft"

@@ -16,7 +16,7 @@ from rich.table import Table
 import foretoken
 import machine
 from default_pair import PROMPTS
-from foretoken.lab.bench.turns import in_turn, seconds_per_token, tokens_per_call, way
+from foretoken_lab.turns import in_turn, seconds_per_token, tokens_per_call, way
 
 GAMMAS, REPEATS, TOKENS = (2, 4, 8), 7, 128
 RULES = ("speculative", "block")

@@ -3,7 +3,7 @@
 As there: the mean of sum min(p, q) over 10,000 tokens that the target wrote, at temperature 0 and
 1. The tables are fitted to other texts of the target. Expected: unigram and bigram well below the
 draft, all of them higher at temperature 0; none is (docs/paper_map.md).
-`foretoken report` measures the same for any recipe.
+`foretoken-lab report` measures the same for any recipe.
 
     python benchmarks/table3.py    # two minutes
 """
@@ -21,10 +21,10 @@ import machine
 from figures import TEXTS
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.lab.experiments.acceptance import alpha
-from foretoken.lab.recipes.pairs import written
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.ngram import fit
+from foretoken_lab.experiments.acceptance import alpha
+from foretoken_lab.recipes.pairs import written
 
 LENGTH, LIMIT = 250, 480  # tokens of a text; at most, for the pair's context
 

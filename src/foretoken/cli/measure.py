@@ -42,7 +42,7 @@ def measure(
     seed: option.Seed = 0,
     rows: Annotated[
         int | None,
-        Option(help="Measure a batch of so many requests too, for foretoken simulate."),
+        Option(help="Measure a batch of so many requests too, for foretoken-lab simulate."),
     ] = None,
     beside: Annotated[
         int, Option(help="Other such engines at work meanwhile: replicas that share the machine.")

@@ -1,10 +1,9 @@
-"""`foretoken train lm`, `samples` and `ngram`: small language models and n-gram tables, from text
-or from a target's samples."""
+"""`foretoken train samples` and `ngram`: a target's own text, and n-gram tables of it or of other
+text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from foretoken.cli import distill, heads, option, seq2seq, trained
+from foretoken.cli import distill, heads, option, trained
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
@@ -22,56 +21,9 @@ if TYPE_CHECKING:
     from foretoken.drafters.ngram import NGram
     from foretoken.speculator import Speculator
 
-app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
+app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 app.command()(distill.distill)
 app.command()(heads.heads)
-app.command()(seq2seq.seq2seq)
-Data = Annotated[Path, typer.Option(help="Text file, .txt or .txt.gz, or a folder of such.")]
-
-
-@app.command()
-def lm(
-    data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Folder for checkpoint, log and model; resumed if there.")
-    ],
-    layers: Annotated[int, typer.Option()] = 16,
-    hidden: Annotated[int, typer.Option(help="Width of the residual stream.")] = 192,
-    feed_forward: Annotated[int, typer.Option()] = 512,
-    heads: Annotated[int, typer.Option()] = 6,
-    kv_heads: Annotated[int, typer.Option()] = 2,
-    vocab_size: Annotated[int, typer.Option(help="Of a new tokenizer.")] = 4096,
-    steps: Annotated[int, typer.Option()] = 2000,
-    batch: Annotated[int, typer.Option(help="Windows a step.")] = 8,
-    context: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
-    learning_rate: Annotated[float, typer.Option()] = 3e-3,
-    patience: trained.Patience = 0,
-    bfloat16: trained.Bfloat16 = False,
-    seed: option.Seed = 0,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
-    ] = None,
-    init: Annotated[Path | None, typer.Option(help="Folder of weights to start from.")] = None,
-    as_json: option.Json = False,
-) -> None:
-    """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
-    from foretoken.train.lm import Shape, train_lm
-    from foretoken.train.loop import Recipe
-
-    quiet()
-    shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
-    recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16)
-    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
-    with trained.bar("training", steps) as bar:
-        report = partial(trained.report_loss, bar)
-        summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
-    model = out / "model"
-    lines = [
-        f"{trained.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
-        f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
-        f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
-    ]
-    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)
 
 
 @app.command()
@@ -85,7 +37,7 @@ def samples(
     temperature: Annotated[float, typer.Option()] = 1.0,
     seed: option.Seed = 0,
 ) -> None:
-    """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
+    """Write a target's own text to a file, to train a draft on with `foretoken-lab train lm`."""
     from foretoken.text.decoding import decode
 
     option.require_file(out)
@@ -97,7 +49,7 @@ def samples(
     files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
     if target is not None:
-        print(f"use it: foretoken train lm --data {out} --tokenizer {target} --out FOLDER")
+        print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
 
 
 @app.command()

@@ -1,5 +1,5 @@
-"""What a batch of requests costs an engine here, as `foretoken simulate` needs it: steps of one row
-and of many, prompts that are read, and what an engine does beside its models.
+"""The costs of a batch of requests in an engine here: steps of one row and of many, prompts that
+are read, and an engine's work beside its models. `foretoken-lab simulate` needs them.
 """
 
 from __future__ import annotations
