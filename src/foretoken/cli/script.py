@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 import foretoken
 from foretoken.cli import (
     bench,
-    bench_serve,
     certify,
     chat,
     complete,
@@ -34,19 +33,17 @@ from foretoken.cli.quiet import quiet
 from foretoken.errors import ForetokenError, InputError
 from foretoken.models.parallel import torchrun
 
-MOVED = ("report", "simulate", "theory", "train lm", "train seq2seq")  # to foretoken_lab
+LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
+MOVED = {name: f"foretoken-lab {name}" for name in LAB} | {"bench serve": "guidellm benchmark"}
 
 
 class Commands(TyperGroup):
-    """Commands of one word or, as `bench serve`, of two. `bench` takes options only, so a word
-    behind it is nothing else."""
+    """A group of commands that knows where moved ones are now."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         for name in (args[0], " ".join(args[:2])):
             if name in MOVED:
-                raise InputError(f"foretoken {name} has moved; run foretoken-lab {name}")
-        if (name := " ".join(args[:2])) in self.commands:
-            args = [name, *args[2:]]
+                raise InputError(f"foretoken {name} is no longer here; run {MOVED[name]}")
         return super().resolve_command(ctx, args)
 
 
@@ -82,7 +79,6 @@ app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(export.export)
 app.command()(bench.bench)
-app.command("bench serve")(bench_serve.bench_serve)
 app.command()(certify.certify)
 app.command()(trace.trace)
 app.command()(serve.serve)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from random import Random
 
 import numpy as np
 
 from foretoken import costs
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.load.arrivals import arrivals
 from foretoken.lab.measurement.result import Measurement, Serving
 from foretoken.request import Request, stats
 from foretoken.sampling.keys import RowKey
@@ -111,6 +111,14 @@ def require(measured: Measurement, name: str) -> Serving:
             "well they guess one token ahead, so simulate another draft"
         )
     return measured.serving
+
+
+def arrivals(number: int, rate: float, seed: int) -> list[float]:
+    """Return the seconds from the first request at which each comes: a Poisson process of `rate` a
+    second, the same for the same seed. An infinite rate is all at once."""
+    random = Random(f"arrivals {seed}")
+    gaps = [0.0 if math.isinf(rate) else random.expovariate(rate) for _ in range(number - 1)]
+    return [*accumulate(gaps, initial=0.0)]
 
 
 def simulate(

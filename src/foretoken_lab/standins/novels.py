@@ -50,7 +50,7 @@ def main() -> None:
     options = {"steps": arguments.distill_steps, "target_generated": 0.5, "length": LENGTH}
     distill(out / "text", out, "draft", options)
     models.record(out, "alphas", models.chosen(out, ["draft"], out / "text", LENGTH))
-    print(f"against the pair that ships: python benchmarks/alpha.py {out / 'models' / 'draft'}")
+    print(f"its alpha, to compare: foretoken measure --draft {out / 'models' / 'draft'}")
 
 
 def prepare(novels: list[Path], folder: Path) -> None:

@@ -353,6 +353,7 @@ def test_help_lists_what_there_is(run):
 @pytest.mark.parametrize("moved", [("report",), ("simulate",), ("theory",), ("train", "lm")])
 def test_a_command_that_moved_names_its_new_place(run, moved):
     mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
+    mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
 
 
 def test_torchrun_starts_no_more_than_is_used(run, monkeypatch):
@@ -379,7 +380,7 @@ def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     trainers = [("train", name) for name in "samples ngram distill heads".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
-        for command in [*((name,) for name in commands), ("bench", "serve"), *trainers]:
+        for command in [*((name,) for name in commands), *trainers]:
             shown = run(*command, "--help").out
             prose = shown[shown.index("[OPTIONS]") :].split("\n", 1)[1].split("╭", 1)[0]
             for paragraph in re.split(r"\n\s*\n", prose.strip("\n")):

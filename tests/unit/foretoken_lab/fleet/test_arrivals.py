@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import math
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import pytest
 
-from foretoken.lab.load.arrivals import arrivals, prompts
+from foretoken_lab.fleet.simulate import arrivals
 
 
 def test_all_at_once():
@@ -36,12 +36,3 @@ def test_gaps_are_those_of_a_poisson_process(seed: int):
     assert abs(deviation * rate - 1) < 5 * math.sqrt(2 / n)
     above = sum(gap > 1 / rate for gap in gaps) / n
     assert abs(above - 1 / math.e) < 5 * math.sqrt((1 - 1 / math.e) / math.e / n)
-
-
-def test_prompts_are_ids_of_the_vocabulary():
-    """1,000 ids of 7 leave one out with odds of 7 (6/7)^1000 < 1e-65."""
-    texts = [*islice(prompts(100, 7, 3), 10)]
-    assert [len(prompt) for prompt in texts] == [100] * 10
-    assert {id for prompt in texts for id in prompt} == set(range(7))
-    assert texts == [*islice(prompts(100, 7, 3), 10)] != [*islice(prompts(100, 7, 4), 10)]
-    assert texts[0] != texts[1]

@@ -11,7 +11,7 @@ from foretoken import load
 from scripts import benchmark
 from tiny import folder, llama
 
-serving = benchmark("serving")
+soak = benchmark("soak")
 differences, streams = sys.modules["differences"], sys.modules["streams"]
 
 
@@ -41,8 +41,8 @@ WHOLE = [chunk(0, [1]), chunk(1, [1, 2]), chunk(0, [2, 3, 4], "length"), chunk(1
 def test_texts_that_share_a_stream():
     answer = heard(*WHOLE)
     assert answer.failure == "" and answer.tokens == [[1, 2, 3, 4], [1, 2, 3, 4]]
-    assert answer.traces[0].gaps(counted=True) == pytest.approx([2 / 3] * 3)
-    assert answer.traces[1].gaps(counted=False) == [2.0]
+    assert answer.traces[0].gaps(each=True) == pytest.approx([2 / 3] * 3)
+    assert answer.traces[1].gaps() == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_a_difference_is_judged_by_its_margin(tmp_path, temperature):
     # the same, were passes noisy enough to tip the choice
     offline.shapes = replace(offline.shapes, noise=off.gap)
     assert offline.difference(request, 1, wrong).rounding
-    tally = serving.counts({"a": None, "b": off}, {"a": 3, "b": 2})
+    tally = soak.counts({"a": None, "b": off}, {"a": 3, "b": 2})
     assert tally["texts"]["beyond"] == {"distinct": 1, "served": 2}
-    assert len(serving.beyond(tally["differences"])) == 1
+    assert len(soak.beyond(tally["differences"])) == 1
