@@ -27,8 +27,7 @@ from foretoken.storage import files
 if TYPE_CHECKING:
     from foretoken_lab.recipes.recipe import Recipe
     from foretoken_lab.report.chapter import Report
-    from foretoken_lab.report.results import Results
-    from foretoken_lab.report.run import Job, Standing
+    from foretoken_lab.report.run import Job, Results, Standing
 
 NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
 
@@ -65,9 +64,8 @@ def report(
     _require(recipes_read, out, measuring=not as_measured)
     chosen_recipes = [recipe.quick() for recipe in recipes_read] if quick else recipes_read
     from foretoken_lab.report.chapter import report as made_of  # late: torch takes seconds
-    from foretoken_lab.report.document import document
-    from foretoken_lab.report.files import RESULTS, write
-    from foretoken_lab.report.results import Results
+    from foretoken_lab.report.files import RESULTS, document, write
+    from foretoken_lab.report.run import Results
     from foretoken_lab.report.run import as_measured as latest
 
     quietly()

@@ -21,8 +21,7 @@ from foretoken.lab.measurement.result import Measurement, Serving
 from foretoken.request import Request, stats
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab.fleet.paper import Text
-from foretoken_lab.fleet.replica import Replica, Served
+from foretoken_lab.fleet.paper import Replica, Served, Text
 
 FULL = 8  # batches of requests that wait at once where capacity is found
 Track = Callable[[Sequence[int]], Iterable[int]]

@@ -10,7 +10,7 @@ from console import Run, mistake
 from foretoken.storage import files
 from foretoken_lab import curves
 from foretoken_lab.cli.report import left
-from foretoken_lab.report import plots
+from foretoken_lab.report import files as plots
 from tiny import byte_level, folder, llama
 
 RECIPE = """

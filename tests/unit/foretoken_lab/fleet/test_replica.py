@@ -24,8 +24,7 @@ from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block
-from foretoken_lab.fleet.paper import Text
-from foretoken_lab.fleet.replica import Replica
+from foretoken_lab.fleet.paper import Replica, Text
 from oracle import random_model
 
 V, ROWS = 6, 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretoken_lab.experiments import paper
-from foretoken_lab.report import arithmetic
+from foretoken_lab.report import chapter as arithmetic
 
 
 def test_table_1_comes_out_as_printed():

@@ -11,11 +11,10 @@ import pytest
 
 from foretoken_lab.experiments.experiment import Row, Trace
 from foretoken_lab.recipes.recipe import Prompts
-from foretoken_lab.report import plots
+from foretoken_lab.report import files as plots
 from foretoken_lab.report.chapter import Report, report
 from foretoken_lab.report.files import write
-from foretoken_lab.report.results import Line, Origin, Results
-from foretoken_lab.report.run import Job, digest
+from foretoken_lab.report.run import Job, Line, Origin, Results, digest
 from laboratory import MACHINE, found, recipe
 
 EVIL = "<script>alert(1)</script>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken_lab.report.results import Line, Origin, Results
+from foretoken_lab.report.run import Line, Origin, Results
 
 
 def line(draft: str, alpha: float = 0.5, failed: str | None = None) -> Line:

@@ -11,8 +11,7 @@ import pytest
 from foretoken.errors import InputError
 from foretoken_lab.recipes.recipe import Prompts
 from foretoken_lab.report import run as module
-from foretoken_lab.report.results import Line, Origin, Results
-from foretoken_lab.report.run import Job, as_measured, digest, jobs, run
+from foretoken_lab.report.run import Job, Line, Origin, Results, as_measured, digest, jobs, run
 from laboratory import MACHINE, TablePairs, recipe
 
 
