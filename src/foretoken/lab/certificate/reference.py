@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, Drafter
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, law, one_hot
@@ -43,14 +43,14 @@ def replay(
     live = list(range(len(texts)))
     chains = [chain(request, target.vocab_size) for request in requests]
     sources = _sources(target, requests)
-    with claimed(target, drafter) as claim:
-        claim.expect(len(texts))
+    with leased(target, drafter) as lease:
+        lease.expect(len(texts))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):
             finished = [b for b, row in enumerate(live) if len(texts[row]) <= t]
             if finished:
-                claim.leave(finished)
+                lease.leave(finished)
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
@@ -74,7 +74,7 @@ def replay(
 def singly(target: Model, request: Request, text: list[int]) -> Tensor:
     """The target's own logits for every token of `text`, which continues the request:
     `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
-    with claimed(target):
+    with leased(target):
         target.start([request.prompt[:-1]], _sources(target, [request]))
         return torch.cat([_logits(target, [request], [text], t).cpu() for t in range(len(text))])
 

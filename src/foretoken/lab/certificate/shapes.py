@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.lab.certificate.reference import singly
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 
@@ -92,7 +92,7 @@ def _blockwise(
     live, scored = [row for row, text in enumerate(texts) if text], [0] * len(texts)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
-    with claimed(target) as claim:
+    with leased(target) as lease:
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
@@ -108,7 +108,7 @@ def _blockwise(
                 scored[row] += min(right[b] + 1, len(blocks[b]))
             target.set_lengths([len(requests[row].prompt) - 1 + scored[row] for row in live])
             finished = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
-            claim.leave(finished)
+            lease.leave(finished)
             live = [row for row in live if scored[row] < len(texts[row])]
             step += 1
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from foretoken import costs, theory
+from foretoken import theory
+from foretoken.costing import costs
 from foretoken.lab.bench import turns
 from foretoken.lab.experiments.experiment import (
     BLANK,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.costs import at
+from foretoken.costing.costs import at
 from foretoken.drafters.base import Draft, pack
 from foretoken.lab.measurement.result import Serving
 from foretoken.models.base import Blocks

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from foretoken.costs import at
+from foretoken.costing.costs import at
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.lab.fleet.paper import PaperDrafter, PaperJudge, PaperTarget, Parts, Text
 from foretoken.lab.measurement.result import Serving
 from foretoken.request import Request, Row

@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from foretoken import costs
+from foretoken.costing import costs
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.fleet.paper import Text
 from foretoken.lab.fleet.replica import Replica, Served

@@ -15,7 +15,7 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Any
 
-from foretoken import others
+from foretoken.costing import contention
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
@@ -79,10 +79,10 @@ def measure(
     measured = _summary(spec, options, observed, machine)
     if rows is None:
         return measured
-    reading = others.read()
+    reading = contention.read()
     costs = serving.serving(spec, prompts, options, rows, beside)
-    spans = [*(one.taken for one in observed), others.taken(reading)]
-    return replace(measured, serving=costs, others=others.share(spans))
+    spans = [*(one.taken for one in observed), contention.taken(reading)]
+    return replace(measured, serving=costs, others=contention.share(spans))
 
 
 def _observe(
@@ -92,7 +92,7 @@ def _observe(
 
     The plain and the speculative run alternate in coming first.
     """
-    reading, runs = others.read(), dict[int, Completion]()
+    reading, runs = contention.read(), dict[int, Completion]()
     for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
         runs[gamma] = _run(spec, prompt, options, i, gamma)
     plain = runs[0]
@@ -106,7 +106,7 @@ def _observe(
         loop=_summed(runs[options.gamma]),
         context=context,
         passes=seconds,
-        taken=others.taken(reading),
+        taken=contention.taken(reading),
     )
 
 
@@ -173,7 +173,7 @@ def _summary(
         read=read,
         peak_bytes=peak,
         prompts=observed,
-        others=others.share(one.taken for one in observed),
+        others=contention.share(one.taken for one in observed),
     )
 
 

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import torch
 
-from foretoken.claim import claimed
 from foretoken.engine.batch import threads
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import check
@@ -37,7 +37,7 @@ def passes(
         most = min(most, target.context - context)
     ahead = (text[context:] or text) * most  # the tokens read; any will do
     times: list[list[float]] = []
-    with claimed(target), threads(target):
+    with leased(target), threads(target):
         target.start([text[:context]], None if request.source is None else [request.source])
         for n in range(1, most + 1):
             settle = FIRST if n == 1 else SETTLE

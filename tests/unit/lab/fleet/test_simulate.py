@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.fleet.simulate import Fleet, Simulated, capacity, require, simulate
 from foretoken.lab.measurement.result import Measurement, Serving, parse
