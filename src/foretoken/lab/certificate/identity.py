@@ -18,7 +18,7 @@ from foretoken.sampling.draw import Draw
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GreedyPlace:
     """The rows whose new text reaches one place, and the laws there."""
 
     rows: list[int]
@@ -34,7 +34,7 @@ def replay(
     requests: Sequence[Request],
     texts: Sequence[list[int]],
     params: SamplingParams,
-) -> Iterator[Place]:
+) -> Iterator[GreedyPlace]:
     """The laws of both at every place of the new `texts` of the requests, which are read side by
     side. RefusedError where one of them is in use."""
     live = list(range(len(texts)))
@@ -60,7 +60,7 @@ def replay(
                     p[b] = controls.shape(p[b], [])
             tokens = [texts[row][t] for row in live]
             p = law(p, params).cpu()
-            yield Place(live, torch.tensor(tokens), p, _first(draft, p))
+            yield GreedyPlace(live, torch.tensor(tokens), p, _first(draft, p))
             drafter.commit([[token] for token in tokens])
             for row in live:
                 if (controls := chains[row]) is not None:
@@ -111,7 +111,7 @@ LARGE = 1e30  # stands for NaN and infinity
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class ShapeNoise:
     """Logits of blocks against those of single tokens."""
 
     dtype: str  # that the target computes in
@@ -136,7 +136,7 @@ def row_groups(count: int) -> list[list[int]]:
 @torch.inference_mode()
 def compare(
     target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
-) -> Shapes:
+) -> ShapeNoise:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
     some tokens of each block wrong and rolled back. RefusedError where the target is in use."""
     alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
@@ -153,7 +153,7 @@ def compare(
         positions += 1
     height /= max(1, positions)
     allowed = TOLERANCE[target.computed] * height
-    return Shapes(target.computed, positions, noise, height, variation, allowed)
+    return ShapeNoise(target.computed, positions, noise, height, variation, allowed)
 
 
 def _grouped(
@@ -244,7 +244,7 @@ def first_difference(
     request: Request,
     plain: Sequence[int],
     fast: Sequence[int],
-    shapes: Shapes,
+    shapes: ShapeNoise,
     where: tuple[int, int],
 ) -> Difference | None:
     """None where the texts are equal; `where`: prompt and gamma."""

@@ -29,7 +29,14 @@ from foretoken.lab.limits import require
 from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.footprint import of_drafter, of_model
-from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
+from foretoken.lab.measurement.result import (
+    MeasuredRun,
+    Measurement,
+    MeasureOptions,
+    Observed,
+    Position,
+    Step,
+)
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.lease import leased
 from foretoken.models.base import Model
@@ -93,7 +100,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def measure(
     spec: Speculator,
     prompts: Sequence[Prompt],
-    options: Options,
+    options: MeasureOptions,
     *,
     rows: int | None = None,
     beside: int = 0,
@@ -133,7 +140,12 @@ def measure(
 
 
 def _observe(
-    spec: Speculator, prompt: Prompt, request: Request, options: Options, i: int, repeats: int
+    spec: Speculator,
+    prompt: Prompt,
+    request: Request,
+    options: MeasureOptions,
+    i: int,
+    repeats: int,
 ) -> Observed:
     """One prompt, costs included, so that a busy machine slows down all that is compared.
 
@@ -157,7 +169,9 @@ def _observe(
     )
 
 
-def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: int) -> Completion:
+def _run(
+    spec: Speculator, prompt: Prompt, options: MeasureOptions, row: int, gamma: int
+) -> Completion:
     rows = spec.generate(
         [prompt],
         options.wishes,
@@ -168,9 +182,9 @@ def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: in
     return completion
 
 
-def _summed(completion: Completion) -> Run:
+def _summed(completion: Completion) -> MeasuredRun:
     tokens, seconds, steps = completion.steady
-    return Run(tokens, seconds, [_step(step) for step in steps])
+    return MeasuredRun(tokens, seconds, [_step(step) for step in steps])
 
 
 def _step(step: StepRecord) -> Step:
@@ -187,7 +201,7 @@ def _step(step: StepRecord) -> Step:
 
 
 def _summary(
-    spec: Speculator, options: Options, observed: list[Observed], machine: Machine
+    spec: Speculator, options: MeasureOptions, observed: list[Observed], machine: Machine
 ) -> Measurement:
     peak = peak_bytes(spec.target.device)  # before the large read
     read, read_bytes = bandwidth(spec.target.device)
@@ -224,13 +238,13 @@ def _summary(
     )
 
 
-def _draft_dtype(spec: Speculator, options: Options) -> str:
+def _draft_dtype(spec: Speculator, options: MeasureOptions) -> str:
     """As it was asked for, or chosen at loading."""
     computed = getattr(getattr(spec.drafter, "model", None), "computed", "")
     return computed if computed in ROUNDED else options.draft_dtype or options.dtype
 
 
-def _in_loop(loops: list[Run]) -> Estimate | None:
+def _in_loop(loops: list[MeasuredRun]) -> Estimate | None:
     sums = [sum(step.overlap for step in loop.steps) for loop in loops]
     return ratio(sums, [sum(step.judged for step in loop.steps) for loop in loops], 0, 1)
 
@@ -251,7 +265,7 @@ def _passes(observed: list[Observed]) -> list[Spread]:
     return [_timed([seconds for times in same for seconds in times]) for same in by_size]
 
 
-def _overhead(runs: list[Run]) -> Spread:
+def _overhead(runs: list[MeasuredRun]) -> Spread:
     """Seconds of a step beside draft and score, a mean per run."""
     return _timed(
         [
@@ -268,7 +282,7 @@ def _timed(seconds: list[float]) -> Spread:
     return times
 
 
-def _tokens_per_call(loops: list[Run], gamma: int) -> Estimate:
+def _tokens_per_call(loops: list[MeasuredRun], gamma: int) -> Estimate:
     calls = [len(run.steps) for run in loops]
     return _known(ratio([run.tokens for run in loops], calls, 1, gamma + 1))
 

@@ -24,7 +24,8 @@ from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block
-from foretoken_lab.fleet.paper import Replica, Text
+from foretoken_lab.fleet.paper import PaperReplica as Replica
+from foretoken_lab.fleet.paper import PaperText as Text
 from oracle import random_model
 
 V, ROWS = 6, 3

@@ -19,7 +19,7 @@ from foretoken.generation_config import Ends
 from foretoken.lab import machine
 from foretoken.lab.measurement.measure import PASSES, digest, measure
 from foretoken.lab.measurement.plan import predictions
-from foretoken.lab.measurement.result import Measurement, Options, Part, load
+from foretoken.lab.measurement.result import Measurement, MeasureOptions, PartialMeasurement, load
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 
@@ -34,9 +34,9 @@ def small_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "READ_BYTES", 2**20)
 
 
-def options(prompts=PROMPTS, **settings) -> Options:
+def options(prompts=PROMPTS, **settings) -> MeasureOptions:
     settings = {"temperature": 1.0, "gamma": 3, "max_new_tokens": TOKENS} | settings
-    return Options("target", "draft", "prompts.txt", digest(prompts), **settings)
+    return MeasureOptions("target", "draft", "prompts.txt", digest(prompts), **settings)
 
 
 def pair(drafter: Drafter | None = None, **settings) -> Speculator:
@@ -199,20 +199,20 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
 
 def test_a_measurement_is_picked_up(found, tmp_path):
     prompts, wishes, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
-    part = Part(out, wishes, found.machine)
+    part = PartialMeasurement(out, wishes, found.machine)
     assert part.done == []
     for one in found.prompts[:2]:
         part.add(one)
     with part.path.open("a") as file:
         file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
-    again = Part(out, wishes, found.machine)
+    again = PartialMeasurement(out, wishes, found.machine)
     assert again.done == found.prompts[:2]
     new = []
     whole = measure(pair(), prompts, wishes, done=again.done, keep=new.append)
     assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
     assert new[0].overlaps == found.prompts[2].overlaps
     assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
-    other = Part(out, replace(wishes, seed=1), found.machine)
+    other = PartialMeasurement(out, replace(wishes, seed=1), found.machine)
     assert other.done == [] and len(other.path.read_text().splitlines()) == 1
     other.remove()
     assert list(tmp_path.iterdir()) == []
