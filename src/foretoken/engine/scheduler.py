@@ -251,11 +251,13 @@ class Scheduler:
         return True
 
     def _distrust(self, row: Row, error: NumericsError, *, guessed: bool) -> None:
-        """Fail a row whose logits are invalid without draft tokens. With some, they may be the
-        cause: attention sums over all positions of a pass, and 0 * NaN is NaN, so one draft token
-        with invalid keys and values spoils the logits before it too. Such a row takes the step
-        again, and all later ones, without draft tokens."""
-        if guessed and not row.plain:
+        """Fail a row with invalid logits, unless its draft tokens may be the cause.
+
+        Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with
+        invalid keys and values spoils the target's logits before it too. Such a row takes the
+        step again, and all later ones, without draft tokens.
+        """
+        if guessed and error.whose == "target":
             row.plain = True
             LOGGER.warning("%s; the text goes on without draft tokens", error)
         else:
@@ -264,9 +266,7 @@ class Scheduler:
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
         """Guesses of every row. Fixed numbers come first: those that are chosen depend on them."""
         advanced = {
-            id(row)
-            for row, n in zip(rows, reads, strict=True)
-            if row.behind <= n and not row.plain
+            id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n and not row.plain
         }
         tasks = [task for task in self.running if id(task.row) in advanced]
         policies = {id(task.gamma): task.gamma for task in tasks}
