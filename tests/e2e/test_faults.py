@@ -27,7 +27,7 @@ import pytest
 import faulty
 from foretoken.server import connection
 from foretoken.server.connection import Connection
-from foretoken.server.process import client as processes
+from foretoken.server.process import client as clients
 from foretoken.server.process.client import EngineClient
 from served import pair, serving, until
 from tiny import byte_level
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = str(tmp_path_factory.mktemp("tokenizer"))
     byte_level().save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "work", faulty.work)
+        patch.setattr(clients, "work", faulty.work)
         with serving(folder, None, max_waiting=64) as running:
             yield running
 

@@ -1,4 +1,4 @@
-"""The routes, put together: `foretoken serve` hands them a engine to its engine."""
+"""The routes, put together: `foretoken serve` hands them its engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from foretoken.server.metrics import Metrics
 from foretoken.server import access_log
 from foretoken.server.api import answers, chat, completions, responses
 from foretoken.server.api.errors import ApiError, BadRequestError, answered
@@ -32,6 +31,7 @@ from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wishes, read
 from foretoken.server.document import STATES, errors, post
 from foretoken.server.limits import Gate, Keys, Limits
+from foretoken.server.metrics import Metrics
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation
