@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from foretoken import others
 from foretoken.cli import option, scoreboard
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
 from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
 from foretoken.cli.scoreboard import BenchOptions
+from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def bench(
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
         contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
-        reading = others.read()
+        reading = contention.read()
         if batches:
             rounds = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
@@ -89,7 +89,7 @@ def bench(
         if not any(rounds.values()):
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
-        share = others.share([others.taken(reading)])
+        share = contention.share([contention.taken(reading)])
         setting = scoreboard.BenchSetting(spec, peers, options, len(lines), unable, share)
         result = (
             scoreboard.batches(setting, batches, rounds)
@@ -161,7 +161,7 @@ def _load(
     options: BenchOptions, target: str | None, draft: str | None, lines: list[prompt_files.Line]
 ) -> tuple[Speculator, list[RaceTask]]:
     """The pair, with no tokens that end or begin a text; and the tasks of the first round."""
-    from foretoken.ends import Ends
+    from foretoken.generation_config import Ends
     from foretoken.lab.bench.race import RaceTask
 
     spec = options.loading.load(target, draft)

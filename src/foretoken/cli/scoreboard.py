@@ -17,7 +17,7 @@ from rich.table import Table
 
 from foretoken.cli import option, scoreboard
 from foretoken.cli.page import labelled, milliseconds, prose
-from foretoken.others import remark
+from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures, RaceAgreement, Throughput

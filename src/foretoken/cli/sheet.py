@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli.page import labelled, milliseconds, prose
-from foretoken.others import remark
+from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread

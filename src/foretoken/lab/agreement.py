@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.base import Draft, Drafter, held
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, check, law, require_finite
@@ -60,8 +60,8 @@ def replayed(
     reads = any(getattr(part, "reads_target", False) for part in held(drafter))
     size = 1 if reads else CHUNK
     p = torch.empty(0)
-    with claimed(target, drafter) as claim:
-        claim.expect(1)
+    with leased(target, drafter) as lease:
+        lease.expect(1)
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for i, token in enumerate(new):

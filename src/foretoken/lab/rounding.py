@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.estimate import Estimate, ratio
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.sampling.distributions import check, likeliest
 from foretoken.sampling.verify import overlap
@@ -93,7 +93,7 @@ def rounding(model: Model, rounded: Model, held_out: Sequence[RoundedPiece]) -> 
             "an encoder-decoder predicts nothing without a source; bits per byte are measured for "
             "decoders alone"
         )
-    with claimed(model) as one, claimed(rounded) as other:
+    with leased(model) as one, leased(rounded) as other:
         one.expect(1)
         other.expect(1)
         sums = [_sums(model, rounded, piece.ids) for piece in held_out]

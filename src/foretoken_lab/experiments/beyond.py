@@ -6,7 +6,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from foretoken import costs, theory
+from foretoken import theory
+from foretoken.costing import costs
 from foretoken.speculator import Speculator
 from foretoken_lab import turns
 from foretoken_lab.experiments.experiment import (

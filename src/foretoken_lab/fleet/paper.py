@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.costs import at
+from foretoken.costing.costs import at
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.drafters.base import Draft, pack
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.lab.measurement.result import Serving
 from foretoken.models.base import Blocks
 from foretoken.models.padding import Padding

@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 
-from foretoken import costs
+from foretoken.costing import costs
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.measurement.result import Measurement, Serving
 from foretoken.request import Request, stats

@@ -107,7 +107,7 @@ def test_tables(call: Run, pair: tuple[object, ...]):
 
 
 def test_what_other_processes_took_is_said(call: Run, pair: tuple[object, ...], monkeypatch):
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     for more in ((), ("--batch", "1")):
         assert "other processes took 23% of" in call(*pair, *QUICK, *more).out
     assert json.loads(call(*pair, *QUICK, "--json").out)["others"] == 0.23

@@ -112,7 +112,9 @@ SAID = "other processes took 23% of the processors meanwhile"
 
 
 def test_what_other_processes_took_is_said_and_saved(run, base, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23 if list(spans) else None)
+    monkeypatch.setattr(
+        "foretoken.costing.contention.share", lambda spans: 0.23 if list(spans) else None
+    )
     out = tmp_path / "m.json"
     assert SAID in run("measure", *pair(base, "--limit", 2, "--out", out)).out
     saved = json.loads(out.read_text())

@@ -39,7 +39,7 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
     }
     rows = [PrecisionSpeed(10_000_000, dtype, seconds) for dtype, seconds in times.items()]
     monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     shown = run("doctor", "--speed")
     one, eight = (line for line in shown.out.splitlines() if "10M" in line)
     assert "1.00" in one and "-" in one and one.split()[-2] == "int4"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, Drafter
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, law, one_hot
@@ -40,14 +40,14 @@ def replay(
     live = list(range(len(texts)))
     chains = [chain(request, target.vocab_size) for request in requests]
     sources = _sources(target, requests)
-    with claimed(target, drafter) as claim:
-        claim.expect(len(texts))
+    with leased(target, drafter) as lease:
+        lease.expect(len(texts))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):
             finished = [b for b, row in enumerate(live) if len(texts[row]) <= t]
             if finished:
-                claim.leave(finished)
+                lease.leave(finished)
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
@@ -71,7 +71,7 @@ def replay(
 def singly(target: Model, request: Request, text: list[int]) -> Tensor:
     """The target's own logits for every token of `text`, which continues the request:
     `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
-    with claimed(target):
+    with leased(target):
         target.start([request.prompt[:-1]], _sources(target, [request]))
         return torch.cat([_logits(target, [request], [text], t).cpu() for t in range(len(text))])
 
@@ -172,7 +172,7 @@ def _blockwise(
     live, scored = [row for row, text in enumerate(texts) if text], [0] * len(texts)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
-    with claimed(target) as claim:
+    with leased(target) as lease:
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
@@ -188,7 +188,7 @@ def _blockwise(
                 scored[row] += min(right[b] + 1, len(blocks[b]))
             target.set_lengths([len(requests[row].prompt) - 1 + scored[row] for row in live])
             finished = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
-            claim.leave(finished)
+            lease.leave(finished)
             live = [row for row in live if scored[row] < len(texts[row])]
             step += 1
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from foretoken import others
-from foretoken.claim import claimed
+from foretoken.costing import contention
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
 from foretoken.errors import InputError
@@ -39,6 +38,7 @@ from foretoken.lab.measurement.result import (
     Step,
 )
 from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.options import ROUNDED, Prompt
 from foretoken.request import Completion, Request, StepRecord
@@ -66,7 +66,7 @@ def passes(
         most = min(most, target.context - context)
     ahead = (text[context:] or text) * most  # the tokens read; any will do
     times: list[list[float]] = []
-    with claimed(target), threads(target):
+    with leased(target), threads(target):
         target.start([text[:context]], None if request.source is None else [request.source])
         for n in range(1, most + 1):
             settle = FIRST if n == 1 else SETTLE
@@ -133,10 +133,10 @@ def measure(
     measured = _summary(spec, options, observed, machine)
     if rows is None:
         return measured
-    reading = others.read()
+    reading = contention.read()
     costs = serving.serving(spec, prompts, options, rows, beside)
-    spans = [*(one.taken for one in observed), others.taken(reading)]
-    return replace(measured, serving=costs, others=others.share(spans))
+    spans = [*(one.taken for one in observed), contention.taken(reading)]
+    return replace(measured, serving=costs, others=contention.share(spans))
 
 
 def _observe(
@@ -151,7 +151,7 @@ def _observe(
 
     The plain and the speculative run alternate in coming first.
     """
-    reading, runs = others.read(), dict[int, Completion]()
+    reading, runs = contention.read(), dict[int, Completion]()
     for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
         runs[gamma] = _run(spec, prompt, options, i, gamma)
     plain = runs[0]
@@ -165,7 +165,7 @@ def _observe(
         loop=_summed(runs[options.gamma]),
         context=context,
         passes=seconds,
-        taken=others.taken(reading),
+        taken=contention.taken(reading),
     )
 
 
@@ -234,7 +234,7 @@ def _summary(
         read=read,
         peak_bytes=peak,
         prompts=observed,
-        others=others.share(one.taken for one in observed),
+        others=contention.share(one.taken for one in observed),
     )
 
 

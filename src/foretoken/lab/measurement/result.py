@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken.costs import Costs, Table, at
+from foretoken.costing.contention import Taken
+from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
-from foretoken.others import Taken
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 

@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 from statistics import fmean, median
 from time import perf_counter
 
-from foretoken.claim import claimed
-from foretoken.costs import TICK, Table, at
+from foretoken.costing.costs import TICK, Table, at
 from foretoken.engine.batch import threads
 from foretoken.errors import ForetokenError, RefusedError, one_line
 from foretoken.lab.measurement.result import MeasureOptions, Serving
+from foretoken.lease import leased
 from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
@@ -133,18 +133,18 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
     context = target.context or SIZES[-1] + 1
     own: dict[int, float] = {}
     drafts: dict[int, float] = {0: 0.0}
-    with claimed(target, drafter) as claim, threads(target):
+    with leased(target, drafter) as lease, threads(target):
         for n in (n for n in SIZES if n < context):
             text = (ids * (1 + n // len(ids)))[: n + 1]
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
-                claim.expect(1)
+                lease.expect(1)
                 start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()
                 drafter.start([0], [text], None)
                 times.append((read - start, perf_counter() - read))
-                claim.leave([0])
+                lease.leave([0])
             own[n], drafts[n] = (median(each) for each in zip(*times[2:], strict=True))
     return _table(own), _table(drafts)
 

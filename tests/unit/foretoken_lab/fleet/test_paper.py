@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.lab.measurement.result import Serving
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block

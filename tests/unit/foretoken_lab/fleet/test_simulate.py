@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.measurement.result import Measurement, Serving, parse
 from foretoken_lab.fleet.simulate import PaperFleet, Simulated, capacity, require, simulate

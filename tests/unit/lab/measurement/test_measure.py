@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foretoken.costing.contention import Taken
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
 from foretoken.errors import InputError
+from foretoken.generation_config import Ends
 from foretoken.lab import machine
 from foretoken.lab.measurement.measure import PASSES, digest, measure
 from foretoken.lab.measurement.plan import predictions
 from foretoken.lab.measurement.result import Measurement, MeasureOptions, PartialMeasurement, load
 from foretoken.models.table import TableModel
-from foretoken.others import Taken
 from foretoken.speculator import Speculator
 
 V, TOKENS = 5, 12
@@ -223,10 +223,10 @@ def test_what_other_processes_took_is_summed_over_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the prompts that were measured before an interruption, too."""
-    monkeypatch.setattr("foretoken.others.taken", lambda since: Taken(0.5, 1.0))
+    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: Taken(0.5, 1.0))
     first = measure(pair(), PROMPTS[:2], options(PROMPTS[:2]))
     assert first.others == 0.5
-    monkeypatch.setattr("foretoken.others.taken", lambda since: Taken(-0.1, 1.0))
+    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: Taken(-0.1, 1.0))
     both = measure(pair(), PROMPTS[:4], options(PROMPTS[:4]), done=first.prompts)
     assert (
         both.others == 0.2 and [one.taken.others for one in both.prompts] == [0.5] * 2 + [-0.1] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
 from foretoken.lab.measurement import serving as module

@@ -7,10 +7,10 @@ from threading import Event
 
 import pytest
 
-from foretoken import patience
-from foretoken.patience import told
+from foretoken import slow_log
+from foretoken.slow_log import log_if_slow
 
-log = logging.getLogger("foretoken.patience.test")
+log = logging.getLogger("foretoken.slow_log.test")
 
 
 class Heard(logging.Handler):
@@ -34,14 +34,14 @@ def heard() -> Heard:
 
 
 def test_a_wait_is_told_while_it_lasts(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "AFTER", 0.0)
-    with told(log, "loading %s", "T"):
+    monkeypatch.setattr(slow_log, "AFTER", 0.0)
+    with log_if_slow(log, "loading %s", "T"):
         assert heard.one.wait(60)
     assert heard.lines == ["loading T"]
 
 
 def test_what_is_over_at_once_is_not_told(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "AFTER", 0.2)
-    with pytest.raises(KeyError), told(log, "loading"):
+    monkeypatch.setattr(slow_log, "AFTER", 0.2)
+    with pytest.raises(KeyError), log_if_slow(log, "loading"):
         raise KeyError
     assert not heard.one.wait(0.5)

@@ -18,7 +18,7 @@ LEAST, FIRST, MOST = 16, 64, 512  # tokens of a step: in any case, as long as no
 STEPS = 32  # of each kind that are remembered
 
 
-class Pace:
+class PrefillBudget:
     """What steps took, by how many rows ran and how many tokens others read."""
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ from typing import Any, cast
 
 import torch
 
-from foretoken.costs import Costs, at, parsed
-from foretoken.others import MOST
+from foretoken.costing.contention import MOST
+from foretoken.costing.costs import Costs, at, parsed
 from foretoken.request import StepRecord
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.lineage import versions

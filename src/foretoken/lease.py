@@ -1,7 +1,7 @@
 """One run at a time: who may put rows into a model or a drafter that several objects share.
 
-A run that Ctrl-C breaks off anywhere, even while it cleans up, ends with its `Claim`; rows it left
-behind are removed by the next claim of the same parts.
+A run that Ctrl-C breaks off anywhere, even while it cleans up, ends with its `Lease`; rows it left
+behind are removed by the next lease of the same parts.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from foretoken.models.base import Model
 
 
 class Tenancy:
-    """A target and a drafter in use: all that the next claim needs to clean up after this one."""
+    """A target and a drafter in use: all that the next lease needs to clean up after this one."""
 
-    def __init__(self, claim: Claim, target: Model, drafter: Drafter | None) -> None:
+    def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
         self.parts = [*held(target), *(held(drafter) if drafter else ())]
         self.rows = 0  # in the target and the drafter, at most
         self.thread: Thread = current_thread()
         self.over = False
-        self._claim = ref(claim)  # dead once the run is gone, however it ended
+        self._lease = ref(lease)  # dead once the run is gone, however it ended
 
     @property
     def ended(self) -> bool:
-        return self.over or self._claim() is None
+        return self.over or self._lease() is None
 
     def clear(self) -> None:
         """Remove all rows, also after a removal that was broken off."""
@@ -43,10 +43,10 @@ class Tenancy:
 
 
 TENANTS: dict[int, Tenancy] = {}  # by id of every part; its tenancy keeps the part alive
-LOCK = RLock()  # a generator that is collected meanwhile releases its claim in the same thread
+LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
 
 
-class Claim:
+class Lease:
     """The right to put rows into a target, a drafter and all that they hold."""
 
     def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
@@ -84,23 +84,23 @@ class Claim:
 
 
 @contextmanager
-def claimed(target: Model, drafter: Drafter | None = None) -> Iterator[Claim]:
-    """A claim for the length of a `with`, which leaves no rows; RefusedError as `Claim.take`."""
-    claim = Claim(target, drafter)
+def leased(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
+    """A lease for the length of a `with`, which leaves no rows; RefusedError as `Lease.take`."""
+    lease = Lease(target, drafter)
     try:
-        claim.take()
-        yield claim
+        lease.take()
+        yield lease
     finally:
-        claim.release()
+        lease.release()
 
 
 def _evict(tenancy: Tenancy) -> None:
-    """Free the parts that it still has. If Ctrl-C breaks this off, the next claim does it."""
+    """Free the parts that it still has. If Ctrl-C breaks this off, the next lease does it."""
     owned = [id(part) for part in tenancy.parts if TENANTS.get(id(part)) is tenancy]
     try:
         if len(owned) == len(tenancy.parts):  # else `take` was broken off, before any row joined
             tenancy.clear()
-    except Exception:  # of a user's drafter: raised once, not at every later claim
+    except Exception:  # of a user's drafter: raised once, not at every later lease
         for part in owned:
             del TENANTS[part]
         raise

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.handover.handed import Handed
 from foretoken.request import Row
 from foretoken.sampling.distributions import warped
+from foretoken.transformers_integration.generate_call import GenerateCall
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -38,7 +38,7 @@ class Stream:
             self.streamer.end()
 
 
-def output(handed: Handed, rows: Sequence[Row]) -> Any:
+def output(handed: GenerateCall, rows: Sequence[Row]) -> Any:
     """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
     transformers'.
 
@@ -77,7 +77,7 @@ def _raw(row: Row) -> Tensor:
     return torch.cat([block.raw for block in row.seen or ()]).float()
 
 
-def _scores(row: Row, handed: Handed) -> Tensor:
+def _scores(row: Row, handed: GenerateCall) -> Tensor:
     """What transformers' processors would leave of a row's logits."""
     scores = torch.cat([block.shaped for block in row.seen or ()])
     if handed.samples:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from foretoken.ends import CHANGES_LAW, FOLLOWED
 from foretoken.errors import ForeignError
+from foretoken.generation_config import CHANGES_LAW, FOLLOWED
 from foretoken.models.base import Model
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from time import perf_counter, sleep
 
 import pytest
 
-from foretoken import others
-from foretoken.others import Reading, Taken, between, read, remark, share, taken
+from foretoken.costing import contention
+from foretoken.costing.contention import Reading, Taken, between, read, remark, share, taken
 
 RATE = os.sysconf("SC_CLK_TCK")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="others are counted on Linux only")
@@ -111,4 +111,4 @@ def test_a_process_that_spins_beside_us_is_seen_and_a_child_is_ours() -> None:
     after = read()
     child.wait()
     assert before and after and after.own - before.own > 0.05
-    assert others.PROC == Path("/proc")
+    assert contention.PROC == Path("/proc")

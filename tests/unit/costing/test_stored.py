@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import kept
-from foretoken.costs import Costs
-from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.lookup import LookupDrafter
-from foretoken.kept import (
+from foretoken.costing import stored
+from foretoken.costing.costs import Costs
+from foretoken.costing.stored import (
     FAR,
     FILE,
     LONGEST,
@@ -26,6 +24,8 @@ from foretoken.kept import (
     recall,
     recalled,
 )
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
@@ -47,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds of the day, to be set."""
     now = [0.0]
-    monkeypatch.setattr(kept, "time", lambda: now[0])
+    monkeypatch.setattr(stored, "time", lambda: now[0])
     return now
 
 
@@ -60,7 +60,7 @@ def test_what_was_kept_is_recalled():
     keep("b", Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7))
     assert recall("a") == GOOD and recall("c") is None
     assert recall("b") == Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7)
-    assert kept.entries() == [recall("b"), recall("a")]
+    assert stored.entries() == [recall("b"), recall("a")]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_is_broken_is_measured_again(broken: object):
     keep("a", GOOD)
     whole = remembered(FILE)["a"]
     remember(FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
-    assert recall("a") is None and kept.entries() == []
+    assert recall("a") is None and stored.entries() == []
     assert recalled("a", None, lambda: GOOD, again=False) == KNOWN and recall("a") == GOOD
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import Fixed
+from foretoken.costing.probe import ALONE, TOKENS, _spread, probe, probe_shared, shared
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
-from foretoken.gamma import Fixed
 from foretoken.models.table import Law, TableModel
-from foretoken.probe import ALONE, TOKENS, _spread, probe, probe_shared, shared
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Sampled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.engine.outbox import Outbox
+from foretoken.engine.output_stream import OutputStream
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.logprobs import Logprobs
@@ -17,14 +17,14 @@ def row(**wishes: int) -> Row:
 
 def test_every_token_once() -> None:
     shown = row()
-    outbox = Outbox(shown, None, 4)
-    assert outbox.piece() is None
+    output = OutputStream(shown, None, 4)
+    assert output.piece() is None
     shown.commit([5, 6])
-    piece = outbox.piece()
-    assert piece is not None and outbox.piece() is None
+    piece = output.piece()
+    assert piece is not None and output.piece() is None
     assert (piece.text, piece.tokens, piece.logprobs, piece.row) == (None, [5, 6], None, 4)
     shown.commit([7])
-    assert (piece := outbox.piece()) is not None and piece.tokens == [7]
+    assert (piece := output.piece()) is not None and piece.tokens == [7]
 
 
 def test_text_and_logprobs_come_with_their_tokens() -> None:
@@ -33,11 +33,11 @@ def test_text_and_logprobs_come_with_their_tokens() -> None:
     shown = row(logprobs=0)
     transcript = Transcript(tokenizer, [3])
     shown.endings.append(transcript)
-    outbox, text, likelihoods = Outbox(shown, transcript), "", list[Logprobs]()
+    output, text, likelihoods = OutputStream(shown, transcript), "", list[Logprobs]()
     for token in ids:
         shown.commit([token])
         shown.logprobs.append(Logprobs(token, -1.0, []))
-        piece = outbox.piece()
+        piece = output.piece()
         assert piece is not None and piece.text is not None and piece.logprobs is not None
         text, likelihoods = text + piece.text, [*likelihoods, *piece.logprobs]
     shown.close()

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.request import Row, StepRecord
 
 MAX_GAMMA = 16

@@ -11,7 +11,7 @@ AFTER = 1.0  # seconds
 
 
 @contextmanager
-def told(log: Logger, message: str, *values: object) -> Generator[None]:
+def log_if_slow(log: Logger, message: str, *values: object) -> Generator[None]:
     """Log this if what happens meanwhile takes longer."""
     timer = Timer(AFTER, log.info, (message, *values))
     timer.daemon = True

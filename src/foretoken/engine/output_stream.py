@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Outbox:
+class OutputStream:
     """A row, and how much of it has been shown. The pieces' texts and tokens concatenate to the
     completion's; between two of them no step may run."""
 

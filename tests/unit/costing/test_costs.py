@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from foretoken import costs
-from foretoken.costs import Costs, at, dearest, kind, parsed
-from foretoken.gamma import Past, allot, prices_of
+from foretoken.costing import costs
+from foretoken.costing.costs import Costs, at, dearest, kind, parsed
+from foretoken.costing.gamma import Past, allot, prices_of
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 

@@ -15,12 +15,12 @@ from typing import NamedTuple, TypeVar, cast
 
 import torch
 
-from foretoken import others
-from foretoken.claim import claimed
-from foretoken.costs import Costs, at, of
+from foretoken.costing import contention
+from foretoken.costing.costs import Costs, at, of
+from foretoken.costing.gamma import NOTHING, Beside
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
-from foretoken.gamma import NOTHING, Beside
+from foretoken.lease import leased
 from foretoken.models.base import Model, Pads
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -60,7 +60,7 @@ def probe(
     """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
     timed, and says nothing of how far the two models agree. Less is measured where the request's
     limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
-    drafter, reading = _NeverSilent(batch.drafter), others.read()
+    drafter, reading = _NeverSilent(batch.drafter), contention.read()
     (row,) = _run(batch, drafter, [request], params, ALONE)
     steps = _settled(row.records, ALONE)
     token, change = _draft_sizes(batch.drafter)
@@ -68,21 +68,23 @@ def probe(
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
     spread = _spread(steps, [step.drafted for step in steps], ALONE)
-    return Probed(costs, spread, others.share([others.taken(reading)]))
+    return Probed(costs, spread, contention.share([contention.taken(reading)]))
 
 
 def probe_shared(
     costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
 ) -> Probed:
     """`costs`, extended by steps of so many rows, all like `request`."""
-    sizes, reading = shared(rows), others.read()
+    sizes, reading = shared(rows), contention.read()
     rows_run = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
     steps = _settled(rows_run[0].records, sizes)
     together = zip(*(row.records for row in rows_run), strict=False)  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in together]
     guesses = _settled(drafted, sizes)
     spread = _spread(steps, guesses, sizes)
-    return Probed(costs.among(steps, guesses, rows), spread, others.share([others.taken(reading)]))
+    return Probed(
+        costs.among(steps, guesses, rows), spread, contention.share([contention.taken(reading)])
+    )
 
 
 def shared(rows: int) -> tuple[int, ...]:
@@ -174,7 +176,7 @@ def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
         return 0.0, 0.0
     settled: dict[int, list[float]] = {1: [], 2: []}
     changes: list[float] = []
-    with claimed(model):
+    with leased(model):
         model.start([[0] * AHEAD])
         for n in (1, 2) * ROUNDS:
             first, *_, last = (_pass(model, n) for _ in range(AGAIN))

@@ -12,12 +12,12 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
-from foretoken.ends import CHANGES_LAW, FOLLOWED
 from foretoken.errors import ForeignError, InputError, one_line, shown
-from foretoken.handover.handed import ending_strings
+from foretoken.generation_config import CHANGES_LAW, FOLLOWED
 from foretoken.loading.load import load
 from foretoken.loading.wrapped import unwrapped
 from foretoken.speculator import Speculator
+from foretoken.transformers_integration.generate_call import ending_strings
 
 if TYPE_CHECKING:
     from pathlib import Path

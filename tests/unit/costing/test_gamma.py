@@ -9,8 +9,17 @@ from statistics import fmean
 
 import pytest
 
-from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, Adaptive, Beside, Fixed, Past, allot, prices_of, single
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import (
+    MAX_GAMMA,
+    Adaptive,
+    Beside,
+    Fixed,
+    Past,
+    allot,
+    prices_of,
+    single,
+)
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.ends import Ends
 from foretoken.errors import InputError
-from foretoken.intake import Intake
+from foretoken.generation_config import Ends
+from foretoken.inputs import InputProcessor
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.text.transcript import Transcript
@@ -17,8 +17,8 @@ V = 320
 ENDS = Ends(eos=frozenset({5}), forced_bos=6, forced_eos=7)
 
 
-def intake(tokenizer=None, ends: Ends = ENDS, **controls) -> Intake:
-    return Intake(TableModel(random_model(1, V), V, context=20), tokenizer, ends, controls)
+def intake(tokenizer=None, ends: Ends = ENDS, **controls) -> InputProcessor:
+    return InputProcessor(TableModel(random_model(1, V), V, context=20), tokenizer, ends, controls)
 
 
 def test_a_request_knows_its_ends_places_and_limit() -> None:
@@ -83,7 +83,7 @@ def test_of_several_prompts_the_one_that_fails_is_named(wishes, message):
 
 def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
     given, read = intake(byte_level()), []
-    monkeypatch.setattr(Intake, "ids", lambda self, prompt, i=0: read.append(prompt) or [1])
+    monkeypatch.setattr(InputProcessor, "ids", lambda self, prompt, i=0: read.append(prompt) or [1])
     wishes = SamplingParams(1.0, num_return_sequences=3)
     requests = given.requests(["a", "b"], wishes, 4)
     assert read == ["a", "b"]

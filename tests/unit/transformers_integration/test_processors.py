@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from foretoken.errors import ForeignError
-from foretoken.handover.recognised import alike, given, require_anywhere
+from foretoken.transformers_integration.processors import alike, given, require_anywhere
 
 
 class Mine(LogitsProcessor):

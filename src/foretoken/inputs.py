@@ -13,8 +13,8 @@ from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
 from foretoken.controls.grammar import Grammar
 from foretoken.controls.required import require
-from foretoken.ends import Ends, forced, resolved
 from foretoken.errors import ForetokenError, InputError, about, shown
+from foretoken.generation_config import Ends, forced, resolved
 from foretoken.models.base import Model, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Foresight, Request, Row
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class InputProcessor:
     """The ways into one target. `controls`, `foresight`: as a Speculator's."""
 
     target: Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.engine.pace import FIRST, LEAST, LONGEST, MOST, UNNOTICED, Pace
+from foretoken.engine.prefill_budget import FIRST, LEAST, LONGEST, MOST, UNNOTICED, PrefillBudget
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 
@@ -15,9 +15,9 @@ def row(behind: int) -> Row:
     return state
 
 
-def after(base: float, each: float, token: float, rows: range = range(1, 5)) -> Pace:
+def after(base: float, each: float, token: float, rows: range = range(1, 5)) -> PrefillBudget:
     """A pace that has seen steps of some rows, which read nothing or 50 tokens."""
-    pace = Pace()
+    pace = PrefillBudget()
     for count in rows:
         pace.see([1] * count, base + each * count)
         pace.see([1] * count + [50], base + each * count + 50 * token)
@@ -25,14 +25,14 @@ def after(base: float, each: float, token: float, rows: range = range(1, 5)) -> 
 
 
 def test_rows_that_run_read_their_last_token_and_the_first_to_come_reads_most() -> None:
-    pace = Pace()
+    pace = PrefillBudget()
     assert pace.reads([row(1), row(1)]) == [1, 1]
     assert pace.reads([row(1), row(40), row(40), row(40)]) == [1, 40, FIRST - 40, 0]
     assert pace.reads([row(600), row(7)]) == [MOST, 0]  # nobody waits
 
 
 def test_what_was_read_already_counts() -> None:
-    pace = Pace()
+    pace = PrefillBudget()
     assert pace.reads([row(1), row(40), row(40)], already=20) == [1, 40, FIRST - 60]
     assert pace.reads([row(1), row(40)], already=FIRST) == [1, LEAST]
 
@@ -74,7 +74,7 @@ def test_a_step_that_takes_many_times_as_long_as_its_like_changes_little() -> No
 def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -> None:
     """No step reads nothing meanwhile: what is known of those of one row would make others' share
     look like the cost of reading."""
-    pace = Pace()
+    pace = PrefillBudget()
     pace.see([1], 0.12)
     for _ in range(3):
         for count in range(1, 16):
@@ -87,4 +87,4 @@ def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -
 def test_it_reads_something_and_never_all_at_once() -> None:
     assert after(base=0.1, each=0.0, token=1.0).most(1, 1) == LEAST
     assert after(base=0.1, each=0.0, token=1e-9).most(1, 1) == MOST
-    assert Pace().most(0, 5) == MOST
+    assert PrefillBudget().most(0, 5) == MOST

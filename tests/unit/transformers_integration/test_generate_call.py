@@ -28,7 +28,7 @@ from foretoken.errors import (
     InputError,
     RefusedError,
 )
-from foretoken.handover.handed import Handed
+from foretoken.transformers_integration.generate_call import GenerateCall
 from pairs import PROMPTS, V, an_end, relative, target
 from tiny import byte_level, llama, t5
 
@@ -256,7 +256,9 @@ def test_what_an_encoder_has_read_must_be_ids():
         embeds = model.get_input_embeddings()(torch.tensor([PROMPTS[0]]))
         model.generate(inputs_embeds=embeds, custom_generate=spec, **PLAIN)
     for sound in (torch.zeros(1, 3, 8), torch.full((1, 3), -100), None):
-        handed = Handed(model, torch.ones(1, 1).long(), model.generation_config, [], [], sound, {})
+        handed = GenerateCall(
+            model, torch.ones(1, 1).long(), model.generation_config, [], [], sound, {}
+        )
         with pytest.raises(ForeignError, match="^the encoder was given no input_ids"):
             handed.sources()
 

@@ -11,18 +11,18 @@ import torch
 
 import pairs
 from foretoken import load
-from foretoken.claim import TENANTS, claimed
+from foretoken.costing.gamma import Fixed
+from foretoken.costing.probe import TOKENS
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
-from foretoken.gamma import Fixed
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.certificate.identity import compare, replay
 from foretoken.lab.measurement.measure import passes
+from foretoken.lease import TENANTS, leased
 from foretoken.models.table import TableModel
-from foretoken.probe import TOKENS
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Greedy
@@ -38,7 +38,7 @@ OPEN = "a stream of this target or draft is still open; read it to its end or cl
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> None:
-    """Runs that other tests have dropped end with the next claim of the same parts, not before."""
+    """Runs that other tests have dropped end with the next lease of the same parts, not before."""
     gc.collect()
     for name in [name for name, tenancy in TENANTS.items() if tenancy.ended]:
         del TENANTS[name]
@@ -180,20 +180,20 @@ def test_a_stream_that_nobody_holds_is_over() -> None:
     assert text(mid) == expected
 
 
-CLAIM = ("foretoken/engine/batch.py", "foretoken/claim.py", "contextlib.py")
+LEASE = ("foretoken/engine/batch.py", "foretoken/lease.py", "contextlib.py")
 INSIDE = ("foretoken/step.py", "foretoken/drafters", "foretoken/models")
 
 
 @pytest.mark.parametrize(
     ("files", "stride", "queued"),
     [
-        (CLAIM, 2, False),
+        (LEASE, 2, False),
         (INSIDE, 17, False),
-        (("foretoken/engine", "foretoken/claim.py"), 3, True),
+        (("foretoken/engine", "foretoken/lease.py"), 3, True),
         (INSIDE, 17, True),
     ],
     ids=[
-        "lines of a claim",
+        "lines of a lease",
         "lines of what it runs",
         "lines of a queue",
         "what that runs",
@@ -228,10 +228,10 @@ def run_queued(spec: Speculator) -> None:
 
 def test_a_claim_within_a_claim_is_refused_and_takes_nothing() -> None:
     mid, big = three()
-    with claimed(mid.target):
-        with pytest.raises(RefusedError, match=OPEN), claimed(big.target, big.drafter):
+    with leased(mid.target):
+        with pytest.raises(RefusedError, match=OPEN), leased(big.target, big.drafter):
             pass
-        with claimed(big.target):
+        with leased(big.target):
             pass
     assert not TENANTS
 

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from foretoken.controls.own import require_own
 from foretoken.controls.required import require
-from foretoken.ends import forced
 from foretoken.errors import ForeignError, InputError, RefusedError
-from foretoken.handover.foreign import require_known
-from foretoken.handover.recognised import given, require_anywhere
+from foretoken.generation_config import forced
 from foretoken.models.base import Model
 from foretoken.models.base import longest as longest_of
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
+from foretoken.transformers_integration.processors import given, require_anywhere
+from foretoken.transformers_integration.unsupported import require_known
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -51,7 +51,7 @@ ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class GenerateCall:
     """A call, as a decoding method gets it."""
 
     model: PreTrainedModel

@@ -9,8 +9,15 @@ import pytest
 from transformers import GenerationConfig
 
 from foretoken import load
-from foretoken.ends import CHANGES_LAW, FOLLOWED, Ends, Settings, read_settings, resolved
 from foretoken.errors import InputError, RefusedError
+from foretoken.generation_config import (
+    CHANGES_LAW,
+    FOLLOWED,
+    Ends,
+    Settings,
+    read_settings,
+    resolved,
+)
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, llama, t5
 
