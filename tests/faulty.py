@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.loading import load
 from foretoken.models.table import TableModel
 from foretoken.server.process import worker

@@ -12,38 +12,38 @@ from functools import partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from foretoken import costs, kept
 from foretoken.beam.hypotheses import BeamParams
 from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
-from foretoken.claim import claimed
 from foretoken.controls.required import require_beams
-from foretoken.costs import Costs
+from foretoken.costing import costs, stored
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma
+from foretoken.costing.probe import TOKENS, probe, probe_shared
+from foretoken.costing.stored import Kept, Watch, recalled
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
 from foretoken.engine.batch import Batch, threads
-from foretoken.engine.outbox import Outbox
+from foretoken.engine.output_stream import OutputStream
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import DeadEndError, InputError, RefusedError, shown
-from foretoken.gamma import Adaptive, Fixed, Gamma
-from foretoken.handover.foreign import require_alone, require_ours, withheld
-from foretoken.handover.handed import Handed, ending_strings
-from foretoken.handover.returned import Stream, output
-from foretoken.intake import Intake
-from foretoken.kept import Kept, Watch, recalled
+from foretoken.generation_config import Ends
+from foretoken.inputs import InputProcessor
+from foretoken.lease import leased
 from foretoken.models.base import Model, Pads
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
-from foretoken.patience import told
-from foretoken.probe import TOKENS, probe, probe_shared
 from foretoken.request import Completion, Foresight, Piece, Request, Row, stats
 from foretoken.sampling.judge import Judge
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
+from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import continued
 from foretoken.text.transcript import Transcript
+from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
+from foretoken.transformers_integration.outputs import Stream, output
+from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Speculator:
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
         beams: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
-            with claimed(self.target, self.drafter if draft else None), threads(self.target):
+            with leased(self.target, self.drafter if draft else None), threads(self.target):
                 batch = slice(i, i + BATCH)
                 tasks = beam_search(
                     requests[batch], self.target, params, draft, int(gamma), shaping[batch]
@@ -259,7 +259,7 @@ class Speculator:
         require_alone(streamer, len(input_ids))
         require_ours(model, self.target, arguments)
         strings = ending_strings(stop_strings, self.tokenizer)
-        task = Handed(
+        task = GenerateCall(
             model,
             input_ids,
             generation_config,
@@ -272,7 +272,7 @@ class Speculator:
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
         return self._decode(task, gamma, streamer)
 
-    def _decode(self, task: Handed, gamma: int | None, streamer: BaseStreamer | None) -> Any:
+    def _decode(self, task: GenerateCall, gamma: int | None, streamer: BaseStreamer | None) -> Any:
         """Rows that transformers handed over, to what it returns."""
         judge = check(gamma, "block", 1.0)
         requests = task.requests(self.target)
@@ -349,7 +349,7 @@ class Speculator:
         if (kind, rows) not in self._costs:
             begins = self._costs.keys() <= {(kind, 1)}  # nobody waits for a text that runs
             single_costs = self.step_costs(params) if rows > 1 else None
-            alone, name = (kept.key(self.target, self.drafter, kind, n) for n in (1, rows))
+            alone, name = (stored.key(self.target, self.drafter, kind, n) for n in (1, rows))
             self._costs[kind, rows] = recalled(
                 name,
                 alone if rows > 1 else None,
@@ -386,12 +386,12 @@ class Speculator:
 
     def _probed(self, params: SamplingParams, rows: int, single_costs: Costs | None) -> Kept:
         """Measured on the target's own text, ends of sequence ignored."""
-        prompt, source = self._intake.sides(self._probe_ids())
+        prompt, source = self.inputs.sides(self._probe_ids())
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
         kind = f"{costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
         label = f"{self.target_name}, {self.draft_name}, {kind}"
-        with self._scheduler.idle(), told(log, "measuring what steps cost: %s", label):
+        with self._scheduler.idle(), log_if_slow(log, "measuring what steps cost: %s", label):
             batch = Batch(self.target, self.drafter)
             self._price(None)  # passes are timed at their own sizes
             if single_costs is None:
@@ -406,13 +406,13 @@ class Speculator:
             return
         watch = self._watches.setdefault(kind, Watch())
         if watch.see(row.records, alone) and watch.off is not None:
-            name = kept.key(self.target, self.drafter, kind, 1)
+            name = stored.key(self.target, self.drafter, kind, 1)
             if name is not None:
-                kept.contradict(name, alone, watch.off)
+                stored.contradict(name, alone, watch.off)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""
-        V, context = self._intake.readable, self.target.context
+        V, context = self.inputs.readable, self.target.context
         reads = context and context - 1  # one place is for what is generated
         reads = self.target.source_context if self.target.encoder_decoder else reads
         ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
@@ -422,27 +422,27 @@ class Speculator:
         return [token] * (4 if reads is None else min(4, reads))
 
     @property
-    def _intake(self) -> Intake:
-        return Intake(self.target, self.tokenizer, self.ends, self.controls, self.foresight)
+    def inputs(self) -> InputProcessor:
+        return InputProcessor(self.target, self.tokenizer, self.ends, self.controls, self.foresight)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
         """What `generate` makes of its prompts, `num_return_sequences` of each; InputError for one
         that cannot be continued."""
-        return self._intake.requests(prompts, params, seed)
+        return self.inputs.requests(prompts, params, seed)
 
     def rows(self, requests: list[Request]) -> list[Row]:
         """Fresh rows, with what shapes and ends their texts."""
-        return self._intake.rows(requests)
+        return self.inputs.rows(requests)
 
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
         """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
-        return self._intake.ids(prompt, i)
+        return self.inputs.ids(prompt, i)
 
     def prediction(self, given: Prompt) -> tuple[int, ...]:
         """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
-        return self._intake.prediction(given)
+        return self.inputs.prediction(given)
 
     def prompts(
         self,
@@ -451,15 +451,15 @@ class Speculator:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
         """Prompts one by one; messages as the ids that a chat template makes of them."""
-        return self._intake.prompts(prompts, chat_template, chat_template_kwargs)
+        return self.inputs.prompts(prompts, chat_template, chat_template_kwargs)
 
-    def outbox(self, row: Row, number: int = 0) -> Outbox:
+    def output_stream(self, row: Row, number: int = 0) -> OutputStream:
         """For whoever shows a fresh row as it comes."""
         transcript = _transcript(row)
         if transcript is None and self.tokenizer is not None:
-            transcript = self._intake.transcript(row.request)
+            transcript = self.inputs.transcript(row.request)
             row.endings.append(transcript)
-        return Outbox(row, transcript, number)
+        return OutputStream(row, transcript, number)
 
     def engaged(self, rows: int, memory: int | None, *, prefix_cache: bool) -> Scheduler:
         """The scheduler for an engine of at most so many rows and bytes of keys and values.
@@ -474,10 +474,10 @@ class Speculator:
     def _pieces(
         self, rows: list[Row], judge: Judge, gamma: Gamma
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        outboxes = [self.outbox(row, number) for number, row in enumerate(rows)]
+        outputs = [self.output_stream(row, number) for number, row in enumerate(rows)]
         for _ in self._scheduler.run(rows, judge, gamma):
             with self._scheduler.still():
-                pieces = [outbox.piece() for outbox in outboxes]
+                pieces = [output.piece() for output in outputs]
             yield from (piece for piece in pieces if piece is not None)
         _require_one(rows)
         completions = [self.completion(row) for row in rows]

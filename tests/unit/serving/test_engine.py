@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from foretoken import Engine, Event, InputError, RefusedError, SamplingParams, Speculator
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.request import Begun
 from oracle import random_model

@@ -24,7 +24,7 @@ OURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ExportSetting:
     """A plan in the terms of this package: models as folders or hub ids, guesses per target call,
     and the temperature that requests will have."""
 
@@ -68,7 +68,7 @@ class Fact:
     source: str
     kind: Kind | None = None
 
-    def concerns(self, setting: Setting) -> bool:
+    def concerns(self, setting: ExportSetting) -> bool:
         return self.kind in (None, setting.kind)
 
 
@@ -81,7 +81,7 @@ class System:
     flags: str  # where its options are documented
     law: tuple[Fact, ...]  # what its verification does to the target's law
     lacks: tuple[Fact, ...]  # what of a plan it does otherwise, or not at all
-    steps: Callable[[Setting], list[str]]  # shell commands, or lines of Python
+    steps: Callable[[ExportSetting], list[str]]  # shell commands, or lines of Python
     converts: bool = False  # whether it reads files of its own kind only
 
 
@@ -95,7 +95,7 @@ class Export:
     lacks: list[Fact]
 
 
-def require(system: System, setting: Setting) -> None:
+def require(system: System, setting: ExportSetting) -> None:
     """RefusedError for a target or draft that the system does not have."""
     if setting.encoder_decoder:
         raise RefusedError(
@@ -111,7 +111,7 @@ def require(system: System, setting: Setting) -> None:
         )
 
 
-def with_tokenizer(setting: Setting) -> tuple[list[str], Setting]:
+def with_tokenizer(setting: ExportSetting) -> tuple[list[str], ExportSetting]:
     """A shell command that copies a draft without a tokenizer into the working folder, with the
     target's, and the setting with that copy: other systems' converters want one in each folder."""
     draft = Path(setting.draft)
@@ -123,7 +123,7 @@ def with_tokenizer(setting: Setting) -> tuple[list[str], Setting]:
     return [f"{command} && cp {files} {shlex.quote(folder)}"], replace(setting, draft=folder)
 
 
-def converted(setting: Setting, model: str, ending: str) -> str:
+def converted(setting: ExportSetting, model: str, ending: str) -> str:
     """A name in the working folder for what is made of a model: the last two parts of its path; of
     a draft that would have the target's name, one more."""
     names = [
@@ -134,7 +134,7 @@ def converted(setting: Setting, model: str, ending: str) -> str:
     return f"{names[0]}{'-draft' if twin else ''}{ending}"
 
 
-def export(system: System, setting: Setting) -> Export:
+def export(system: System, setting: ExportSetting) -> Export:
     """RefusedError as `require`."""
     require(system, setting)
     return Export(
@@ -145,7 +145,7 @@ def export(system: System, setting: Setting) -> Export:
     )
 
 
-def _measured(setting: Setting) -> list[Fact]:
+def _measured(setting: ExportSetting) -> list[Fact]:
     if not setting.measured:
         return []
     text = f"the plan was measured with {setting.measured}, which the above does not ask for"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from foretoken.lab.export.base import Fact, Setting, System, converted, with_tokenizer
+from foretoken.lab.export.base import ExportSetting, Fact, System, converted, with_tokenizer
 
 OPTIONS = "https://github.com/ggml-org/llama.cpp/blob/00dc8057ab/tools/server/README.md"
 
 
-def steps(setting: Setting) -> list[str]:
+def steps(setting: ExportSetting) -> list[str]:
     copied, setting = with_tokenizer(setting)
 
     def file(model: str) -> str:

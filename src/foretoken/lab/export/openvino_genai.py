@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 
 from foretoken.errors import RefusedError
-from foretoken.lab.export.base import Fact, Setting, System, converted, with_tokenizer
+from foretoken.lab.export.base import ExportSetting, Fact, System, converted, with_tokenizer
 
 NGRAM = 3  # tokens of a match, as in its own example
 
 
-def steps(setting: Setting) -> list[str]:
+def steps(setting: ExportSetting) -> list[str]:
     """Lines of a script, the conversions as comments. RefusedError above temperature 0, where its
     rule is wrong."""
     if setting.temperature and setting.kind != "plain":
@@ -50,7 +50,7 @@ def steps(setting: Setting) -> list[str]:
     ]
 
 
-def _folder(setting: Setting, model: str) -> str:
+def _folder(setting: ExportSetting, model: str) -> str:
     """A model's converted folder; one that is converted is itself."""
     if (Path(model) / "openvino_model.xml").exists():
         return model

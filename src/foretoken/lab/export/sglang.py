@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-from foretoken.lab.export.base import Fact, Setting, System
+from foretoken.lab.export.base import ExportSetting, Fact, System
 
 
-def steps(setting: Setting) -> list[str]:
+def steps(setting: ExportSetting) -> list[str]:
     command = ["python", "-m", "sglang.launch_server", "--model-path", setting.target]
     if setting.revision is not None:
         command += ["--revision", setting.revision]

@@ -6,12 +6,12 @@ import json
 import shlex
 from typing import Any
 
-from foretoken.lab.export.base import Fact, Setting, System
+from foretoken.lab.export.base import ExportSetting, Fact, System
 
 NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
 
 
-def config(setting: Setting) -> dict[str, Any]:
+def config(setting: ExportSetting) -> dict[str, Any]:
     """Its --speculative-config for a draft model or look-up."""
     if setting.kind == "lookup":
         return {
@@ -32,7 +32,7 @@ def config(setting: Setting) -> dict[str, Any]:
     return settings
 
 
-def steps(setting: Setting) -> list[str]:
+def steps(setting: ExportSetting) -> list[str]:
     command = ["vllm", "serve", setting.target]
     if setting.revision is not None:
         command += ["--revision", setting.revision]

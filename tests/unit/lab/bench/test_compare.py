@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Draft, Draw
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter

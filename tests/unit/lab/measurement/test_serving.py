@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
 from foretoken.lab.measurement import serving as module
-from foretoken.lab.measurement.result import Options
+from foretoken.lab.measurement.result import MeasureOptions
 from foretoken.lab.measurement.serving import require, serving
 from foretoken.models.table import TableModel
 from foretoken.serving.engine import Engine
@@ -17,7 +17,7 @@ from oracle import random_model
 
 V = 6
 COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
-OPTIONS = Options("t", "d", "p.txt", "0", max_new_tokens=3)
+OPTIONS = MeasureOptions("t", "d", "p.txt", "0", max_new_tokens=3)
 
 
 def speculator(**more: object) -> Speculator:

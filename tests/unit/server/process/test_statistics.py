@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from foretoken import Engine, Speculator
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.request import Steady
 from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats

@@ -18,8 +18,8 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
 from foretoken.errors import LostError
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.server.process import sandbox
 from foretoken.server.process.messages import (
