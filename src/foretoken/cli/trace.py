@@ -18,7 +18,7 @@ from foretoken.cli import answer, option, prompts, task, tracesheet
 from foretoken.cli.answer import Answer
 from foretoken.cli.command import command
 from foretoken.cli.quiet import quiet
-from foretoken.cli.wishes import OneText
+from foretoken.cli.sampling_options import OneText
 from foretoken.errors import InputError
 from foretoken.storage import files
 
