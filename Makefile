@@ -16,7 +16,7 @@ serve: .venv/ready
 
 # The quick report: the pair that ships, and the translation ladder where it is there
 report: .venv/ready
-	$(BIN)/foretoken report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
+	$(BIN)/foretoken-lab report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken import Speculator
-from foretoken.lab.certificate.identity import MARGIN
-from foretoken.lab.certificate.reference import singly
-from foretoken.lab.certificate.shapes import Shapes, compare
+from foretoken.lab.certificate.identity import MARGIN, Shapes, compare, singly
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
 from foretoken.speculator import BATCH

@@ -27,9 +27,16 @@ import numpy as np
 
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
-from foretoken.lab.fleet.simulate import Fleet, Simulated, capacity, like, require, simulate
-from foretoken.lab.load.arrivals import arrivals
 from foretoken.lab.measurement.result import Measurement, load
+from foretoken_lab.fleet.simulate import (
+    Fleet,
+    Simulated,
+    arrivals,
+    capacity,
+    like,
+    require,
+    simulate,
+)
 from machine import save
 
 WARM = 8  # requests before those that are timed

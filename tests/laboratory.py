@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.experiments.experiment import Row
 from foretoken.lab.machine import Machine
-from foretoken.lab.recipes.pairs import Pairs
-from foretoken.lab.recipes.prompts import Task
-from foretoken.lab.recipes.recipe import Draft, Prompts, Recipe
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
+from foretoken_lab.experiments.experiment import Row
+from foretoken_lab.recipes.pairs import Pairs
+from foretoken_lab.recipes.prompts import Task
+from foretoken_lab.recipes.recipe import Draft, Prompts, Recipe
 from oracle import random_model
 
 V = 6

@@ -23,11 +23,16 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.certificate.certify import SAMPLED, Certificate, Plan, certify
-from foretoken.lab.certificate.controls import Likeliest, next_row
-from foretoken.lab.certificate.sampled import ALONE, Trial, completions
-from foretoken.lab.certificate.shapes import compare
-from foretoken.lab.certificate.watch import Watched
+from foretoken.lab.certificate.certify import (
+    SAMPLED,
+    Certificate,
+    Likeliest,
+    Plan,
+    certify,
+    next_row,
+)
+from foretoken.lab.certificate.identity import compare
+from foretoken.lab.certificate.sampled import ALONE, Trial, Watched, completions
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw

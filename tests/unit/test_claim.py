@@ -19,9 +19,8 @@ from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
 from foretoken.gamma import Fixed
 from foretoken.lab.agreement import overlaps
-from foretoken.lab.certificate.reference import replay
-from foretoken.lab.certificate.shapes import compare
-from foretoken.lab.measurement.passes import passes
+from foretoken.lab.certificate.identity import compare, replay
+from foretoken.lab.measurement.measure import passes
 from foretoken.models.table import TableModel
 from foretoken.probe import TOKENS
 from foretoken.request import Request, Row

@@ -15,17 +15,16 @@ from rich.progress import Progress
 from typer import Option
 
 from foretoken import others
-from foretoken.cli import document, option
+from foretoken.cli import option, scoreboard
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
-from foretoken.cli.document import Options
 from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
+from foretoken.cli.scoreboard import Options
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.peer import Peer
-    from foretoken.lab.bench.race import Contestant, Round, Task
+    from foretoken.lab.bench.race import Contestant, Peer, Round, Task
     from foretoken.speculator import Speculator
 
 
@@ -91,11 +90,11 @@ def bench(
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
         share = others.share([others.taken(reading)])
-        setting = document.Setting(spec, peers, options, len(lines), unable, share)
+        setting = scoreboard.Setting(spec, peers, options, len(lines), unable, share)
         result = (
-            document.batches(setting, batches, rounds)
+            scoreboard.batches(setting, batches, rounds)
             if batches
-            else document.one_by_one(setting, rounds[1])
+            else scoreboard.one_by_one(setting, rounds[1])
         )
     if out:
         result.save(out)
@@ -135,7 +134,7 @@ def _require(options: Options, gammas: list[int], vs: list[str], out: Path | Non
     if out and not find_spec("matplotlib"):
         raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
     if vs:
-        from foretoken.lab.bench.peer import command  # late: torch takes seconds to import
+        from foretoken.lab.bench.race import command  # late: torch takes seconds to import
 
         for name in vs:
             command(name)
@@ -149,7 +148,7 @@ def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> No
         raise InputError(f"--assisted is {helped}; give some of --batch, which is {batches}")
     if not batches:
         return
-    from foretoken.lab.bench.peer import ALONE  # late: torch takes seconds to import
+    from foretoken.lab.bench.race import ALONE  # late: torch takes seconds to import
     from foretoken.speculator import BATCH
 
     if not 1 <= batches[0] <= batches[-1] <= BATCH:
@@ -197,8 +196,7 @@ def _peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process, or with the target alone where the draft
     is none that they can read; and why others cannot load it."""
-    from foretoken.lab.bench.peer import Peer
-    from foretoken.lab.bench.race import Unable
+    from foretoken.lab.bench.race import Peer, Unable
 
     pair = spec.target_name, spec.draft_name if _readable(spec) else None
     dtypes = loading.dtype, loading.draft_dtype
@@ -227,8 +225,7 @@ def _contestants(
     spec: Speculator, peers: list[Peer], gammas: list[int], rule: str, *, batched: bool
 ) -> list[Contestant]:
     from foretoken.drafters.none import NoDrafter
-    from foretoken.lab.bench.peer import Guest
-    from foretoken.lab.bench.race import OneByOne, Own
+    from foretoken.lab.bench.race import Guest, OneByOne, Own
 
     gammas_run = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
     runners = [Own(spec, gamma, rule) for gamma in gammas_run]
@@ -247,7 +244,7 @@ def _race_batches(
 ) -> dict[int, list[Round]]:
     """The rounds of a race for each number of texts, until one is interrupted. transformers guesses
     in those of `helped` only."""
-    from foretoken.lab.bench.throughput import of_batch
+    from foretoken.lab.bench.figures import of_batch
 
     by_batch: dict[int, list[Round]] = {}
     for texts in batches:

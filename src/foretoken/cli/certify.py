@@ -113,8 +113,7 @@ def certify(
 
 def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
     """How much there is to do, and how long that will take."""
-    from foretoken.lab.certificate.certify import SAMPLED, count
-    from foretoken.lab.certificate.duration import expected
+    from foretoken.lab.certificate.certify import SAMPLED, count, expected
 
     seconds = expected(spec, prompts, plan)
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"

@@ -42,7 +42,7 @@ def measure(
     seed: option.Seed = 0,
     rows: Annotated[
         int | None,
-        Option(help="Measure a batch of so many requests too, for foretoken simulate."),
+        Option(help="Measure a batch of so many requests too, for foretoken-lab simulate."),
     ] = None,
     beside: Annotated[
         int, Option(help="Other such engines at work meanwhile: replicas that share the machine.")
@@ -100,8 +100,7 @@ def run(
     loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure
-    from foretoken.lab.measurement.part import Part
-    from foretoken.lab.measurement.result import Options
+    from foretoken.lab.measurement.result import Options, Part
 
     quiet()
     values = {f.name: parameters[f.name] for f in fields(Options) if f.name in parameters}
@@ -136,7 +135,7 @@ def run(
 
 def _document(measurement: Measurement) -> dict[str, Any]:
     """What `--json` prints: the measurement and what follows from it."""
-    from foretoken.lab.measurement.prediction import formula, predictions
+    from foretoken.lab.measurement.plan import formula, predictions
 
     derived = {
         "d_lk": 1 - measurement.alpha.value,

@@ -23,8 +23,7 @@ def measured() -> dict[str, Any]:
     """What it can do, and how fast it reads memory: measured, in less than a second or two."""
     import torch
 
-    from foretoken.lab.machine import bandwidth
-    from foretoken.lab.processor import processor
+    from foretoken.lab.machine import bandwidth, processor
 
     here, reading = processor(), others.read()
     seconds, size = bandwidth(torch.device("cpu"))

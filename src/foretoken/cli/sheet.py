@@ -15,7 +15,7 @@ from foretoken.others import remark
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
     from foretoken.lab.measurement.footprint import Footprint
-    from foretoken.lab.measurement.prediction import Prediction
+    from foretoken.lab.measurement.plan import Prediction
     from foretoken.lab.measurement.result import Measurement
 
 LABEL = 28  # letters of the column of labels
@@ -23,7 +23,7 @@ LABEL = 28  # letters of the column of labels
 
 def show(measurement: Measurement, console: Console) -> None:
     """All of it."""
-    from foretoken.lab.measurement.prediction import predictions
+    from foretoken.lab.measurement.plan import predictions
 
     options, machine = measurement.options, measurement.machine
     table = predictions(measurement)
@@ -164,7 +164,7 @@ def _table(*headings: str) -> Table:
 
 
 def _verdict(m: Measurement, console: Console) -> None:
-    from foretoken.lab.measurement.prediction import formula
+    from foretoken.lab.measurement.plan import formula
 
     gamma, measured, expected = m.options.gamma, m.speedup, formula(m)
     gain = f"{measured.value:.2f}x"

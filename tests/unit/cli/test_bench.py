@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from console import Run
-from foretoken.lab.bench import peer, race
+from foretoken.lab.bench import race
 from foretoken.lab.bench.race import Own
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
@@ -136,7 +136,7 @@ def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fails = {"llama.cpp": "at load", "openvino-genai": "in a round", "transformers": "never"}
     (tmp_path / "fake.py").write_text(FAKE)
     monkeypatch.setattr(
-        peer, "command", lambda name: [sys.executable, str(tmp_path / "fake.py"), fails[name]]
+        race, "command", lambda name: [sys.executable, str(tmp_path / "fake.py"), fails[name]]
     )
 
 

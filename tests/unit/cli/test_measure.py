@@ -12,7 +12,7 @@ from console import Run, mistake
 from foretoken.cli import sheet
 from foretoken.cli.page import page
 from foretoken.lab import machine
-from foretoken.lab.measurement import part
+from foretoken.lab.measurement import result as part
 from foretoken.lab.measurement.result import load
 from measurements import document
 from tiny import byte_level, folder, llama

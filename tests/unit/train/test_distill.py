@@ -15,10 +15,9 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, law
-from foretoken.train.distill import Lesson, alpha, distill
+from foretoken.train.distill import LOSSES, Lesson, alpha, distill
 from foretoken.train.examples import Example, Examples
 from foretoken.train.loop import Recipe
-from foretoken.train.losses import LOSSES
 from foretoken.train.pair import Pair, fresh, joined
 from foretoken.train.texts import Authors, Text, logits
 from pairs import random, relative

@@ -2,7 +2,4 @@
 not honour, and what their verification does to the target's law.
 
 What is said of a system is data with its source, in a module of its own.
-
-Tests under another name:
-`vllm`, `sglang`, `llama_cpp`, `openvino_genai`: `tests/unit/lab/export/test_systems.py`.
 """

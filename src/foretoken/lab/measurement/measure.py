@@ -1,7 +1,8 @@
 """Measuring a pair: how far they agree, and what everything costs on this machine.
 
 Every prompt is continued plainly and speculatively, in turn, and its plain text is replayed to the
-drafter. What other gammas would gain is prediction.py's business.
+drafter. The target's pass over n new tokens of one row, v(n), is timed as the step times it: on the
+engine's threads, behind passes of the same size. plan.py says what other gammas would gain.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
+from time import perf_counter
 from typing import Any
 
+import torch
+
 from foretoken import others
+from foretoken.claim import claimed
 from foretoken.drafters.none import NoDrafter
+from foretoken.engine.batch import threads
 from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
@@ -24,12 +30,53 @@ from foretoken.lab.limits import require
 from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.footprint import of_drafter, of_model
-from foretoken.lab.measurement.passes import passes
 from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
 from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.models.base import Model
 from foretoken.options import ROUNDED, Prompt
 from foretoken.request import Completion, Request, StepRecord
+from foretoken.sampling.distributions import check
 from foretoken.speculator import Speculator
+
+# Untimed passes ahead of the timed ones, which are then in the steady state of generation. A
+# runtime may lay out its work anew for another size, or for a while pad a smaller one to the last:
+# the first size follows a pass of any size, the others follow a smaller one.
+FIRST, SETTLE = 20, 2
+
+
+@torch.inference_mode()
+def passes(
+    target: Model, request: Request, text: list[int], most: int, repeats: int = 1
+) -> tuple[list[list[float]], int]:
+    """`repeats` seconds of a pass over 1, 2, .., `most` tokens, and the tokens it is behind.
+
+    `text`: prompt and new tokens of the request; the passes are behind half of the new ones, or
+    fewer where the target's context is too small. RefusedError where the target is in use.
+    """
+    context = (len(text) + len(request.prompt)) // 2
+    if target.context is not None:
+        context = min(context, max(0, target.context - most))
+        most = min(most, target.context - context)
+    ahead = (text[context:] or text) * most  # the tokens read; any will do
+    times: list[list[float]] = []
+    with claimed(target), threads(target):
+        target.start([text[:context]], None if request.source is None else [request.source])
+        for n in range(1, most + 1):
+            settle = FIRST if n == 1 else SETTLE
+            seconds = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
+            times.append(seconds[settle:])
+    return times, context
+
+
+def _pass(target: Model, block: list[int], context: int) -> float:
+    """Seconds of one pass behind `context` tokens, rolled back."""
+    start = perf_counter()
+    logits = target.score([block], [len(block)])
+    check(logits, "target", [context], [len(block)])  # reads the logits, so waits for them
+    seconds = perf_counter() - start
+    target.set_lengths([context])
+    return seconds
+
 
 PASSES = 16  # v(n) is measured for n up to this
 REPEATS = 9  # at least, of each pass

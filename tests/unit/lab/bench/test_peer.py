@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.bench import peer
-from foretoken.lab.bench.peer import Guest, Peer
-from foretoken.lab.bench.race import OneByOne, Run, Task, Unable
+from foretoken.lab.bench import race as peer
+from foretoken.lab.bench.race import Guest, OneByOne, Peer, Run, Task, Unable
 from foretoken.sampling.distributions import SamplingParams
 
 TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)

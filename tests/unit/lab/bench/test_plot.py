@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.lab.bench.figures import Figures, Shares
-from foretoken.lab.bench.plot import draw, draw_batches
-from foretoken.lab.bench.throughput import Throughput
+from foretoken.lab.bench.figures import Figures, Shares, Throughput, draw, draw_batches
 from foretoken.lab.estimate import Spread
 
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.bench.figures import PLAIN, Agreement
-from foretoken.lab.bench.peer import Guest
-from foretoken.lab.bench.race import Key, Own, Round, Run, Task
-from foretoken.lab.bench.throughput import occupancy, of_batch, padding, throughput
+from foretoken.lab.bench.figures import PLAIN, Agreement, occupancy, of_batch, padding, throughput
+from foretoken.lab.bench.race import Guest, Key, Own, Round, Run, Task
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams

@@ -10,9 +10,8 @@ import pytest
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
-from foretoken.lab.certificate import duration
-from foretoken.lab.certificate.certify import Plan
-from foretoken.lab.certificate.duration import CONTROLS, GREEDY, expected
+from foretoken.lab.certificate import certify as duration
+from foretoken.lab.certificate.certify import CONTROLS, GREEDY, Plan, expected
 from foretoken.models.table import TableModel
 from foretoken.options import Prompt
 from foretoken.sampling.params import SamplingParams

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.lab.certificate.identity import Identity, first_difference
-from foretoken.lab.certificate.shapes import Shapes
+from foretoken.lab.certificate.identity import Identity, Shapes, first_difference
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey

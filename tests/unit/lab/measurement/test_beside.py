@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import RefusedError
-from foretoken.lab.measurement.beside import beside
 from foretoken.lab.measurement.result import Options
+from foretoken.lab.measurement.serving import beside
 from served import LOADING, pair
 
 

@@ -17,9 +17,8 @@ from foretoken.ends import Ends
 from foretoken.errors import InputError
 from foretoken.lab import machine
 from foretoken.lab.measurement.measure import PASSES, digest, measure
-from foretoken.lab.measurement.part import Part
-from foretoken.lab.measurement.prediction import predictions
-from foretoken.lab.measurement.result import Measurement, Options, load
+from foretoken.lab.measurement.plan import predictions
+from foretoken.lab.measurement.result import Measurement, Options, Part, load
 from foretoken.models.table import TableModel
 from foretoken.others import Taken
 from foretoken.speculator import Speculator

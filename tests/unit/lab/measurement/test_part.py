@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foretoken.lab.measurement.part import Part
-from foretoken.lab.measurement.result import Measurement, parse
+from foretoken.lab.measurement.result import Measurement, Part, parse
 from measurements import document
 
 
