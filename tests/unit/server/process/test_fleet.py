@@ -8,39 +8,40 @@ from typing import Any
 import pytest
 
 from engines import Threaded, speculator, threaded
-from foretoken.server.engine import fleet as fleets
-from foretoken.server.engine.fleet import Fleet
-from foretoken.server.engine.link import RefusedRequest, UnavailableError
-from foretoken.server.engine.messages import Part
-from foretoken.server.engine.process import Child
-from foretoken.server.engine.worker import Setup
+from foretoken.server.process import fleet as fleets
+from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
+from foretoken.server.process.fleet import EngineFleet
+from foretoken.server.process.messages import StepOutput
+from foretoken.server.process.worker import Setup
 
 WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24, "cache_salt": ""}
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.server.engine.link.AGAIN", (0.2,))
+    monkeypatch.setattr("foretoken.server.process.client.AGAIN", (0.2,))
     monkeypatch.setattr(fleets, "TICK", 0.005)
 
 
-async def ready(fleet: Fleet, count: int) -> None:
+async def ready(fleet: EngineFleet, count: int) -> None:
     while fleet.states.get("ready", 0) < count:
         await asyncio.sleep(0.005)
 
 
-async def begun(count: int, made: list[Threaded], **engine: Any) -> Fleet:
-    fleet = Fleet(Setup(None, None, engine={"max_rows": 4} | engine), threaded(made), count)
+async def begun(count: int, made: list[Threaded], **engine: Any) -> EngineFleet:
+    fleet = EngineFleet(Setup(None, None, engine={"max_rows": 4} | engine), threaded(made), count)
     fleet.start()
     await ready(fleet, count)
     return fleet
 
 
-async def text(fleet: Fleet, prompt: Any, seed: int, **more: Any) -> tuple[list[int], str, int]:
+async def text(
+    fleet: EngineFleet, prompt: Any, seed: int, **more: Any
+) -> tuple[list[int], str, int]:
     """Tokens and text as they were streamed, and how often the prompt's length was told."""
     tokens, shown, told, done = list[int](), "", 0, False
     async for message in fleet.submit(prompt, {**WISHES, "seed": (seed, 0), **more}):
-        if isinstance(message, Part):
+        if isinstance(message, StepOutput):
             assert not done, "something follows the end"
             assert len(message.tokens) == sum(len(step["tokens"]) for step in message.steps)
             tokens, shown = tokens + message.tokens, shown + message.text
@@ -139,7 +140,7 @@ def test_sums_are_those_of_all_engines() -> None:
         fleet = await begun(2, made)
         texts = await asyncio.gather(*(text(fleet, f"{i}", i) for i in range(6)))
         answer = await fleet.ask("speculation")
-        each = [await link.ask("speculation") for link in fleet._links]
+        each = [await link.ask("speculation") for link in fleet._clients]
         assert all(one["tokens"] for one in each)
         for name in ("tokens", "steps", "drafted", "accepted"):
             assert answer[name] == sum(one[name] for one in each)
@@ -147,7 +148,7 @@ def test_sums_are_those_of_all_engines() -> None:
         assert answer["tokens_per_call"] == answer["tokens"] / answer["steps"]
         assert min(e["alpha"] for e in each) <= answer["alpha"] <= max(e["alpha"] for e in each)
         assert answer["running"] == 0 and fleet.running == 0
-        assert await fleet.ask("detokenize", tokens=[66]) == await fleet._links[1].ask(
+        assert await fleet.ask("detokenize", tokens=[66]) == await fleet._clients[1].ask(
             "detokenize", tokens=[66]
         )
         await fleet.stop(5)
@@ -169,7 +170,7 @@ def test_scaling_loses_nothing(patience: float) -> None:
         while not all(each.engine.running for each in made):
             await asyncio.sleep(0.001)
         fleet.scale(1, patience)
-        assert len(fleet._links) == 1 and sum(fleet.states.values()) == 2
+        assert len(fleet._clients) == 1 and sum(fleet.states.values()) == 2
         results = await asyncio.gather(*texts)
         while sum(fleet.states.values()) > 1:
             await asyncio.sleep(0.005)
@@ -184,7 +185,7 @@ def test_scaling_loses_nothing(patience: float) -> None:
 
 
 def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
-    from foretoken.server.engine.messages import Failed
+    from foretoken.server.process.messages import Failed
 
     class Bad(Threaded):
         def __init__(self) -> None:
@@ -205,7 +206,7 @@ def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
         return Child(bad, bad.pipe)
 
     async def life() -> None:
-        fleet, told = Fleet(Setup(None, None), begin, 2), asyncio.Event()
+        fleet, told = EngineFleet(Setup(None, None), begin, 2), asyncio.Event()
         fleet.failed = told.set
         with pytest.raises(UnavailableError, match=r"no engine is ready \(loading\)"):
             await text(fleet, "a", 1)

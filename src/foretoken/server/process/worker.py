@@ -30,30 +30,30 @@ from foretoken.errors import (
     about,
     one_line,
 )
-from foretoken.server.engine.logs import Logs
-from foretoken.server.engine.messages import (
+from foretoken.server.logs import Logs
+from foretoken.server.process.messages import (
     Abort,
     Add,
-    Answer,
     Ask,
     Done,
     Failed,
     FromEngine,
     Kind,
-    Known,
-    Part,
-    Parts,
     Ready,
     Refusal,
+    Reply,
+    StepOutput,
+    StepOutputs,
     Stop,
+    TokenLogprob,
 )
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
-    from foretoken.server.engine.ledger import Asked, Ledger
-    from foretoken.server.engine.words import Words
+    from foretoken.server.process.spelling import Spelling
+    from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
@@ -121,17 +121,17 @@ class Worker:
     """An engine between two ends of a pipe."""
 
     def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
-        from foretoken.server.engine.ledger import Ledger
-        from foretoken.server.engine.trial import Trial
-        from foretoken.server.engine.words import Words
+        from foretoken.server.process.sandbox import GrammarSandbox
+        from foretoken.server.process.spelling import Spelling
+        from foretoken.server.process.statistics import SpecDecodeStats
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
-        self.words: Words = Words(spec.tokenizer)
-        self.ledger = Ledger()
-        self.requests: dict[int, Asked] = {}  # by the engine's ids
+        self.spelling: Spelling = Spelling(spec.tokenizer)
+        self.statistics = SpecDecodeStats()
+        self.requests: dict[int, RequestProfile] = {}  # by the engine's ids
         self.adding: set[int] = set()  # the pipe's ids of those that are being added
         self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
-        self.trial = Trial(spec.tokenizer)
+        self.sandbox = GrammarSandbox(spec.tokenizer)
         self.compiling = ThreadPoolExecutor(COMPILING, "foretoken grammars")
         self.sending, self.awake = Lock(), Condition()
         self.over = False
@@ -153,7 +153,7 @@ class Worker:
                 continue
             self._tell(events)
         self.compiling.shutdown(wait=False, cancel_futures=True)
-        self.trial.close()
+        self.sandbox.close()
 
     def _listen(self) -> None:
         """A thread's life: what is asked. The process ends with it, whatever ended it."""
@@ -194,8 +194,8 @@ class Worker:
     def _add(self, message: Add) -> None:
         from foretoken.request import Begun
         from foretoken.sampling.params import SamplingParams
-        from foretoken.server.engine.ledger import Asked
-        from foretoken.server.engine.words import record
+        from foretoken.server.process.spelling import record
+        from foretoken.server.process.statistics import RequestProfile
 
         options = dict(message.options)
         most = options.pop("most_tokens", None)
@@ -215,15 +215,15 @@ class Worker:
             if "structured" in options:
                 wish = SamplingParams(structured=options["structured"]).structured
                 with about("structured"):
-                    self.trial.require(cast("Structured", wish))
+                    self.sandbox.require(cast("Structured", wish))
             number = self.engine.add(ids, **options)
             with self.awake:
                 early = self.early.pop(number, [])
                 if message.id not in self.adding:  # aborted meanwhile
                     self._drop(number)
                     return
-                self.requests[number] = Asked.of(message.id, len(ids), options)
-                self._send(Answer(message.id, len(ids)))
+                self.requests[number] = RequestProfile.of(message.id, len(ids), options)
+                self._send(Reply(message.id, len(ids)))
                 if early:
                     self._tell(early)
                 self.awake.notify()
@@ -294,14 +294,16 @@ class Worker:
             "ledger": self._ledger,
         }
         try:
-            self._send(Answer(id, questions[name](**arguments)))
+            self._send(Reply(id, questions[name](**arguments)))
         except Exception as error:
             self._refuse(id, error)
 
     def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
         with about("prompt"):
             answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
-        return answer | ({"token_strs": [*map(self.words.text, answer["tokens"])]} if texts else {})
+        return answer | (
+            {"token_strs": [*map(self.spelling.text, answer["tokens"])]} if texts else {}
+        )
 
     def _detokenize(self, tokens: list[int]) -> str:
         from foretoken.text.decoding import decode
@@ -313,15 +315,15 @@ class Worker:
         return decode(self.spec.tokenizer, ids)
 
     def _speculation(self) -> dict[str, Any]:
-        return self.ledger.report(self.spec) | {
+        return self.statistics.report(self.spec) | {
             "running": self.engine.running,
             "waiting": self.engine.waiting,
         }
 
-    def _ledger(self) -> tuple[Ledger, dict[str, Any]]:
+    def _ledger(self) -> tuple[SpecDecodeStats, dict[str, Any]]:
         """As the sums of several engines need it."""
         with self.awake:
-            return deepcopy(self.ledger), self._speculation()
+            return deepcopy(self.statistics), self._speculation()
 
     def _facts(self) -> dict[str, Any]:
         from foretoken.drafters.none import NoDrafter
@@ -347,7 +349,7 @@ class Worker:
         }
 
     def _tell(self, events: list[Event]) -> None:
-        parts: list[Part] = []
+        parts: list[StepOutput] = []
         drafts = any(step.drafted for event in events for step in event.steps)
         with self.awake:
             for event in events:
@@ -358,7 +360,7 @@ class Worker:
                         self.early.setdefault(event.id, []).append(event)
                     continue
                 asked.mixed |= asked.plain and drafts
-                self.ledger.note(event, asked)
+                self.statistics.note(event, asked)
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
                     option = getattr(event.error, "option", None)
@@ -366,13 +368,13 @@ class Worker:
                     continue
                 parts.append(self._part(asked.id, event))
         preempted = self.engine.stats().preempted
-        self._send(Parts(parts, self.engine.running, self.engine.waiting, preempted))
+        self._send(StepOutputs(parts, self.engine.running, self.engine.waiting, preempted))
 
-    def _part(self, id: int, event: Event) -> Part:
+    def _part(self, id: int, event: Event) -> StepOutput:
         likelihoods = None if event.logprobs is None else self._known(event.logprobs)
-        steps = [self.words.step(step) for step in event.steps]
+        steps = [self.spelling.step(step) for step in event.steps]
         ending = None if event.completion is None else self._done(event.completion)
-        return Part(id, event.text or "", event.tokens, likelihoods, steps, ending)
+        return StepOutput(id, event.text or "", event.tokens, likelihoods, steps, ending)
 
     def _done(self, completion: Completion) -> Done:
         likelihoods, stop = completion.prompt_logprobs, completion.stop_reason
@@ -383,13 +385,13 @@ class Worker:
             None if likelihoods is None else self._known(likelihoods),
         )
 
-    def _known(self, logprobs: list[Logprobs]) -> list[Known]:
-        word = self.words.word
+    def _known(self, logprobs: list[Logprobs]) -> list[TokenLogprob]:
+        word = self.spelling.word
 
-        def known(each: Logprobs) -> Known:
+        def known(each: Logprobs) -> TokenLogprob:
             top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
             entry = (*word(each.token), max(LEAST, each.logprob))
-            return Known(*entry, top, each.token, each.rank)
+            return TokenLogprob(*entry, top, each.token, each.rank)
 
         return [known(each) for each in logprobs]
 

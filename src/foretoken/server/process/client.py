@@ -8,27 +8,27 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from itertools import count
+from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
-from foretoken.server.engine.messages import (
+from foretoken.server.process.messages import (
     Abort,
     Add,
-    Answer,
     Ask,
     Failed,
     FromEngine,
-    Part,
-    Parts,
     Ready,
     Refusal,
+    Reply,
+    StepOutput,
+    StepOutputs,
     Stop,
     ToEngine,
 )
-from foretoken.server.engine.process import Child, Pipe, Process, spawned
-from foretoken.server.engine.worker import Setup
+from foretoken.server.process.worker import Setup, work
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is started again
@@ -54,7 +54,46 @@ class UnavailableError(Exception):
         self.message, self.after = message, after
 
 
-class Link:
+class Pipe(Protocol):
+    """As multiprocessing's `Connection`: EOFError or OSError once the other end is gone."""
+
+    def recv(self) -> Any: ...
+
+    def send_bytes(self, buf: Any, /) -> None: ...
+
+
+class Process(Protocol):
+    """What ends with its engine."""
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, at most so many seconds."""
+        ...
+
+    def kill(self) -> None:
+        """End it now, if it has not ended; its pipe ends too."""
+        ...
+
+
+class Child(NamedTuple):
+    """An engine's process, while it loads or runs, and the pipe to it."""
+
+    process: Process
+    pipe: Pipe
+
+
+def spawned(setup: Setup) -> Child:
+    """An engine in a process of its own, which ends with this one."""
+    context = get_context("spawn")  # a fork would take threads' locks along
+    own_end, child_end = context.Pipe()
+    process = context.Process(
+        target=work, args=(child_end, setup), name="foretoken engine", daemon=True
+    )
+    process.start()
+    child_end.close()
+    return Child(process, own_end)
+
+
+class EngineClient:
     """An engine's process, from `start` to `stop`. `begin`: what starts it, and does not wait."""
 
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
@@ -66,14 +105,14 @@ class Link:
         self.preempted = 0  # of all engines
         self._preempted = 0  # of this one
         self._ids = count()
-        self._inboxes: dict[int, asyncio.Queue[Answer | Refusal | Part]] = {}
+        self._inboxes: dict[int, asyncio.Queue[Reply | Refusal | StepOutput]] = {}
         self._prompts: dict[int, int] = {}  # tokens of each, where they are known
         self._stuck: set[int] = set()  # who has waited since the last step
         self._silent = 0.0  # seconds for which they have
         self._process: Process | None = None
         self._deaths = 0  # since it was ready last
         self._idle = asyncio.Event()
-        self._letters: SimpleQueue[Any] = SimpleQueue()
+        self._outgoing: SimpleQueue[Any] = SimpleQueue()
         self.failed = lambda: None  # called where no engine can be started
 
     @property
@@ -90,10 +129,10 @@ class Link:
         """Start the process; it is ready when `state` says so."""
         self._loop = asyncio.get_running_loop()
         self._process, pipe = self._begin(self.setup)
-        self._letters.put(None)  # the end of the former
-        self._letters = SimpleQueue()
-        for name, life in (("events", self._listen), ("letters", self._post)):
-            more = (self._letters,) if life == self._post else ()
+        self._outgoing.put(None)  # the end of the former
+        self._outgoing = SimpleQueue()
+        for name, life in (("events", self._listen), ("outgoing", self._post)):
+            more = (self._outgoing,) if life == self._post else ()
             Thread(target=life, args=(pipe, *more), name=name, daemon=True).start()
         self._watch(self._process)
 
@@ -114,7 +153,9 @@ class Link:
             await asyncio.to_thread(self._process.join, 5)
             self._process.kill()
 
-    async def submit(self, prompt: Any, options: dict[str, Any]) -> AsyncGenerator[int | Part]:
+    async def submit(
+        self, prompt: Any, options: dict[str, Any]
+    ) -> AsyncGenerator[int | StepOutput]:
         """The number of tokens of the prompt, then what every step adds to the text, the last with
         its end. Leaving it frees the row within a step. Raises RefusedRequest and
         UnavailableError."""
@@ -128,7 +169,7 @@ class Link:
                 if isinstance(message, Refusal):
                     ended = True
                     raise RefusedRequest(message)
-                if isinstance(message, Answer):
+                if isinstance(message, Reply):
                     self._prompts[id] = message.value
                     yield message.value
                     continue
@@ -152,7 +193,7 @@ class Link:
             self._close(id)
         if isinstance(message, Refusal):
             raise RefusedRequest(message)
-        assert isinstance(message, Answer)
+        assert isinstance(message, Reply)
         return message.value
 
     def _require_ready(self) -> None:
@@ -165,7 +206,7 @@ class Link:
         }
         raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
 
-    def _open(self) -> tuple[int, asyncio.Queue[Answer | Refusal | Part]]:
+    def _open(self) -> tuple[int, asyncio.Queue[Reply | Refusal | StepOutput]]:
         id = next(self._ids)
         inbox = self._inboxes[id] = asyncio.Queue()
         return id, inbox
@@ -184,17 +225,17 @@ class Link:
     def _send(self, message: ToEngine) -> None:
         """Hand it to the thread that sends: a pipe that is full makes its writer wait."""
         try:
-            self._letters.put(ForkingPickler.dumps(message))
+            self._outgoing.put(ForkingPickler.dumps(message))
         except RecursionError:
             id, problem = getattr(message, "id", -1), "the request is nested too deeply; flatten it"
             self._deliver(Refusal(id, "input", problem, _deepest(message)))
 
     @staticmethod
-    def _post(pipe: Pipe, letters: SimpleQueue[Any]) -> None:
+    def _post(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
         """A thread's life: what the engine is told."""
-        while (letter := letters.get()) is not None:
+        while (message := outgoing.get()) is not None:
             try:
-                pipe.send_bytes(letter)
+                pipe.send_bytes(message)
             except (OSError, ValueError):  # it has died, which `_listen` sees too
                 return
 
@@ -216,14 +257,14 @@ class Link:
 
     def _hear(self, message: FromEngine | None) -> None:
         match message:
-            case Parts(parts, running, waiting, preempted):
+            case StepOutputs(parts, running, waiting, preempted):
                 self.running, self.waiting = running, waiting
                 self.preempted += preempted - self._preempted
                 self._preempted = preempted
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
-            case Answer() | Refusal():
+            case Reply() | Refusal():
                 self._deliver(message)
             case Ready(facts):
                 self.facts, self._deaths = facts, 0
@@ -236,7 +277,7 @@ class Link:
             case None:
                 self._died()
 
-    def _deliver(self, message: Answer | Refusal | Part) -> None:
+    def _deliver(self, message: Reply | Refusal | StepOutput) -> None:
         inbox = self._inboxes.get(message.id)
         if inbox is not None:  # else nobody waits any more
             inbox.put_nowait(message)

@@ -55,7 +55,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """To an `Ask`, or how many tokens the prompt of an `Add` has."""
 
     id: int
@@ -74,7 +74,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TokenLogprob:
     """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id."""
 
     text: str
@@ -92,31 +92,31 @@ class Done:
     reason: str  # "stop" or "length"
     stop: int | str | None
     stats: dict[str, Any]
-    prompt_logprobs: list[Known] | None
+    prompt_logprobs: list[TokenLogprob] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepOutput:
     """What a step added to a text."""
 
     id: int
     text: str
     tokens: list[int]
-    logprobs: list[Known] | None
+    logprobs: list[TokenLogprob] | None
     steps: list[dict[str, Any]]
     done: Done | None
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StepOutputs:
     """What a step added to all texts, how many run and wait behind it, and how often one had to
     give up its place since the process began."""
 
-    parts: list[Part]
+    parts: list[StepOutput]
     running: int
     waiting: int
     preempted: int
 
 
 ToEngine = Add | Abort | Ask | Stop
-FromEngine = Ready | Failed | Answer | Refusal | Parts
+FromEngine = Ready | Failed | Reply | Refusal | StepOutputs

@@ -14,7 +14,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.request import Steady
-from foretoken.server.engine.ledger import Asked, Ledger
+from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats
 from oracle import random_model
 
 V = 12
@@ -27,14 +27,14 @@ def speculator() -> Speculator:
 
 
 def test_nothing_is_made_up() -> None:
-    report = Ledger().report(speculator())
+    report = SpecDecodeStats().report(speculator())
     unknown = ("alpha", "c", "v", "predicted_speedup", "measured_speedup", "tokens_per_call")
     assert {report[name] for name in unknown} == {None} and report["acceptance_by_position"] == []
     assert report["measured_texts"] == {"speculative": 0, "plain": 0}
 
 
 def test_rates_are_those_of_the_steps() -> None:
-    spec, ledger = speculator(), Ledger()
+    spec, ledger = speculator(), SpecDecodeStats()
     done = []
     with Engine(spec) as engine:
         for seed, gamma in ((1, 3), (2, 3), (3, 0)):
@@ -63,11 +63,11 @@ def text(tokens: int, seconds: float, *, rows: int = 1, drafted: int = 0) -> Any
     return SimpleNamespace(steps=[step], completion=done)
 
 
-def asked(prompt: int = 10, **options: Any) -> Asked:
-    return Asked.of(0, prompt, {"max_new_tokens": 50, "temperature": 0.0} | options)
+def asked(prompt: int = 10, **options: Any) -> RequestProfile:
+    return RequestProfile.of(0, prompt, {"max_new_tokens": 50, "temperature": 0.0} | options)
 
 
-def compared(ledger: Ledger) -> tuple[float | None, int, int]:
+def compared(ledger: SpecDecodeStats) -> tuple[float | None, int, int]:
     report = ledger.rates()
     texts = report["measured_texts"]
     return report["measured_speedup"], texts["speculative"], texts["plain"]
@@ -75,7 +75,7 @@ def compared(ledger: Ledger) -> tuple[float | None, int, int]:
 
 def test_speeds_are_compared_among_as_many_rows() -> None:
     """Texts that ran alone, and among many: what many do to a text is no speculation's."""
-    ledger = Ledger()
+    ledger = SpecDecodeStats()
     ledger.note(text(10, 8.0, rows=16, drafted=3), asked())
     ledger.note(text(10, 2.0), asked(gamma=0))
     assert compared(ledger) == (None, 0, 0)
@@ -99,7 +99,7 @@ def test_speeds_are_compared_among_as_many_rows() -> None:
 )
 def test_speeds_are_compared_at_the_same_settings(other: dict[str, Any]) -> None:
     """What else makes a token dear: a law, a control, a context."""
-    ledger = Ledger()
+    ledger = SpecDecodeStats()
     ledger.note(text(10, 1.0, drafted=3), asked())
     ledger.note(text(10, 9.0), asked(gamma=0, **other))
     assert compared(ledger) == (None, 0, 0)
@@ -108,7 +108,7 @@ def test_speeds_are_compared_at_the_same_settings(other: dict[str, Any]) -> None
 
 
 def test_how_a_text_ends_is_no_setting_of_its_speed() -> None:
-    ledger = Ledger()
+    ledger = SpecDecodeStats()
     ledger.note(text(10, 1.0, drafted=3), asked(stop_strings=["x"], temperature=1e-9))
     ledger.note(text(10, 2.0), asked(gamma=0, top_p=1.0, ignore_eos=True))
     assert compared(ledger) == (pytest.approx(2.0), 1, 1)
@@ -116,7 +116,7 @@ def test_how_a_text_ends_is_no_setting_of_its_speed() -> None:
 
 def test_a_text_without_guesses_is_plain_only_where_that_was_asked_for() -> None:
     """Gamma may have been 0, or look-up have found nothing: its time is speculation's."""
-    ledger = Ledger()
+    ledger = SpecDecodeStats()
     ledger.note(text(10, 1.0, drafted=3), asked())
     ledger.note(text(10, 3.0), asked())
     assert compared(ledger) == (None, 0, 0)
@@ -127,7 +127,7 @@ def test_a_text_without_guesses_is_plain_only_where_that_was_asked_for() -> None
 def test_times_that_are_not_of_one_text_alone_are_left_out() -> None:
     """Of a plain text that waited for others' drafts, of what another engine began, of a single
     step, which reads the prompt too."""
-    ledger, beside = Ledger(), asked(gamma=0)
+    ledger, beside = SpecDecodeStats(), asked(gamma=0)
     beside.mixed = True
     ledger.note(text(10, 9.0), beside)
     ledger.note(text(10, 9.0), asked(gamma=0, begun=([], 0)))
@@ -139,7 +139,7 @@ def test_times_that_are_not_of_one_text_alone_are_left_out() -> None:
 
 
 def test_engines_compare_together() -> None:
-    one, other = Ledger(), Ledger()
+    one, other = SpecDecodeStats(), SpecDecodeStats()
     one.note(text(10, 1.0, drafted=3), asked())
     other.note(text(10, 2.0), asked(gamma=0))
     one.add(other)
@@ -147,7 +147,7 @@ def test_engines_compare_together() -> None:
 
 
 def test_alpha_is_the_drafts_and_not_the_predictions() -> None:
-    spec, ledger = speculator(), Ledger()
+    spec, ledger = speculator(), SpecDecodeStats()
     with Engine(spec) as engine:
         engine.add([1], gamma=3, max_new_tokens=9, prediction=[3] * 20)
         while engine.running or engine.waiting:
@@ -159,7 +159,7 @@ def test_alpha_is_the_drafts_and_not_the_predictions() -> None:
 
 def test_what_is_predicted_follows_from_the_guesses_made() -> None:
     """Always kept, at every other step: (4 + 1) tokens in (3 c + v(4)) + 1 plain passes."""
-    spec, ledger = speculator(), Ledger()
+    spec, ledger = speculator(), SpecDecodeStats()
     spec._costs["sampled", 1] = COSTS
     for drafted in (3, 0) * 5:
         done = text(1, 1.0, drafted=drafted)

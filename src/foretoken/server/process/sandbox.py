@@ -1,7 +1,7 @@
 """Grammars are compiled in a process of their own first: a few lines may take hours or all memory,
 and a compilation cannot be stopped. What fails there is refused before the engine takes it up.
 
-`python -m foretoken.server.engine.trial` is that process: lines of JSON in and out, a tokenizer
+`python -m foretoken.server.process.sandbox` is that process: lines of JSON in and out, a tokenizer
 first, then grammars. It imports llguidance alone, and ends itself where one takes too long.
 """
 
@@ -27,7 +27,7 @@ BYTES = 4 * 2**30  # of its address space
 KEPT = 256  # grammars that are known to be good
 
 
-class Trial:
+class GrammarSandbox:
     """Of grammars over one tokenizer; the process starts with the first."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -66,7 +66,7 @@ class Trial:
         from foretoken.controls.grammar import spelled
 
         process = subprocess.Popen(
-            [sys.executable, "-m", "foretoken.server.engine.trial"],
+            [sys.executable, "-m", "foretoken.server.process.sandbox"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

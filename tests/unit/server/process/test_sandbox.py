@@ -10,8 +10,8 @@ import pytest
 
 from foretoken.errors import InputError
 from foretoken.sampling.checks import Structured
-from foretoken.server.engine import trial
-from foretoken.server.engine.trial import Trial
+from foretoken.server.process import sandbox
+from foretoken.server.process.sandbox import GrammarSandbox
 from tiny import byte_level
 
 FOREVER = Structured("json_schema", '{"type": "integer", "multipleOf": 99999989}')  # minutes
@@ -19,16 +19,16 @@ GOOD = Structured("regex", "[ab]{1,5}")
 
 
 @pytest.fixture
-def tried() -> Iterator[Trial]:
-    made = Trial(byte_level())
+def tried() -> Iterator[GrammarSandbox]:
+    made = GrammarSandbox(byte_level())
     yield made
     made.close()
 
 
 def test_what_takes_too_long_is_refused_and_the_next_is_tried(
-    tried: Trial, monkeypatch: pytest.MonkeyPatch
+    tried: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SECONDS", 1.0)
+    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(InputError, match="json_schema takes more than 1 s"):
@@ -38,16 +38,16 @@ def test_what_takes_too_long_is_refused_and_the_next_is_tried(
 
 
 def test_what_takes_too_much_memory_is_refused(
-    tried: Trial, monkeypatch: pytest.MonkeyPatch
+    tried: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SECONDS", 60.0)
-    monkeypatch.setattr(trial, "BYTES", 2**28)
+    monkeypatch.setattr(sandbox, "SECONDS", 60.0)
+    monkeypatch.setattr(sandbox, "BYTES", 2**28)
     tried.require(GOOD)
     with pytest.raises(InputError, match="to compile; make it simpler"):
         tried.require(FOREVER)
 
 
-def test_the_process_stays_and_knows_what_was_good(tried: Trial) -> None:
+def test_the_process_stays_and_knows_what_was_good(tried: GrammarSandbox) -> None:
     tried.require(GOOD)
     process = tried._process
     assert process is not None
@@ -59,8 +59,8 @@ def test_the_process_stays_and_knows_what_was_good(tried: Trial) -> None:
     tried.require(GOOD)  # is not tried again
 
 
-def test_what_is_no_grammar_is_left_to_who_tells_it(tried: Trial) -> None:
+def test_what_is_no_grammar_is_left_to_who_tells_it(tried: GrammarSandbox) -> None:
     tried.require(Structured("lark", "start: nothing"))
     with pytest.raises(InputError, match="structured's choice cannot be followed"):
         tried.require(Structured("choice", "5"))
-    Trial(None).require(GOOD)
+    GrammarSandbox(None).require(GOOD)

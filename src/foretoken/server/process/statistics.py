@@ -36,7 +36,7 @@ class Texts(NamedTuple):
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestProfile:
     """A request, as far as its time can be compared with that of others."""
 
     id: int  # the pipe's
@@ -46,7 +46,7 @@ class Asked:
     mixed: bool  # its time is not its own: it began in another engine, or waited for drafts
 
     @classmethod
-    def of(cls, id: int, prompt: int, options: Mapping[str, Any]) -> Asked:
+    def of(cls, id: int, prompt: int, options: Mapping[str, Any]) -> RequestProfile:
         """A request of so many prompt tokens, with keywords of `Engine.add`."""
         from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
 
@@ -59,7 +59,7 @@ class Asked:
         return cls(id, options.get("gamma") == 0, controls, length, "begun" in options)
 
 
-class Ledger:
+class SpecDecodeStats:
     """Sums since the process began, and a mean of late."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Ledger:
         self.plain: dict[Kind, Texts] = {}
         self.speculative: dict[Kind, Texts] = {}
 
-    def note(self, event: Event, asked: Asked) -> None:
+    def note(self, event: Event, asked: RequestProfile) -> None:
         """One event of the engine, and the request that it is of."""
         for step in event.steps:
             self.steps += 1
@@ -89,7 +89,7 @@ class Ledger:
         if event.completion is not None and not asked.mixed:
             self._compare(event.completion, asked)
 
-    def _compare(self, completion: Completion, asked: Asked) -> None:
+    def _compare(self, completion: Completion, asked: RequestProfile) -> None:
         """A text on its side of the comparison; one of a single step has no time without its
         prompt's."""
         if len(completion.steps) < 2:
@@ -123,7 +123,7 @@ class Ledger:
             "tokens": self.tokens,
         }
 
-    def add(self, other: Ledger) -> None:
+    def add(self, other: SpecDecodeStats) -> None:
         """What another engine's steps come to, too."""
         rates = [(each.alpha, each.drafted) for each in (self, other) if each.alpha is not None]
         weight = sum(drafted for _, drafted in rates)
@@ -164,10 +164,10 @@ class Ledger:
         }
 
 
-def together(reports: list[tuple[Ledger, dict[str, Any]]]) -> dict[str, Any]:
+def together(reports: list[tuple[SpecDecodeStats, dict[str, Any]]]) -> dict[str, Any]:
     """One report of several engines': what follows from the steps from all of them, the costs,
     which they share, from the first, and of what these predict the mean by tokens."""
-    sums = Ledger()
+    sums = SpecDecodeStats()
     for ledger, _ in reports:
         sums.add(ledger)
     speedups = [(r["predicted_speedup"], ledger.tokens) for ledger, r in reports]

@@ -21,20 +21,20 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.errors import LostError
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
-from foretoken.server.engine import trial
-from foretoken.server.engine.messages import (
+from foretoken.server.process import sandbox
+from foretoken.server.process.messages import (
     Abort,
     Add,
-    Answer,
     Ask,
     Failed,
-    Part,
-    Parts,
     Ready,
     Refusal,
+    Reply,
+    StepOutput,
+    StepOutputs,
     Stop,
 )
-from foretoken.server.engine.worker import Setup, Worker, work
+from foretoken.server.process.worker import Setup, Worker, work
 from oracle import random_model
 from tiny import byte_level
 
@@ -83,12 +83,12 @@ def hear(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def parts(pipe: Connection, id: int) -> list[Part]:
+def parts(pipe: Connection, id: int) -> list[StepOutput]:
     """Of one text, to its end."""
-    heard: list[Part] = []
+    heard: list[StepOutput] = []
     while not (heard and heard[-1].done):
         message = hear(pipe)
-        assert isinstance(message, Parts), message
+        assert isinstance(message, StepOutputs), message
         heard += [part for part in message.parts if part.id == id]
     return heard
 
@@ -101,7 +101,7 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
     spec = Speculator(TableModel(LAW, V, context=200), draft, byte_level(), Ends())
     (expected,) = spec.generate("It", **WISHES)
     pipe.send(Add(3, "It", WISHES))
-    assert hear(pipe) == Answer(3, len(spec.ids("It")))
+    assert hear(pipe) == Reply(3, len(spec.ids("It")))
     received = parts(pipe, 3)
     assert "".join(part.text for part in received) == expected.text
     assert [token for part in received for token in part.tokens] == expected.tokens
@@ -134,7 +134,7 @@ def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
     hear(pipe)
     plain = [token for part in parts(pipe, 0) for token in part.tokens]
     pipe.send(Add(1, "It", coupled | {"prediction": "It was"}))
-    assert isinstance(hear(pipe), Answer)
+    assert isinstance(hear(pipe), Reply)
     received = parts(pipe, 1)
     assert [token for part in received for token in part.tokens] == plain
     first = received[0].steps[0]
@@ -145,7 +145,7 @@ def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:
     for id, most, written in ((0, None, 195), (1, 7, 7)):
         more = {} if most is None else {"most_tokens": most}
         pipe.send(Add(id, [1] * 5, {"gamma": 2, "ignore_eos": True, "suppress_tokens": [9]} | more))
-        assert hear(pipe) == Answer(id, 5)
+        assert hear(pipe) == Reply(id, 5)
         assert sum(len(part.tokens) for part in parts(pipe, id)) == written
 
 
@@ -158,14 +158,14 @@ def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
     for id in range(3):
         pipe.send(Abort(id))
     pipe.send(Ask(9, "speculation", {}))
-    while not isinstance(answer := hear(pipe), Answer):
+    while not isinstance(answer := hear(pipe), Reply):
         pass
     assert (answer.value["running"], answer.value["waiting"]) == (0, 0)
 
 
 def speculation(pipe: Connection) -> dict[str, Any]:
     pipe.send(Ask(99, "speculation", {}))
-    while not isinstance(answer := hear(pipe), Answer):
+    while not isinstance(answer := hear(pipe), Reply):
         pass
     return answer.value
 
@@ -177,7 +177,7 @@ def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
         def write(**options: Any) -> bool:
             wishes = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
             pipe.send(Add(1, [1, 2], wishes))
-            assert hear(pipe) == Answer(1, 2)
+            assert hear(pipe) == Reply(1, 2)
             return any(step["drafted"] for part in parts(pipe, 1) for step in part.steps)
 
         greedy = [write(gamma=4) for _ in range(3)]
@@ -193,28 +193,28 @@ def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
 def test_a_plain_text_that_waits_for_guesses_of_others_is_not_compared(pipe: Connection) -> None:
     wishes = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
     pipe.send(Add(0, [1, 2], wishes | {"gamma": 1}))
-    while not (isinstance(message := hear(pipe), Parts) and message.parts):
+    while not (isinstance(message := hear(pipe), StepOutputs) and message.parts):
         pass
     pipe.send(Add(1, [1, 2], wishes | {"gamma": 0}))
     ended = set[int]()
     while len(ended) < 2:
-        if isinstance(message := hear(pipe), Parts):
+        if isinstance(message := hear(pipe), StepOutputs):
             ended |= {part.id for part in message.parts if part.done}
     assert speculation(pipe)["measured_texts"] == {"speculative": 0, "plain": 0}
     for id, gamma in ((2, 0), (3, 1)):
         pipe.send(Add(id, [1, 2], wishes | {"gamma": gamma}))
-        assert hear(pipe) == Answer(id, 2)
+        assert hear(pipe) == Reply(id, 2)
         parts(pipe, id)
     assert speculation(pipe)["measured_texts"] == {"speculative": 1, "plain": 1}
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
     pipe.send(Add(0, [1, 1, 9], {"gamma": 0}))
-    assert hear(pipe) == Answer(0, 3)
+    assert hear(pipe) == Reply(0, 3)
     assert hear(pipe) == Refusal(0, "failed", "the disk is gone")
     assert hear(pipe).running == 0  # gauges follow, though no step does
     pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
-    assert hear(pipe) == Answer(1, 1)
+    assert hear(pipe) == Reply(1, 1)
     assert parts(pipe, 1)[-1].done is not None
 
 
@@ -226,7 +226,7 @@ def test_an_engine_that_has_lost_part_of_its_model_ends() -> None:
     thread.start()
     assert isinstance(hear(ours), Ready)
     ours.send(Add(0, [1, 1], {"gamma": 0}))
-    assert hear(ours) == Answer(0, 2)
+    assert hear(ours) == Reply(0, 2)
     thread.join(10)
     assert not thread.is_alive() and not ours.poll()
 
@@ -249,15 +249,15 @@ def test_a_grammar_that_takes_long_holds_up_nobody(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does its request's end, which comes before it is added."""
-    monkeypatch.setattr(trial, "SECONDS", 3.0)
+    monkeypatch.setattr(sandbox, "SECONDS", 3.0)
     for id in (0, 1):
         pipe.send(Add(id, [1], WISHES | SLOW))
     pipe.send(Abort(1))
     pipe.send(Add(2, [1], WISHES | {"suppress_tokens": [9]}))
     heard = [hear(pipe)]
-    while not (isinstance(heard[-1], Parts) and any(part.done for part in heard[-1].parts)):
+    while not (isinstance(heard[-1], StepOutputs) and any(part.done for part in heard[-1].parts)):
         heard.append(hear(pipe))
-    assert Answer(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
+    assert Reply(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
     refused = {}
     while len(refused) < 2:
         if isinstance(said := hear(pipe), Refusal):
@@ -280,10 +280,10 @@ def test_a_text_that_is_left_while_it_is_added_is_not_written(
     pipe.send(Add(0, [1], WISHES | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
     assert tried.wait(30)
     pipe.send(Abort(0))
-    assert isinstance(hear(pipe), Parts)
+    assert isinstance(hear(pipe), StepOutputs)
     go.set()
     pipe.send(Ask(9, "speculation", {}))
-    assert isinstance(answer := hear(pipe), Answer) and answer.id == 9
+    assert isinstance(answer := hear(pipe), Reply) and answer.id == 9
     pipe.send(Add(1, [1], WISHES | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
-    assert hear(pipe) == Answer(1, 1)
+    assert hear(pipe) == Reply(1, 1)
     assert parts(pipe, 1)[-1].done is not None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Words:
+class Spelling:
     """Of one tokenizer; without one a token is shown as its id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -69,7 +69,7 @@ class Words:
 
 
 def record(document: dict[str, Any]) -> StepRecord:
-    """The step that `Words.step` told of, as far as it did: without biases and padding."""
+    """The step that `Spelling.step` told of, as far as it did: without biases and padding."""
     tokens = tuple(token["id"] for token in document["tokens"])
     rejected = tuple(token["id"] for token in document["rejected"])
     return StepRecord(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.server.engine import prefixes
-from foretoken.server.engine.prefixes import CHARACTERS, IDS, Prefixes, digests
+from foretoken.server.process import fleet
+from foretoken.server.process.fleet import CHARACTERS, IDS, ReadPrefixes, digests
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_turns_extend_each_other_and_salts_part_them() -> None:
 
 
 def test_readers_are_told_apart_and_the_oldest_is_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(prefixes, "KEPT", 4)
-    store = Prefixes()
+    monkeypatch.setattr(fleet, "KEPT_DIGESTS", 4)
+    store = ReadPrefixes()
     store.note("a", [1, 2, 3])
     store.note("b", [1, 9])
     assert store.known("a", [1, 2, 3, 4]) == 3 and store.known("b", [1, 2, 3, 4]) == 1
