@@ -34,8 +34,8 @@ import foretoken
 import machine
 from figures import TEXTS
 from foretoken import theory
-from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import MAX_GAMMA, Adaptive, Fixed
 from foretoken_lab.turns import by_prompt, in_turn, way
 from replay import Oracle, Text, replay
 

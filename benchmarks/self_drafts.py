@@ -25,7 +25,7 @@ import machine
 from figures import TEXTS
 from foretoken import theory
 from foretoken.cli.prompts import for_model, read
-from foretoken.costs import of
+from foretoken.costing.costs import of
 from foretoken.drafters.lookup import Repeats
 from foretoken.loading.load import asset
 from foretoken.loading.sources import source

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from foretoken import others
 from foretoken.cli import option, scoreboard
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
 from foretoken.cli.page import page
 from foretoken.cli.quiet import quiet
-from foretoken.cli.scoreboard import Options
+from foretoken.cli.scoreboard import BenchOptions
+from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.race import Contestant, Peer, Round, Task
+    from foretoken.lab.bench.race import Contestant, Peer, RaceTask, Round
     from foretoken.speculator import Speculator
 
 
@@ -71,7 +71,7 @@ def bench(
     gammas = sorted({0, *_numbers("gamma", gamma)})
     batches = _numbers("batch", batch) if batch else []
     helped = _numbers("assisted", assisted) if assisted else batches
-    options = Options(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
+    options = BenchOptions(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
     _require_batches(batches, helped, vs or [])
     _require(options, gammas, vs or [], out)
@@ -81,7 +81,7 @@ def bench(
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
         contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
-        reading = others.read()
+        reading = contention.read()
         if batches:
             rounds = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
@@ -89,8 +89,8 @@ def bench(
         if not any(rounds.values()):
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
-        share = others.share([others.taken(reading)])
-        setting = scoreboard.Setting(spec, peers, options, len(lines), unable, share)
+        share = contention.share([contention.taken(reading)])
+        setting = scoreboard.BenchSetting(spec, peers, options, len(lines), unable, share)
         result = (
             scoreboard.batches(setting, batches, rounds)
             if batches
@@ -114,7 +114,7 @@ def _numbers(name: str, text: str) -> list[int]:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-def _require(options: Options, gammas: list[int], vs: list[str], out: Path | None) -> None:
+def _require(options: BenchOptions, gammas: list[int], vs: list[str], out: Path | None) -> None:
     """InputError for mistakes, before models load."""
     from foretoken.options import keys_of, require
 
@@ -158,11 +158,11 @@ def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> No
 
 
 def _load(
-    options: Options, target: str | None, draft: str | None, lines: list[prompt_files.Line]
-) -> tuple[Speculator, list[Task]]:
+    options: BenchOptions, target: str | None, draft: str | None, lines: list[prompt_files.Line]
+) -> tuple[Speculator, list[RaceTask]]:
     """The pair, with no tokens that end or begin a text; and the tasks of the first round."""
-    from foretoken.ends import Ends
-    from foretoken.lab.bench.race import Task
+    from foretoken.generation_config import Ends
+    from foretoken.lab.bench.race import RaceTask
 
     spec = options.loading.load(target, draft)
     if spec.controls:
@@ -182,7 +182,9 @@ def _load(
                 "give a shorter one or a smaller --max-new-tokens"
             )
     ids = [spec.ids(prompt, i) for i, prompt in enumerate(prompts)]
-    return spec, [Task(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)]
+    return spec, [
+        RaceTask(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)
+    ]
 
 
 def _peers(
@@ -225,10 +227,10 @@ def _contestants(
     spec: Speculator, peers: list[Peer], gammas: list[int], rule: str, *, batched: bool
 ) -> list[Contestant]:
     from foretoken.drafters.none import NoDrafter
-    from foretoken.lab.bench.race import Guest, OneByOne, Own
+    from foretoken.lab.bench.race import Guest, OneByOne, OwnContestant
 
     gammas_run = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    runners = [Own(spec, gamma, rule) for gamma in gammas_run]
+    runners = [OwnContestant(spec, gamma, rule) for gamma in gammas_run]
     guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
     contestants: list[Contestant] = [*runners, *guests]
     return contestants if batched else [OneByOne(one) for one in contestants]
@@ -236,7 +238,7 @@ def _contestants(
 
 def _race_batches(
     contestants: list[Contestant],
-    tasks: list[Task],
+    tasks: list[RaceTask],
     repeats: int,
     unable: dict[str, str],
     batches: list[int],
@@ -263,7 +265,7 @@ def _race_batches(
 
 def _race(
     contestants: list[Contestant],
-    tasks: list[Task],
+    tasks: list[RaceTask],
     repeats: int,
     unable: dict[str, str],
     where: str = "",
@@ -275,7 +277,7 @@ def _race(
     from foretoken.lab.bench.figures import label
     from foretoken.lab.bench.race import Key, race
 
-    def of_round(i: int) -> list[Task]:
+    def of_round(i: int) -> list[RaceTask]:
         return [replace(task, seed=task.seed + i * len(tasks)) for task in tasks]
 
     rounds: list[Round] = []

@@ -89,11 +89,14 @@ def certify(
     require(gamma, rule, lenience=1.0)
     keys_of(seed, [1])
     loading.require(target)
-    from foretoken.lab.certificate.certify import Plan, laws  # late: torch takes seconds to import
+    from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
+        CertificatePlan,
+        laws,
+    )
     from foretoken.lab.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
+    plan = CertificatePlan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
     quiet()
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the laws are the certificate's own

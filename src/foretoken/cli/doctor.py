@@ -21,7 +21,7 @@ from foretoken.cli.quiet import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.kept import Kept
+    from foretoken.costing.stored import Kept
 
 NO_FOLDER = "no folder: nothing can be kept safely"
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
@@ -125,10 +125,10 @@ def _place(
 
 
 def _list(console: Console, *, as_json: bool) -> None:
-    from foretoken import kept
+    from foretoken.costing import stored
     from foretoken.models.openvino import store
 
-    entries, costs = store.entries(), kept.entries()
+    entries, costs = store.entries(), stored.entries()
     if as_json:
         rows = [
             {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}

@@ -100,18 +100,18 @@ def run(
     loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure
-    from foretoken.lab.measurement.result import Options, Part
+    from foretoken.lab.measurement.result import MeasureOptions, PartialMeasurement
 
     quiet()
-    values = {f.name: parameters[f.name] for f in fields(Options) if f.name in parameters}
+    values = {f.name: parameters[f.name] for f in fields(MeasureOptions) if f.name in parameters}
     values["prompts"] = str(parameters["prompts"])
-    options = Options(**values, prompts_sha256=digest([line.prompt for line in lines]))
+    options = MeasureOptions(**values, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
     texts = [prompt_files.for_model(line, spec) for line in lines]
     track = partial(bar, text="measuring")
     if out is None:
         return measure(spec, texts, options, rows=rows, beside=beside, track=track)
-    part = Part(out, options, describe(spec.target.device))
+    part = PartialMeasurement(out, options, describe(spec.target.device))
     if part.done:
         print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from foretoken.cli import option, scoreboard
 from foretoken.cli.page import labelled, milliseconds, prose
-from foretoken.others import remark
+from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.figures import Agreement, Figures, Throughput
+    from foretoken.lab.bench.figures import Figures, RaceAgreement, Throughput
     from foretoken.lab.bench.race import Peer, Round
     from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
@@ -213,7 +213,7 @@ def _note(document: dict[str, Any], name: str) -> str:
     return f" ({note})" if note else ""
 
 
-def _same(agreement: Agreement | None) -> tuple[str, str]:
+def _same(agreement: RaceAgreement | None) -> tuple[str, str]:
     if agreement is None:
         return "", ""
     place = agreement.first_difference
@@ -233,7 +233,7 @@ def _percent(value: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchOptions:
     """What every contestant is given, and how often."""
 
     max_new_tokens: int
@@ -258,12 +258,12 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BenchSetting:
     """Who ran, on what, and who could not."""
 
     spec: Speculator
     peers: list[Peer]
-    options: Options
+    options: BenchOptions
     prompts: int
     unable: dict[str, str]
     others: float | None = None  # share of the processors that no contestant had
@@ -298,7 +298,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """The JSON document; its tables on a console; its pictures in a folder, under a title."""
 
     document: dict[str, Any]
@@ -312,7 +312,7 @@ class Report:
         self.draw(out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")
 
 
-def one_by_one(setting: Setting, rounds: list[Round]) -> Report:
+def one_by_one(setting: BenchSetting, rounds: list[Round]) -> BenchReport:
     """Of rounds in which texts came one after another."""
     from foretoken.lab.bench import figures as bench
 
@@ -331,10 +331,12 @@ def one_by_one(setting: Setting, rounds: list[Round]) -> Report:
         "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,
         "duels": [asdict(bench.duel(rounds, name)) for name in peers],
     }
-    return Report(document, partial(scoreboard.show, document, table), partial(_draw, table))
+    return BenchReport(document, partial(scoreboard.show, document, table), partial(_draw, table))
 
 
-def batches(setting: Setting, sizes: list[int], by_batch: dict[int, list[Round]]) -> Report:
+def batches(
+    setting: BenchSetting, sizes: list[int], by_batch: dict[int, list[Round]]
+) -> BenchReport:
     """Of rounds by how many texts came at once: those of `sizes` that were begun."""
     from foretoken.lab.bench.figures import label, throughput
 
@@ -357,7 +359,7 @@ def batches(setting: Setting, sizes: list[int], by_batch: dict[int, list[Round]]
         ],
     }
     show = partial(scoreboard.show_batches, document, table)
-    return Report(document, show, partial(_draw_batches, table))
+    return BenchReport(document, show, partial(_draw_batches, table))
 
 
 def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:

@@ -85,15 +85,15 @@ def distill(
     weights with the best alpha on held-out prompts, over the target's own text, become OUT/model:
     use it as --draft. The same command resumes a run that was killed.
     """
-    from foretoken.train.distill import Lesson
+    from foretoken.train.distill import Distillation
     from foretoken.train.distill import distill as teach
     from foretoken.train.examples import read
-    from foretoken.train.loop import Recipe
+    from foretoken.train.loop import TrainingRecipe
     from foretoken.train.pair import pair
 
     quiet()
-    lesson = Lesson(loss, temperature, on_policy, target_generated, length, held_out)
-    recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    lesson = Distillation(loss, temperature, on_policy, target_generated, length, held_out)
+    recipe = TrainingRecipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
     origin = {**reading.arguments, "draft_revision": draft_revision}
     models = pair(target, draft, fields(shape), seed, **origin)
     spec = models.together
@@ -171,11 +171,11 @@ def heads(
     the target's own text at temperature 1. The same command resumes a run that was killed.
     """
     from foretoken.train.heads import Teacher, train_heads
-    from foretoken.train.loop import Recipe
+    from foretoken.train.loop import TrainingRecipe
     from foretoken.train.pair import read_target
 
     quiet()
-    recipe = Recipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    recipe = TrainingRecipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
     option.require_folder(out)
     options = reading.arguments
     generation_config = options.pop("generation_config")

@@ -25,9 +25,15 @@ from foretoken.lab.agreement import overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
+from foretoken.train.loop import (
+    Loop,
+    TrainingRecipe,
+    folder_of_run,
+    require_positive,
+    require_share,
+)
 from foretoken.train.pair import Pair, fingerprint
-from foretoken.train.texts import Authors, Text, logits
+from foretoken.train.texts import Authors, LessonText, logits
 
 LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 
@@ -95,7 +101,7 @@ Report = Callable[[int, float, float | None, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Distillation:
     """The loss, whose texts it is taken on, and how alpha is measured.
 
     At temperature 0 texts are greedy and alpha is how often the argmax agrees; a one-hot law has
@@ -130,7 +136,12 @@ class Lesson:
 
 
 def distill(
-    pair: Pair, examples: Examples, out: Path, lesson: Lesson, recipe: Recipe, report: Report
+    pair: Pair,
+    examples: Examples,
+    out: Path,
+    lesson: Distillation,
+    recipe: TrainingRecipe,
+    report: Report,
 ) -> dict[str, Any]:
     """Train until `recipe.steps`, then write the draft with the best held-out alpha, the untaught
     one included, to `out/model`; returns the summary.
@@ -168,7 +179,7 @@ def distill(
     return _export(loop, pair, lesson)
 
 
-def alpha(pair: Pair, texts: list[Text], temperature: float) -> float:
+def alpha(pair: Pair, texts: list[LessonText], temperature: float) -> float:
     """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
     argmax agrees. Positions without a guess count as 0."""
     target, drafter = pair.together.target, pair.together.drafter
@@ -177,7 +188,7 @@ def alpha(pair: Pair, texts: list[Text], temperature: float) -> float:
     return fmean(beta or 0.0 for text in betas for beta in text)
 
 
-def _loss(pair: Pair, texts: list[Text], lesson: Lesson) -> Tensor:
+def _loss(pair: Pair, texts: list[LessonText], lesson: Distillation) -> Tensor:
     with torch.no_grad():
         p = log_law(logits(pair.target, texts), lesson.softness)
     scores = logits(pair.draft, texts)
@@ -199,7 +210,7 @@ def _require_room(pair: Pair, requests: list[Request]) -> None:
             )
 
 
-def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
+def _export(loop: Loop, pair: Pair, lesson: Distillation) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
     pair.draft.load_state_dict(loop.best["weights"])
     loop.export(pair.draft, pair.together.tokenizer)

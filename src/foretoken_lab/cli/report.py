@@ -26,8 +26,8 @@ from foretoken.storage import files
 
 if TYPE_CHECKING:
     from foretoken_lab.recipes.recipe import Recipe
-    from foretoken_lab.report.chapter import Report
-    from foretoken_lab.report.run import Job, Results, Standing
+    from foretoken_lab.report.chapter import PaperReport
+    from foretoken_lab.report.run import Job, ResultFile, Standing
 
 NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
 
@@ -65,7 +65,7 @@ def report(
     chosen_recipes = [recipe.quick() for recipe in recipes_read] if quick else recipes_read
     from foretoken_lab.report.chapter import report as made_of  # late: torch takes seconds
     from foretoken_lab.report.files import RESULTS, document, write
-    from foretoken_lab.report.run import Results
+    from foretoken_lab.report.run import ResultFile
     from foretoken_lab.report.run import as_measured as latest
 
     quietly()
@@ -73,7 +73,7 @@ def report(
     flags = {"--quick": quick, "--as-measured": as_measured}
     typed = _command(recipes, out, [flag for flag, present in flags.items() if present])
     with held:
-        results = Results(out / RESULTS)
+        results = ResultFile(out / RESULTS)
         _tell_unreadable(results)
         if as_measured:
             cases, interrupted = latest(chosen_recipes, results), False
@@ -96,7 +96,7 @@ def report(
         raise typer.Exit(1)
 
 
-def _measured(recipes: list[Recipe], results: Results, command: str) -> tuple[list[Job], bool]:
+def _measured(recipes: list[Recipe], results: ResultFile, command: str) -> tuple[list[Job], bool]:
     """All cases, measured; whether Ctrl-C ended it."""
     import torch  # late: it takes seconds
 
@@ -150,7 +150,7 @@ def _require(recipes: list[Recipe], out: Path, *, measuring: bool) -> None:
             hub.way(hub.path(recipe.target), None)
 
 
-def _tell_unreadable(results: Results) -> None:
+def _tell_unreadable(results: ResultFile) -> None:
     """On standard error: which lines are passed over."""
     if results.unreadable:
         lines = ", ".join(map(str, results.unreadable[:5]))
@@ -176,7 +176,7 @@ def _tell_changed(recipes: list[Recipe], cases: list[Job]) -> None:
             )
 
 
-def _tell_anew(cases: list[Job], results: Results) -> None:
+def _tell_anew(cases: list[Job], results: ResultFile) -> None:
     """On standard error: which recipes' measurements are there but are not used, and why."""
     for origin, recipe in {job.of: job.recipe for job in cases}.items():
         last = results.last(recipe.name)
@@ -228,7 +228,7 @@ def left(seconds: float | None) -> str:
     return f"about {seconds / 3600:.1f} h left"
 
 
-def _tell_failed(whole: Report) -> bool:
+def _tell_failed(whole: PaperReport) -> bool:
     """Every measurement that failed, on standard error; whether one did."""
     failed = [f"{chapter.name}: {line}" for chapter in whole.chapters for line in chapter.failed]
     for line in failed:

@@ -20,7 +20,7 @@ from foretoken.errors import InputError
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.result import Measurement
-    from foretoken_lab.fleet.simulate import Fleet, Simulated
+    from foretoken_lab.fleet.simulate import PaperFleet, Simulated
 
 LEAST, MOST = 1e-6, 1e9  # requests a second
 HEADINGS = ("TTFT p50", "p99", "latency p50", "p99", "requests/s", "tokens/s", "batch", "busy")
@@ -54,9 +54,9 @@ def simulate(
     for each in rate:
         if not LEAST <= each <= MOST:
             raise InputError(f"rate is {each:g}; give {LEAST:g} to {MOST:g} requests a second")
-    from foretoken_lab.fleet.simulate import Fleet  # late: torch takes seconds to import
+    from foretoken_lab.fleet.simulate import PaperFleet  # late: torch takes seconds to import
 
-    fleet = Fleet(replicas, requests, prompt_tokens, output_tokens, gamma, seed)
+    fleet = PaperFleet(replicas, requests, prompt_tokens, output_tokens, gamma, seed)
     fleet.require()
     measured, simulated = _simulated(measurement, fleet, rate)
     if as_json:
@@ -65,7 +65,9 @@ def simulate(
         _show(measured, fleet, simulated, page())
 
 
-def _simulated(file: Path, fleet: Fleet, rates: list[float]) -> tuple[Measurement, list[Simulated]]:
+def _simulated(
+    file: Path, fleet: PaperFleet, rates: list[float]
+) -> tuple[Measurement, list[Simulated]]:
     from foretoken.lab.measurement.result import load
     from foretoken_lab.fleet.simulate import capacity, require, simulate
 
@@ -86,7 +88,7 @@ def _simulated(file: Path, fleet: Fleet, rates: list[float]) -> tuple[Measuremen
 
 
 def _document(
-    file: Path, measured: Measurement, fleet: Fleet, simulated: list[Simulated]
+    file: Path, measured: Measurement, fleet: PaperFleet, simulated: list[Simulated]
 ) -> dict[str, Any]:
     assert measured.serving is not None
     return {
@@ -101,7 +103,7 @@ def _document(
 
 
 def _show(
-    measured: Measurement, fleet: Fleet, simulated: list[Simulated], console: Console
+    measured: Measurement, fleet: PaperFleet, simulated: list[Simulated], console: Console
 ) -> None:
     assert measured.serving is not None
     prose(
@@ -129,7 +131,7 @@ def _show(
             )
 
 
-def _enough(one: Simulated, fleet: Fleet) -> int:
+def _enough(one: Simulated, fleet: PaperFleet) -> int:
     """The least number of replicas whose capacity exceeds the rate."""
     return int(one.rate / (one.capacity / fleet.replicas)) + 1
 

@@ -22,7 +22,7 @@ from foretoken.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GammaRow:
     """The gains of one gamma."""
 
     gamma: int
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class TheoryPrediction:
     """Everything that is printed; with `--json`, the document."""
 
     alpha: float
@@ -42,9 +42,9 @@ class Prediction:
     improves: bool
     guaranteed_factor: float
     oracle_factor: float | None  # None: no bound, at alpha 1 and c 0
-    optimal: Row
-    asked: Row | None
-    table: list[Row]
+    optimal: GammaRow
+    asked: GammaRow | None
+    table: list[GammaRow]
 
 
 def theory(
@@ -79,21 +79,21 @@ def theory(
 
 def _predict(
     alpha: float, c: float, c_hat: float, gamma: int | None, max_gamma: int, tokens: int | None
-) -> Prediction:
+) -> TheoryPrediction:
     from foretoken import checked  # late: NumPy, which `--help` does without
     from foretoken import theory as section3
 
     checked.count("max_gamma", max_gamma)
 
-    def row(gamma: int) -> Row:
+    def row(gamma: int) -> GammaRow:
         time = section3.walltime_factor(alpha, gamma, c, tokens=tokens)
         work = section3.operations_factor(alpha, gamma, c_hat)
-        return Row(gamma, section3.expected_tokens(alpha, gamma), time, work)
+        return GammaRow(gamma, section3.expected_tokens(alpha, gamma), time, work)
 
     oracle = section3.oracle_factor(alpha, c)
     last = max(max_gamma, section3.MAX_GAMMA)
     best = section3.optimal_gamma(alpha, c, max_gamma=last, tokens=tokens)
-    return Prediction(
+    return TheoryPrediction(
         alpha=alpha,
         c=c,
         c_hat=c_hat,
@@ -107,7 +107,7 @@ def _predict(
     )
 
 
-def _show(p: Prediction, console: Console) -> None:
+def _show(p: TheoryPrediction, console: Console) -> None:
     from foretoken.theory import MAX_GAMMA
 
     best = p.optimal
@@ -128,7 +128,7 @@ def _show(p: Prediction, console: Console) -> None:
     console.print(_table(p))
 
 
-def _table(p: Prediction) -> Table:
+def _table(p: TheoryPrediction) -> Table:
     time = "walltime" if p.tokens is None else f"walltime, {p.tokens} tokens"
     table = Table()
     for heading in ("gamma", "tokens per run", time, "operations"):

@@ -40,12 +40,14 @@ def lm(
     as_json: option.Json = False,
 ) -> None:
     """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
-    from foretoken.train.loop import Recipe
-    from foretoken_lab.train.lm import Shape, train_lm
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken_lab.train.lm import DecoderShape, train_lm
 
     quiet()
-    shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
-    recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16)
+    shape = DecoderShape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
+    recipe = TrainingRecipe(
+        steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16
+    )
     trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
     with trained.bar("training", steps) as bar:
         report = partial(trained.report_loss, bar)
@@ -94,15 +96,15 @@ def seq2seq(
     command resumes a run that was killed. With --tokenizer TARGET the model is a draft for that
     target.
     """
-    from foretoken.train.loop import Recipe
-    from foretoken_lab.train.seq2seq import Lesson, Shape, train_seq2seq
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken_lab.train.seq2seq import PairLesson, Seq2SeqShape, train_seq2seq
 
     quiet()
-    shape = Shape(encoder_layers, decoder_layers, hidden, feed_forward, heads, vocab_size)
-    lesson = Lesson(length, dropout)
+    shape = Seq2SeqShape(encoder_layers, decoder_layers, hidden, feed_forward, heads, vocab_size)
+    lesson = PairLesson(length, dropout)
     rate = {"learning_rate": learning_rate, "warmup": warmup}
     ends = {"save_every": save_every, "patience": patience}
-    recipe = Recipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
+    recipe = TrainingRecipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
     trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
     try:
         with trained.bar("training", steps) as bar:

@@ -20,7 +20,7 @@ from foretoken_lab.experiments.experiment import (
     Case,
     Found,
     Plot,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -30,7 +30,7 @@ from foretoken_lab.experiments.experiment import (
     told,
     without_blanks,
 )
-from foretoken_lab.recipes.pairs import Pairs, Written
+from foretoken_lab.recipes.pairs import Pairs, WrittenTexts
 from foretoken_lab.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     }
 
 
-def alpha(target: Model, drafter: Drafter, texts: list[Written], temperature: float) -> Estimate:
+def alpha(
+    target: Model, drafter: Drafter, texts: list[WrittenTexts], temperature: float
+) -> Estimate:
     """Corollary 3.6 on the target's own texts, two or more: the interval is over texts. A place
     without a guess counts as 0."""
     params = SamplingParams(temperature)
@@ -99,7 +101,7 @@ def known(results: Found, draft: str, temperature: float) -> Estimate | None:
     return None
 
 
-def _line(recipe: Recipe, row: Row) -> tuple[str, ...]:
+def _line(recipe: Recipe, row: ResultRow) -> tuple[str, ...]:
     own, printed = estimate(row.result["alpha"]), _printed(recipe, row)
     size = row.result["parameters"]
     return (
@@ -113,12 +115,12 @@ def _line(recipe: Recipe, row: Row) -> tuple[str, ...]:
     )
 
 
-def _printed(recipe: Recipe, row: Row) -> float | None:
+def _printed(recipe: Recipe, row: ResultRow) -> float | None:
     name = recipe.draft(row.case["draft"]).paper
     return paper.agreement(recipe.paper, name, row.case["temperature"])
 
 
-def _paragraphs(recipe: Recipe, rows: list[Row]) -> list[str]:
+def _paragraphs(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
     """What agrees with the paper's table and what does not."""
     tokens = min(row.result["tokens"] for row in rows)
     sentence = (
@@ -133,7 +135,7 @@ def _paragraphs(recipe: Recipe, rows: list[Row]) -> list[str]:
     return [sentence, _difference(compared), _orders(compared)]
 
 
-def _difference(compared: list[tuple[Row, float]]) -> str:
+def _difference(compared: list[tuple[ResultRow, float]]) -> str:
     gaps = [(estimate(row.result["alpha"]).value - printed, row) for row, printed in compared]
     (low, lowest), (high, highest) = min(gaps, key=_first), max(gaps, key=_first)
     return (
@@ -143,7 +145,7 @@ def _difference(compared: list[tuple[Row, float]]) -> str:
     )
 
 
-def _orders(compared: list[tuple[Row, float]]) -> str:
+def _orders(compared: list[tuple[ResultRow, float]]) -> str:
     """Of every two drafts at one temperature: whether ours come in the paper's order."""
     same = opposite = 0
     for i, (one, first) in enumerate(compared):
@@ -161,7 +163,7 @@ def _orders(compared: list[tuple[Row, float]]) -> str:
     )
 
 
-def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
+def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
     """Intervals of our alphas, with a mark for the paper's."""
     from matplotlib import rcParams  # late, as all of matplotlib
 
@@ -190,5 +192,5 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     axes.legend(frameon=False, ncols=2, fontsize="small")
 
 
-def _first(pair: tuple[float, Row]) -> float:
+def _first(pair: tuple[float, ResultRow]) -> float:
     return pair[0]

@@ -6,14 +6,15 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from foretoken import costs, theory
+from foretoken import theory
+from foretoken.costing import costs
 from foretoken.speculator import Speculator
 from foretoken_lab import turns
 from foretoken_lab.experiments.experiment import (
     BLANK,
     Case,
     Found,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -21,7 +22,7 @@ from foretoken_lab.experiments.experiment import (
     spanned,
 )
 from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.recipe import Draft, Recipe
+from foretoken_lab.recipes.recipe import Recipe, RecipeDraft
 
 RULES = ("speculative", "block")
 
@@ -48,7 +49,7 @@ def cases(recipe: Recipe) -> list[Case]:
     return cases_chosen
 
 
-def _case(topic: str, draft: Draft, temperature: float, **more: Any) -> Case:
+def _case(topic: str, draft: RecipeDraft, temperature: float, **more: Any) -> Case:
     return {"what": topic, "draft": draft.label, "temperature": temperature, **more}
 
 
@@ -124,7 +125,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     return Section("Beyond the paper: rules, automatic gamma, cascades", paragraphs, tables)
 
 
-def _show_rules(rows: list[Row]) -> tuple[str, Table]:
+def _show_rules(rows: list[ResultRow]) -> tuple[str, Table]:
     lines: list[tuple[str, ...]] = []
     gains, faster = [], []
     for row in rows:
@@ -158,7 +159,7 @@ def _show_rules(rows: list[Row]) -> tuple[str, Table]:
     return paragraph, Table("Block verification against Algorithm 1", head, lines)
 
 
-def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
+def _show_automatic(rows: list[ResultRow]) -> tuple[str, Table]:
     lines: list[tuple[str, ...]] = []
     shares, of_plain = [], []
     for row in rows:
@@ -193,7 +194,7 @@ def _show_automatic(rows: list[Row]) -> tuple[str, Table]:
     )
 
 
-def _show_cascade(rows: list[Row]) -> tuple[str, Table]:
+def _show_cascade(rows: list[ResultRow]) -> tuple[str, Table]:
     lines: list[tuple[str, ...]] = []
     faster = []
     for row in rows:

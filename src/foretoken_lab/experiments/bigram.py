@@ -10,7 +10,7 @@ from foretoken_lab.experiments import paper, walltime
 from foretoken_lab.experiments.experiment import (
     Case,
     Found,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -18,7 +18,7 @@ from foretoken_lab.experiments.experiment import (
     rounded,
 )
 from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.recipe import Draft, Recipe
+from foretoken_lab.recipes.recipe import Recipe, RecipeDraft
 
 ORDER = 2
 HEAD = ("T", "alpha", "c", "expected, c = 0", "expected", "measured")
@@ -36,7 +36,7 @@ def cases(recipe: Recipe) -> list[Case]:
     ]
 
 
-def _is_bigram(draft: Draft) -> bool:
+def _is_bigram(draft: RecipeDraft) -> bool:
     return draft.order == ORDER or draft.paper == "Bigram"
 
 
@@ -70,7 +70,7 @@ def _claim() -> str:
     )
 
 
-def _paragraph(results: Found, row: Row) -> str:
+def _paragraph(results: Found, row: ResultRow) -> str:
     """Of one temperature, what stands between the claim and the clock."""
     acceptance, speed = _alpha(results, row), walltime.speed(row)
     factor = theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)
@@ -89,11 +89,11 @@ def _paragraph(results: Found, row: Row) -> str:
     return paragraph
 
 
-def _alpha(results: Found, row: Row) -> float:
+def _alpha(results: Found, row: ResultRow) -> float:
     return walltime.alpha(results, row) or 0.0
 
 
-def _line(results: Found, row: Row) -> tuple[str, ...]:
+def _line(results: Found, row: ResultRow) -> tuple[str, ...]:
     acceptance = _alpha(results, row)
     return (
         f"{row.case['temperature']:g}",

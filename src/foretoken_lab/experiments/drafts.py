@@ -12,7 +12,7 @@ from foretoken_lab.experiments.experiment import (
     BLANK,
     Case,
     Found,
-    Row,
+    ResultRow,
     Section,
     Table,
     plus_minus,
@@ -23,7 +23,7 @@ from foretoken_lab.experiments.walltime import speed
 from foretoken_lab.recipes.pairs import Pairs
 from foretoken_lab.recipes.recipe import Recipe
 
-Best = dict[tuple[str, float], Row]  # by draft and temperature, at the fastest gamma
+Best = dict[tuple[str, float], ResultRow]  # by draft and temperature, at the fastest gamma
 OTHERS = ("draft", "T", "alpha", "c", "gamma", "times plain decoding", "of the paper's kinds")
 DISTILLED = ("draft", "T", "alpha before", "after", "times plain decoding before", "after")
 

@@ -21,7 +21,7 @@ Case = dict[str, Any]  # what is asked, in JSON's values
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """A case that was measured; `failed`: why it could not be."""
 
     case: Case
@@ -30,7 +30,7 @@ class Row:
     failed: str | None = None
 
 
-Found = Mapping[str, list[Row]]  # of one recipe, by experiment
+Found = Mapping[str, list[ResultRow]]  # of one recipe, by experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Experiment(Protocol):
         ...
 
 
-def done(results: Found, name: str) -> list[Row]:
+def done(results: Found, name: str) -> list[ResultRow]:
     """The rows of an experiment that did not fail."""
     return [row for row in results.get(name, []) if row.failed is None]
 
@@ -122,7 +122,7 @@ def without_blanks(table: Table) -> Table:
     return replace(table, head=tuple(table.head[i] for i in columns), rows=rows)
 
 
-def told(row: Row) -> str:
+def told(row: ResultRow) -> str:
     """Draft and temperature, in words."""
     return f"{row.case['draft']}, T={row.case['temperature']:g}"
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from foretoken import theory
 from foretoken.errors import InputError
-from foretoken.lab.agreement import Place, replayed
+from foretoken.lab.agreement import ScoredPlace, replayed
 from foretoken.lab.estimate import ratio
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.experiments import paper
@@ -20,7 +20,7 @@ from foretoken_lab.experiments.experiment import (
     Case,
     Found,
     Plot,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -69,7 +69,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
 
 
-def lenient(place: Place, lenience: list[float]) -> list[float]:
+def lenient(place: ScoredPlace, lenience: list[float]) -> list[float]:
     """sum min(p / l, q) at each l."""
     if place.guess is None:
         return [0.0] * len(lenience)
@@ -80,7 +80,7 @@ def lenient(place: Place, lenience: list[float]) -> list[float]:
     return [theory.lenient_beta(p, q, each) for each in lenience]
 
 
-def greedily(place: Place, lenience: list[float]) -> list[float]:
+def greedily(place: ScoredPlace, lenience: list[float]) -> list[float]:
     """Whether the guess has p >= l max p, at each l; the share of q's mass where it is a law."""
     if place.guess is None:
         return [0.0] * len(lenience)
@@ -116,7 +116,7 @@ def _caption(temperature: int) -> str:
     return "The same at T=0, where a guess passes that has p >= l max p"
 
 
-def _lines(recipe: Recipe, rows: list[Row]) -> Iterator[tuple[str, ...]]:
+def _lines(recipe: Recipe, rows: list[ResultRow]) -> Iterator[tuple[str, ...]]:
     """Ours, the paper's, and factors with the paper's c; at T=1 the distance from the law."""
     for row in rows:
         draft, greedy = recipe.draft(row.case["draft"]), row.case["temperature"] == 0
@@ -138,7 +138,7 @@ def _factor(alpha: float, c: float) -> float:
     return max(theory.walltime_factor(alpha, gamma, c) for gamma in GAMMAS)
 
 
-def _paragraphs(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
+def _paragraphs(recipe: Recipe, rows: list[ResultRow]) -> Iterator[str]:
     yield (
         "With lenience l a guess is compared with l q in place of q: alpha is then sum min(p / l, "
         "q), no token is above p / l, and the distance from the law (total variation) is alpha "
@@ -156,7 +156,7 @@ def _paragraphs(recipe: Recipe, rows: list[Row]) -> Iterator[str]:
     )
 
 
-def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
+def _rise(recipe: Recipe, rows: list[ResultRow], temperature: int) -> str:
     """How far alpha rises from the first lenience to the last, here and in the paper."""
     ends = recipe.lenience[0], recipe.lenience[-1]
     rises = [_last(row) - estimate(row.result["alphas"][0]).value for row in rows]
@@ -180,11 +180,11 @@ def _rise(recipe: Recipe, rows: list[Row], temperature: int) -> str:
     )
 
 
-def _last(row: Row) -> float:
+def _last(row: ResultRow) -> float:
     return estimate(row.result["alphas"][-1]).value
 
 
-def _printed(recipe: Recipe, row: Row, lenience: float) -> float | None:
+def _printed(recipe: Recipe, row: ResultRow, lenience: float) -> float | None:
     name = recipe.draft(row.case["draft"]).paper
     return paper.lenient(name, lenience, row.case["temperature"])
 
@@ -194,7 +194,7 @@ def _attainable() -> str:
     return ", ".join(f"{_factor(alpha, paper.LENIENT_C):.2f}" for alpha in alphas)
 
 
-def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
+def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
     """Ours with intervals; the paper's as dashes."""
     axes = figure.add_subplot()
     loose = [1 / value for value in recipe.lenience]

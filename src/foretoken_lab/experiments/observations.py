@@ -27,7 +27,7 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "within noise"
 TRIVIAL = 0.01  # an alpha that is negligible
 
 
-class Answer(NamedTuple):
+class Finding(NamedTuple):
     """A statement asked of one pair of numbers."""
 
     verdict: str
@@ -82,7 +82,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     )
 
 
-def _verdict(answers: list[Answer]) -> str:
+def _verdict(answers: list[Finding]) -> str:
     verdicts = [answer.verdict for answer in answers]
     if len(set(verdicts)) == 1:
         return verdicts[0]
@@ -104,16 +104,16 @@ def _within(own: Estimate, low: float, high: float) -> str:
     return FAILS if own.high < low or high < own.low else OPEN
 
 
-def _sharper(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _sharper(recipe: Recipe, results: Found) -> Iterator[Finding]:
     for draft in recipe.drafts:
         greedy = acceptance.known(results, draft.label, 0)
         sampled = acceptance.known(results, draft.label, 1)
         if greedy and sampled:
             numbers = f"{draft.label} {plus_minus(greedy)} and {plus_minus(sampled)}"
-            yield Answer(_above(greedy, sampled), numbers)
+            yield Finding(_above(greedy, sampled), numbers)
 
 
-def _larger(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _larger(recipe: Recipe, results: Found) -> Iterator[Finding]:
     for temperature in recipe.temperatures:
         sized = [
             (row.result["parameters"], estimate(row.result["alpha"]), row.case["draft"])
@@ -127,21 +127,21 @@ def _larger(recipe: Recipe, results: Found) -> Iterator[Answer]:
                     f"T={temperature:g}: {other} ({large:,}) {plus_minus(high)} and {name} "
                     f"({small:,}) {plus_minus(low)}"
                 )
-                yield Answer(_above(high, low), numbers)
+                yield Finding(_above(high, low), numbers)
 
 
-def _between(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _between(recipe: Recipe, results: Found) -> Iterator[Finding]:
     for row in done(results, "acceptance"):
         if recipe.draft(row.case["draft"]).is_model:
             own = estimate(row.result["alpha"])
-            yield Answer(_within(own, 0.5, 0.9), f"{told(row)} {plus_minus(own)}")
+            yield Finding(_within(own, 0.5, 0.9), f"{told(row)} {plus_minus(own)}")
 
 
-def _trivial(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _trivial(recipe: Recipe, results: Found) -> Iterator[Finding]:
     for row in done(results, "acceptance"):
         if recipe.draft(row.case["draft"]).order in (1, 2):
             own = estimate(row.result["alpha"])
-            yield Answer(HOLDS if own.low > TRIVIAL else FAILS, f"{told(row)} {plus_minus(own)}")
+            yield Finding(HOLDS if own.low > TRIVIAL else FAILS, f"{told(row)} {plus_minus(own)}")
 
 
 def _sizes(results: Found) -> dict[str, int]:
@@ -154,7 +154,7 @@ def _sizes(results: Found) -> dict[str, int]:
     }
 
 
-def _smallest(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _smallest(recipe: Recipe, results: Found) -> Iterator[Finding]:
     sizes = _sizes(results)
     best = walltime.fastest(results).values()
     for temperature in recipe.temperatures:
@@ -171,19 +171,19 @@ def _smallest(recipe: Recipe, results: Found) -> Iterator[Answer]:
             f"T={temperature:g}: {first} {plus_minus(own[first], 2)}, the best of the others "
             f"{rival} {plus_minus(own[rival], 2)}"
         )
-        yield Answer(_above(own[first], own[rival]), numbers)
+        yield Finding(_above(own[first], own[rival]), numbers)
 
 
-def _greedy_faster(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _greedy_faster(recipe: Recipe, results: Found) -> Iterator[Finding]:
     best = {key: walltime.speed(row) for key, row in walltime.fastest(results).items()}
     for draft in recipe.drafts:
         greedy, sampled = best.get((draft.label, 0)), best.get((draft.label, 1))
         if greedy and sampled:
             numbers = f"{draft.label} {plus_minus(greedy, 2)} and {plus_minus(sampled, 2)}"
-            yield Answer(_above(greedy, sampled), numbers)
+            yield Finding(_above(greedy, sampled), numbers)
 
 
-def _improves(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _improves(recipe: Recipe, results: Found) -> Iterator[Finding]:
     for row in walltime.fastest(results).values():
         alpha, c = walltime.alpha(results, row), row.result["c"]
         if alpha is None or c is None:
@@ -193,10 +193,10 @@ def _improves(recipe: Recipe, results: Found) -> Iterator[Answer]:
         turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: OPEN}
         verdict = gains if theory.improves(alpha, c) else turned[gains]
         numbers = f"{told(row)}: alpha {alpha:.2f}, c {c:.2f}, {plus_minus(speed, 2)}"
-        yield Answer(verdict, numbers)
+        yield Finding(verdict, numbers)
 
 
-def _theorem(recipe: Recipe, results: Found) -> Iterator[Answer]:
+def _theorem(recipe: Recipe, results: Found) -> Iterator[Finding]:
     """Within the paper's own spread of measured over expected."""
     theirs = [line.measured / line.expected for line in paper.TABLE_2]
     for row in walltime.fastest(results).values():
@@ -206,4 +206,4 @@ def _theorem(recipe: Recipe, results: Found) -> Iterator[Answer]:
         speed = walltime.speed(row)
         numbers = f"{told(row)}: {plus_minus(speed, 2)} for {expected:.2f}"
         verdict = _within(speed, min(theirs) * expected, max(theirs) * expected)
-        yield Answer(verdict, numbers)
+        yield Finding(verdict, numbers)

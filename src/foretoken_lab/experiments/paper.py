@@ -17,7 +17,7 @@ class Balance(NamedTuple):
     speed: float
 
 
-class Speed(NamedTuple):
+class PrintedSpeed(NamedTuple):
     """A line of tables 2 and 4: T5-XXL on a TPU-v4, batch 1."""
 
     task: str
@@ -30,7 +30,7 @@ class Speed(NamedTuple):
     measured: float
 
 
-class Agreement(NamedTuple):
+class PrintedAlpha(NamedTuple):
     """A line of table 3: alpha at temperature 0 and 1."""
 
     task: str
@@ -55,36 +55,36 @@ TABLE_1 = (
     Balance(0.9, 10, 1.60, 6.86),
 )
 TABLE_2 = (  # with table 4
-    Speed("EnDe", "T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
-    Speed("EnDe", "T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
-    Speed("EnDe", "T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
-    Speed("EnDe", "T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
-    Speed("EnDe", "T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
-    Speed("EnDe", "T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
-    Speed("CNNDM", "T5-small", 0, 5, 0.65, 0.02, 2.4, 3.1),
-    Speed("CNNDM", "T5-base", 0, 5, 0.73, 0.04, 2.6, 3.0),
-    Speed("CNNDM", "T5-large", 0, 3, 0.74, 0.11, 2.0, 2.2),
-    Speed("CNNDM", "T5-small", 1, 5, 0.53, 0.02, 1.9, 2.3),
-    Speed("CNNDM", "T5-base", 1, 3, 0.55, 0.04, 1.8, 2.2),
-    Speed("CNNDM", "T5-large", 1, 3, 0.56, 0.11, 1.6, 1.7),
+    PrintedSpeed("EnDe", "T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
+    PrintedSpeed("EnDe", "T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
+    PrintedSpeed("EnDe", "T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
+    PrintedSpeed("EnDe", "T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
+    PrintedSpeed("EnDe", "T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
+    PrintedSpeed("EnDe", "T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+    PrintedSpeed("CNNDM", "T5-small", 0, 5, 0.65, 0.02, 2.4, 3.1),
+    PrintedSpeed("CNNDM", "T5-base", 0, 5, 0.73, 0.04, 2.6, 3.0),
+    PrintedSpeed("CNNDM", "T5-large", 0, 3, 0.74, 0.11, 2.0, 2.2),
+    PrintedSpeed("CNNDM", "T5-small", 1, 5, 0.53, 0.02, 1.9, 2.3),
+    PrintedSpeed("CNNDM", "T5-base", 1, 3, 0.55, 0.04, 1.8, 2.2),
+    PrintedSpeed("CNNDM", "T5-large", 1, 3, 0.56, 0.11, 1.6, 1.7),
 )
 TABLE_3 = (
-    Agreement("GPT-like", "Unigram", 0.03, 0.03),
-    Agreement("GPT-like", "Bigram", 0.05, 0.05),
-    Agreement("GPT-like", "GPT-like 6M", 0.88, 0.89),
-    Agreement("EnDe", "Unigram", 0.08, 0.07),
-    Agreement("EnDe", "Bigram", 0.20, 0.19),
-    Agreement("EnDe", "T5-small", 0.75, 0.62),
-    Agreement("EnDe", "T5-base", 0.80, 0.68),
-    Agreement("EnDe", "T5-large", 0.82, 0.71),
-    Agreement("CNNDM", "Unigram", 0.13, 0.08),
-    Agreement("CNNDM", "Bigram", 0.23, 0.16),
-    Agreement("CNNDM", "T5-small", 0.65, 0.53),
-    Agreement("CNNDM", "T5-base", 0.73, 0.55),
-    Agreement("CNNDM", "T5-large", 0.74, 0.56),
-    Agreement("LaMDA", "LaMDA 100M", 0.61, 0.57),
-    Agreement("LaMDA", "LaMDA 2B", 0.71, 0.71),
-    Agreement("LaMDA", "LaMDA 8B", 0.75, 0.74),
+    PrintedAlpha("GPT-like", "Unigram", 0.03, 0.03),
+    PrintedAlpha("GPT-like", "Bigram", 0.05, 0.05),
+    PrintedAlpha("GPT-like", "GPT-like 6M", 0.88, 0.89),
+    PrintedAlpha("EnDe", "Unigram", 0.08, 0.07),
+    PrintedAlpha("EnDe", "Bigram", 0.20, 0.19),
+    PrintedAlpha("EnDe", "T5-small", 0.75, 0.62),
+    PrintedAlpha("EnDe", "T5-base", 0.80, 0.68),
+    PrintedAlpha("EnDe", "T5-large", 0.82, 0.71),
+    PrintedAlpha("CNNDM", "Unigram", 0.13, 0.08),
+    PrintedAlpha("CNNDM", "Bigram", 0.23, 0.16),
+    PrintedAlpha("CNNDM", "T5-small", 0.65, 0.53),
+    PrintedAlpha("CNNDM", "T5-base", 0.73, 0.55),
+    PrintedAlpha("CNNDM", "T5-large", 0.74, 0.56),
+    PrintedAlpha("LaMDA", "LaMDA 100M", 0.61, 0.57),
+    PrintedAlpha("LaMDA", "LaMDA 2B", 0.71, 0.71),
+    PrintedAlpha("LaMDA", "LaMDA 8B", 0.75, 0.74),
 )
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 TABLE_5 = (
@@ -111,7 +111,7 @@ def agreement(task: str | None, draft: str | None, temperature: float) -> float 
     return None
 
 
-def speed(task: str | None, draft: str | None, temperature: float) -> Speed | None:
+def speed(task: str | None, draft: str | None, temperature: float) -> PrintedSpeed | None:
     """The line of tables 2 and 4, where they have it."""
     key = (task, draft, temperature)
     return next((s for s in TABLE_2 if (s.task, s.draft, s.temperature) == key), None)

@@ -13,7 +13,7 @@ from foretoken_lab import quality
 from foretoken_lab.experiments.experiment import (
     Case,
     Found,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -91,7 +91,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     )
 
 
-def _score_table(rows: list[Row]) -> Table:
+def _score_table(rows: list[ResultRow]) -> Table:
     names = list(rows[0].result["plain"])
     head = ("draft", *(f"{name}, {kind}" for name in names for kind in ("plain", "speculative")))
     lines = [
@@ -109,7 +109,7 @@ def _score_table(rows: list[Row]) -> Table:
     return Table("Greedy texts against references", (*head, "equal texts"), lines)
 
 
-def _loss_table(rows: list[Row]) -> Table:
+def _loss_table(rows: list[ResultRow]) -> Table:
     lines = [
         (
             row.case["draft"],
@@ -124,7 +124,7 @@ def _loss_table(rows: list[Row]) -> Table:
     )
 
 
-def _said_of_scores(recipe: Recipe, rows: list[Row]) -> list[str]:
+def _said_of_scores(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
     if not rows:
         return []
     gaps = {
@@ -143,7 +143,7 @@ def _said_of_scores(recipe: Recipe, rows: list[Row]) -> list[str]:
     ]
 
 
-def _said_of_losses(rows: list[Row]) -> list[str]:
+def _said_of_losses(rows: list[ResultRow]) -> list[str]:
     if not rows:
         return []
     apart = [row.case["draft"] for row in rows if not _overlap(row)]
@@ -158,6 +158,6 @@ def _said_of_losses(rows: list[Row]) -> list[str]:
     ]
 
 
-def _overlap(row: Row) -> bool:
+def _overlap(row: ResultRow) -> bool:
     plain, speculative = (estimate(row.result[kind]) for kind in ("plain", "speculative"))
     return not plain.above(speculative) and not speculative.above(plain)

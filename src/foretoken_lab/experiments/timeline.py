@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from foretoken.lab.timeline import Call, blocks, timeline
+from foretoken.lab.timeline import ModelCall, blocks, timeline
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import (
@@ -15,7 +15,7 @@ from foretoken_lab.experiments.experiment import (
     Case,
     Found,
     Plot,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -82,8 +82,8 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     )
 
 
-def _calls(row: dict[str, Any]) -> list[Call]:
-    return [Call(*call) for call in row["calls"]]
+def _calls(row: dict[str, Any]) -> list[ModelCall]:
+    return [ModelCall(*call) for call in row["calls"]]
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _milliseconds(row: dict[str, Any], part: str) -> str:
     return f"{sum(spent) * 1e3:.1f}" if spent else BLANK
 
 
-def _paragraphs(own: Row) -> list[str]:
+def _paragraphs(own: ResultRow) -> list[str]:
     """What is as in the paper's diagram, and what is not."""
     rows = own.result["rows"]
     plain = next(row for row in rows if not row["gamma"])
@@ -133,7 +133,7 @@ def _paragraphs(own: Row) -> list[str]:
     ]
 
 
-def _encoders(own: Row) -> str:
+def _encoders(own: ResultRow) -> str:
     if not own.result["encoder_decoder"]:
         return "The target has no encoder, unlike the paper's: its decoder reads the prompt."
     first = own.result["rows"][0]
@@ -162,5 +162,5 @@ def _width(rows: list[dict[str, Any]], part: str) -> float:
     return fmean(call.seconds for row in rows for call in _calls(row) if call.part == part)
 
 
-def _draw(own: Row, figure: Figure) -> None:
+def _draw(own: ResultRow, figure: Figure) -> None:
     blocks(figure, {_name(row): _calls(row) for row in own.result["rows"]})

@@ -16,7 +16,7 @@ from foretoken_lab.experiments.experiment import (
     Case,
     Found,
     Plot,
-    Row,
+    ResultRow,
     Section,
     Table,
     done,
@@ -114,9 +114,9 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     )
 
 
-def fastest(results: Found) -> dict[tuple[str, float], Row]:
+def fastest(results: Found) -> dict[tuple[str, float], ResultRow]:
     """Of each draft at each temperature the gamma that was fastest, in the order of the rows."""
-    best: dict[tuple[str, float], Row] = {}
+    best: dict[tuple[str, float], ResultRow] = {}
     for row in done(results, "walltime"):
         key = row.case["draft"], row.case["temperature"]
         if key not in best or speed(row).value > speed(best[key]).value:
@@ -124,24 +124,24 @@ def fastest(results: Found) -> dict[tuple[str, float], Row]:
     return best
 
 
-def speed(row: Row) -> Estimate:
+def speed(row: ResultRow) -> Estimate:
     """Times plain decoding."""
     return estimate(row.result["speedup"])
 
 
-def expected(results: Found, row: Row) -> float | None:
+def expected(results: Found, row: ResultRow) -> float | None:
     """Theorem 3.8, of table 3's alpha where it was measured; None without alpha or c."""
     rate, c = alpha(results, row), row.result["c"]
     return None if rate is None or c is None else theory.walltime_factor(rate, row.case["gamma"], c)
 
 
-def alpha(results: Found, row: Row) -> float | None:
+def alpha(results: Found, row: ResultRow) -> float | None:
     """On the target's own text, or else of the guesses judged while it was timed."""
     own = acceptance.known(results, row.case["draft"], row.case["temperature"])
     return row.result["alpha"] if own is None else own.value
 
 
-def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
+def _line(recipe: Recipe, results: Found, row: ResultRow) -> tuple[str, ...]:
     draft, result, gamma = recipe.draft(row.case["draft"]), row.result, row.case["gamma"]
     rate = alpha(results, row)
     with_c = None
@@ -166,7 +166,7 @@ def _line(recipe: Recipe, results: Found, row: Row) -> tuple[str, ...]:
     )
 
 
-def _paragraphs(recipe: Recipe, results: Found, best: list[Row]) -> list[str]:
+def _paragraphs(recipe: Recipe, results: Found, best: list[ResultRow]) -> list[str]:
     """What agrees with the paper, and why the rest does not."""
     paragraphs = [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
@@ -191,7 +191,7 @@ def _paragraphs(recipe: Recipe, results: Found, best: list[Row]) -> list[str]:
     return paragraphs
 
 
-def _speeds(recipe: Recipe, best: list[Row]) -> str:
+def _speeds(recipe: Recipe, best: list[ResultRow]) -> str:
     """Beside what the paper measured."""
     pairs = [
         (speed(row).value, printed.measured)
@@ -209,7 +209,7 @@ def _speeds(recipe: Recipe, best: list[Row]) -> str:
     )
 
 
-def _theorem(results: Found, best: list[Row]) -> list[str]:
+def _theorem(results: Found, best: list[ResultRow]) -> list[str]:
     """Measured over expected, here and in the paper."""
     shares = [speed(row).value / factor for row in best if (factor := expected(results, row))]
     with_v = [speed(row).value / v for row in best if (v := row.result["predicted"])]
@@ -224,7 +224,7 @@ def _theorem(results: Found, best: list[Row]) -> list[str]:
     ]
 
 
-def _passes(best: list[Row]) -> list[str]:
+def _passes(best: list[ResultRow]) -> list[str]:
     measured = [(row.result["v"], row) for row in best if row.result["v"] is not None]
     if not measured:
         return []
@@ -242,7 +242,7 @@ def _passes(best: list[Row]) -> list[str]:
     ]
 
 
-def _costs(recipe: Recipe, best: list[Row]) -> list[str]:
+def _costs(recipe: Recipe, best: list[ResultRow]) -> list[str]:
     """Our c beside the paper's."""
     pairs = [
         (row.result["c"], own.c, own.label)
@@ -266,7 +266,7 @@ def _costs(recipe: Recipe, best: list[Row]) -> list[str]:
     return [sentence + "So costs are as in the paper, and speeds differ by alpha and v alone."]
 
 
-def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
+def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
     """A picture for each temperature: measured with intervals, expected as dashes."""
     temperatures = recipe.temperatures
     all_axes = figure.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
@@ -297,13 +297,13 @@ def _draw(recipe: Recipe, rows: list[Row], figure: Figure) -> None:
     all_axes[0].legend(frameon=False, fontsize="small")
 
 
-def _printed(recipe: Recipe, row: Row) -> paper.Speed | None:
+def _printed(recipe: Recipe, row: ResultRow) -> paper.PrintedSpeed | None:
     """The paper's line."""
     name = recipe.draft(row.case["draft"]).paper
     return paper.speed(recipe.paper, name, row.case["temperature"])
 
 
-def _theory(row: Row) -> float | None:
+def _theory(row: ResultRow) -> float | None:
     alpha, c = row.result["alpha"], row.result["c"]
     return None if alpha is None else theory.walltime_factor(alpha, row.case["gamma"], c)
 

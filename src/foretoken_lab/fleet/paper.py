@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretoken.costs import at
+from foretoken.costing.costs import at
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.drafters.base import Draft, pack
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.gamma import Adaptive, Fixed, Gamma
 from foretoken.lab.measurement.result import Serving
 from foretoken.models.base import Blocks
 from foretoken.models.padding import Padding
@@ -31,7 +31,7 @@ PADDED = 16  # positions that are added to a pass at most
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PaperText:
     """A request: its prompt's length, and beta at every new token; None where the draft is silent.
     Its ids are a prompt of its number and zeros."""
 
@@ -58,10 +58,10 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Parts:
+class PaperParts:
     """What target, drafter and judge of a replica share."""
 
-    texts: list[Text]  # by number
+    texts: list[PaperText]  # by number
     serving: Serving
     clock: Clock = field(default_factory=Clock)
 
@@ -79,7 +79,7 @@ class PaperTarget:
     source_vocab_size: int | None = None
     device = torch.device("cpu")
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PaperParts) -> None:
         self.parts, self.padding = parts, 0
         costs = parts.serving.costs
         self.sizes = Padding()
@@ -141,9 +141,9 @@ class PaperTarget:
 class PaperDrafter:
     """Guesses 0 wherever a guess was made when betas were measured."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PaperParts) -> None:
         self.parts = parts
-        self._texts: list[Text] = []
+        self._texts: list[PaperText] = []
         self._lengths: list[int] = []  # new tokens
 
     def start(
@@ -178,7 +178,7 @@ class PaperDrafter:
 class PaperJudge:
     """The engine's judge of block verification, whose time is what follows a pass."""
 
-    parts: Parts
+    parts: PaperParts
     judge: Judge = BLOCK
 
     @property
@@ -191,7 +191,7 @@ class PaperJudge:
         return self.judge(block, draw)
 
 
-def _offered(text: Text, place: int, most: int) -> int:
+def _offered(text: PaperText, place: int, most: int) -> int:
     """Guesses up to the first place where the draft was silent."""
     betas = text.betas
     for i in range(most):
@@ -210,12 +210,12 @@ class Served:
     ended: float = math.inf
 
 
-class Replica:
+class PaperReplica:
     """A batch of at most `serving.rows` rows, of requests whose `texts` are known. gamma: a fixed
     number of guesses; None: chosen before every step, as an engine does by itself."""
 
-    def __init__(self, texts: list[Text], serving: Serving, gamma: int | None) -> None:
-        parts = Parts(texts, serving)
+    def __init__(self, texts: list[PaperText], serving: Serving, gamma: int | None) -> None:
+        parts = PaperParts(texts, serving)
         target, drafter = PaperTarget(parts), PaperDrafter(parts)
         self.serving, self.clock, self.judge = serving, parts.clock, PaperJudge(parts)
         self.scheduler = Scheduler(target, drafter, serving.rows, clock=self.clock)

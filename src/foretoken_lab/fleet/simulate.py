@@ -15,13 +15,13 @@ from random import Random
 
 import numpy as np
 
-from foretoken import costs
+from foretoken.costing import costs
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.measurement.result import Measurement, Serving
 from foretoken.request import Request, stats
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab.fleet.paper import Replica, Served, Text
+from foretoken_lab.fleet.paper import PaperReplica, PaperText, Served
 
 FULL = 8  # batches of requests that wait at once where capacity is found
 Track = Callable[[Sequence[int]], Iterable[int]]
@@ -36,7 +36,7 @@ MOST = {  # more would not be simulated in an hour
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PaperFleet:
     """What is simulated. Lengths in tokens; None: those of the measured prompts and texts. gamma:
     None: chosen before every step."""
 
@@ -123,7 +123,7 @@ def arrivals(number: int, rate: float, seed: int) -> list[float]:
 def simulate(
     measured: Measurement,
     serving: Serving,
-    fleet: Fleet,
+    fleet: PaperFleet,
     rate: float,
     *,
     capacity: float,
@@ -132,7 +132,7 @@ def simulate(
     """Requests at `rate` a second, against the fleet's `capacity`. track: an iterable around their
     numbers, for a progress bar."""
     tasks = _tasks(measured, fleet, fleet.requests)
-    replicas = [Replica(tasks.texts, serving, fleet.gamma) for _ in range(fleet.replicas)]
+    replicas = [PaperReplica(tasks.texts, serving, fleet.gamma) for _ in range(fleet.replicas)]
     times = arrivals(fleet.requests, rate, fleet.seed)
     served: list[Served] = []
     for number in track(range(fleet.requests)):
@@ -145,12 +145,12 @@ def simulate(
     return _figures(served, replicas, rate, capacity)
 
 
-def capacity(measured: Measurement, serving: Serving, fleet: Fleet) -> float:
+def capacity(measured: Measurement, serving: Serving, fleet: PaperFleet) -> float:
     """Requests a second of a fleet in which some always wait: `replicas` times those of one, while
     its batch is full."""
     rows, count = serving.rows, FULL * serving.rows
     tasks = _tasks(measured, fleet, count)
-    replica = Replica(tasks.texts, serving, fleet.gamma)
+    replica = PaperReplica(tasks.texts, serving, fleet.gamma)
     served = [replica.submit(tasks.task(number), 0.0) for number in range(count)]
     replica.until(math.inf)
     ends = sorted(one.ended for one in served)
@@ -166,7 +166,7 @@ def like(measured: Measurement, count: int, seed: int) -> list[int]:
 class _Tasks:
     """Requests by number."""
 
-    texts: list[Text]
+    texts: list[PaperText]
     limits: list[int]
     greedy: bool
     seed: int
@@ -177,12 +177,14 @@ class _Tasks:
         return Request(self.texts[number].ids, self.limits[number], key, params=params)
 
 
-def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
+def _tasks(measured: Measurement, fleet: PaperFleet, count: int) -> _Tasks:
     """So many, each like one of the measured prompts, at random."""
     dice, greedy = Random(f"betas {fleet.seed}"), measured.options.temperature == 0
     prompts = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
     texts = [
-        Text(i, fleet.prompt_tokens or one.prompt_tokens, _betas(one.overlaps, dice, greedy=greedy))
+        PaperText(
+            i, fleet.prompt_tokens or one.prompt_tokens, _betas(one.overlaps, dice, greedy=greedy)
+        )
         for i, one in enumerate(prompts)
     ]
     limits = [fleet.output_tokens or len(one.overlaps) for one in prompts]
@@ -190,7 +192,7 @@ def _tasks(measured: Measurement, fleet: Fleet, count: int) -> _Tasks:
     return _Tasks(texts, limits, greedy, fleet.seed)
 
 
-def _require_fit(serving: Serving | None, texts: list[Text], limits: list[int]) -> None:
+def _require_fit(serving: Serving | None, texts: list[PaperText], limits: list[int]) -> None:
     """InputError for requests that the engine would refuse."""
     most = max(text.prompt + limit for text, limit in zip(texts, limits, strict=True))
     if serving is not None and serving.context is not None and most > serving.context:
@@ -210,7 +212,7 @@ def _betas(
 
 
 def _figures(
-    served: Sequence[Served], replicas: Sequence[Replica], rate: float, capacity: float
+    served: Sequence[Served], replicas: Sequence[PaperReplica], rate: float, capacity: float
 ) -> Simulated:
     span = max(one.ended for one in served) - min(one.due for one in served)
     busy = sum(replica.busy for replica in replicas)

@@ -23,14 +23,14 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import BATCH, Speculator
 from foretoken.train.ngram import fit
 from foretoken_lab.recipes import prompts
-from foretoken_lab.recipes.recipe import Draft, Recipe
+from foretoken_lab.recipes.recipe import Recipe, RecipeDraft
 
 LEARNED, LEAST = 2, 5_000  # tokens that tables are fitted to, for each of alpha; and at least
 OTHERS = 1000  # the seed behind the recipe's of texts that tables are fitted to
 INNER = 3  # guesses that a cascade's inner drafter makes
 
 
-class Written(NamedTuple):
+class WrittenTexts(NamedTuple):
     """A text of the target's."""
 
     request: Request
@@ -45,7 +45,7 @@ class Pairs:
         self.tasks = prompts.read(recipe.prompts)
         self._loaded: tuple[str | None, Speculator] | None = None  # a draft's name, and the pair
         self._unable: dict[str | None, ForetokenError] = {}
-        self._written: dict[tuple[int, float, int], list[Written]] = {}
+        self._written: dict[tuple[int, float, int], list[WrittenTexts]] = {}
         self._tables: dict[int, Drafter] = {}
 
     @property
@@ -78,11 +78,11 @@ class Pairs:
         cascade = CascadeDrafter(spec.drafter.model, below, INNER)
         return replace(spec, drafter=cascade, draft_name=f"{label} < {inner or 'lookup'}")
 
-    def texts(self, temperature: float) -> list[Written]:
+    def texts(self, temperature: float) -> list[WrittenTexts]:
         """About as many tokens of the target's own as the recipe asks for."""
         return self._write(self.recipe.tokens, temperature)
 
-    def _write(self, tokens: int, temperature: float, after: int = 0) -> list[Written]:
+    def _write(self, tokens: int, temperature: float, after: int = 0) -> list[WrittenTexts]:
         """Once for all that ask for the same."""
         key = tokens, temperature, after
         if key not in self._written:
@@ -108,7 +108,7 @@ class Pairs:
         """A pair that is loaded, or else the target with what needs no model."""
         return self._load("lookup") if self._loaded is None else self._loaded[1]
 
-    def _with_table(self, draft: Draft, order: int) -> Speculator:
+    def _with_table(self, draft: RecipeDraft, order: int) -> Speculator:
         """With a table of that order, fitted to other texts of the target than alpha is measured
         on."""
         spec = self._any()
@@ -121,17 +121,19 @@ class Pairs:
 
 def written(
     spec: Speculator, prompts: list[Prompt], tokens: int, params: SamplingParams, first: int
-) -> list[Written]:
+) -> list[WrittenTexts]:
     """Texts of the target behind these prompts, `tokens` or a few more where there are so many:
     round by round, with seeds counted from `first`; a prompt has but one greedy text."""
-    texts: list[Written] = []
+    texts: list[WrittenTexts] = []
     for seed in count(first):
         for at in range(0, len(prompts), BATCH):
             batch = prompts[at : at + BATCH]
             keys = [(seed, at + i) for i in range(len(batch))]
             requests = spec.requests(batch, params, keys)
             completions = uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))
-            texts += [Written(r, one.tokens) for r, one in zip(requests, completions, strict=True)]
+            texts += [
+                WrittenTexts(r, one.tokens) for r, one in zip(requests, completions, strict=True)
+            ]
             if sum(len(text.tokens) for text in texts) >= tokens:
                 return texts
         if params.greedy:

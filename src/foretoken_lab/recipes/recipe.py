@@ -40,13 +40,13 @@ NEAR = 0.5  # of 1: from here on a name is taken for a mistyped one
 QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
 
 
-class Form(BaseModel):
+class RecipeForm(BaseModel):
     """A table of the file: other keys are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Draft(Form):
+class RecipeDraft(RecipeForm):
     """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
 
     label: Annotated[str, Field(min_length=1, max_length=60, pattern=LINE)]
@@ -57,7 +57,7 @@ class Draft(Form):
     distilled_from: str | None = None  # the label of what it was before it was taught
 
     @model_validator(mode="after")
-    def one_kind(self) -> Draft:
+    def one_kind(self) -> RecipeDraft:
         if self.draft is not None and self.order is not None:
             raise ValueError(f"{self.label} has a draft and an order; give one of them")
         return self
@@ -70,7 +70,7 @@ class Draft(Form):
         return self.order is None and ":" not in name and name not in drafters
 
 
-class Prompts(Form):
+class Prompts(RecipeForm):
     """A file of prompts: lines; TSV of prompt and reference; or JSONL with these keys."""
 
     file: Annotated[str, Field(min_length=1)]
@@ -81,13 +81,13 @@ class Prompts(Form):
     limit: Annotated[int, Field(ge=2)] | None = None  # the first so many
 
 
-class Recipe(Form):
+class Recipe(RecipeForm):
     """The experiments of one target. All numbers are those of the full report."""
 
     name: Annotated[str, Field(pattern=r"^[\w-]{1,40}$")]
     title: Annotated[str, Field(pattern=LINE)]
     target: str | None = None  # folder or hub id; left out: the pair that ships
-    drafts: Annotated[list[Draft], Field(min_length=1)]  # the smallest model first
+    drafts: Annotated[list[RecipeDraft], Field(min_length=1)]  # the smallest model first
     task: Literal["text", "translation", "summarization", "code"] = "text"
     paper: Literal["GPT-like", "EnDe", "CNNDM"] | None = None  # the paper's task beside it
     prompts: Prompts
@@ -152,7 +152,7 @@ class Recipe(Form):
                 )
         return self
 
-    def draft(self, label: str) -> Draft:
+    def draft(self, label: str) -> RecipeDraft:
         """The draft of that label."""
         return next(draft for draft in self.drafts if draft.label == label)
 
@@ -264,7 +264,7 @@ def _mistake(error: ValidationError) -> str:
 
 def _keys(place: tuple[Any, ...]) -> list[str]:
     """Those that the table of a key may have."""
-    tables: dict[Any, type[Form]] = {"drafts": Draft, "prompts": Prompts}
+    tables: dict[Any, type[RecipeForm]] = {"drafts": RecipeDraft, "prompts": Prompts}
     return list((tables[place[0]] if len(place) > 1 else Recipe).model_fields)
 
 
@@ -272,7 +272,7 @@ def _allowed(place: tuple[Any, ...]) -> list[str]:
     """The values that there are for a key."""
     if place[0] == "experiments":
         return list(get_args(Name))
-    fields = Draft.model_fields if place[0] == "drafts" else Recipe.model_fields
+    fields = RecipeDraft.model_fields if place[0] == "drafts" else Recipe.model_fields
     annotation = fields[place[-1]].annotation
     literals = [annotation, *get_args(annotation)]
     return [value for each in literals for value in get_args(each) if isinstance(value, str)]

@@ -18,14 +18,14 @@ from foretoken_lab.experiments import acceptance, paper, walltime
 from foretoken_lab.experiments.experiment import (
     Found,
     Plot,
-    Row,
+    ResultRow,
     Section,
     Table,
     named,
     plus_minus,
 )
 from foretoken_lab.recipes.recipe import Recipe, shown_from
-from foretoken_lab.report.run import EXPERIMENTS, Job, Origin, Results
+from foretoken_lab.report.run import EXPERIMENTS, Job, ResultFile, ResultOrigin
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,10 +161,12 @@ class Chapter:
     sections: list[Section]
     recipe: Recipe | None = None
     headlines: list[Headline] = field(default_factory=list[Headline])
-    found: Found = field(default_factory=dict[str, list[Row]])
+    found: Found = field(default_factory=dict[str, list[ResultRow]])
     failed: list[str] = field(default_factory=list[str])
     missing: int = 0  # cases that are not measured yet
-    origins: list[Origin] = field(default_factory=list[Origin])  # of its rows, the latest last
+    origins: list[ResultOrigin] = field(
+        default_factory=list[ResultOrigin]
+    )  # of its rows, the latest last
 
     @property
     def measured(self) -> str:
@@ -177,7 +179,7 @@ class Chapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PaperReport:
     """All that is shown. `quick`: whether its figures are the quick ones."""
 
     chapters: list[Chapter]
@@ -187,7 +189,9 @@ class Report:
     seconds: float  # that its measurements took
 
 
-def report(jobs: list[Job], results: Results, *, date: str, command: str, quick: bool) -> Report:
+def report(
+    jobs: list[Job], results: ResultFile, *, date: str, command: str, quick: bool
+) -> PaperReport:
     """Made of the rows that there are; `jobs`: all cases, recipe by recipe."""
     recipes = {job.of: job.recipe for job in jobs}
     chapters = [
@@ -198,12 +202,14 @@ def report(jobs: list[Job], results: Results, *, date: str, command: str, quick:
     ]
     chapters.append(Chapter("paper", ARITHMETIC, [section()]))
     seconds = sum(sum(results.seconds(origin)) for origin in recipes)
-    return Report(chapters, date, command, quick, seconds)
+    return PaperReport(chapters, date, command, quick, seconds)
 
 
-def _chapter(recipe: Recipe, jobs: list[Job], results: Results, origins: list[Origin]) -> Chapter:
+def _chapter(
+    recipe: Recipe, jobs: list[Job], results: ResultFile, origins: list[ResultOrigin]
+) -> Chapter:
     """`origins`: of its digest; they know how many cases there are where `jobs` has rows alone."""
-    rows_of: dict[str, list[Row]] = {}
+    rows_of: dict[str, list[ResultRow]] = {}
     failed: list[str] = []
     missing = max([0, *(origin.cases - len(jobs) for origin in origins[-1:])])
     for job in jobs:

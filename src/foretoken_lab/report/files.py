@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from foretoken.lab import view
 from foretoken.storage import files
 from foretoken_lab.experiments.experiment import Plot, Section, Table, Trace
-from foretoken_lab.report.chapter import Chapter, Report
+from foretoken_lab.report.chapter import Chapter, PaperReport
 
 INK = "#010203"  # stands for the colour of the page's text
 COLOURS = ("#3d7fc4", "#d9661f", "#2f9e6e", "#8a63c9", "#c9940a", "#7a7d85")  # on white and black
@@ -69,7 +69,7 @@ def _style(ink: str) -> Any:
 FORMAT, VERSION = "foretoken.report", 1
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: PaperReport) -> dict[str, Any]:
     """Values of JSON."""
     return {
         "format": FORMAT,
@@ -109,12 +109,12 @@ def _section_document(section: Section) -> dict[str, Any]:
     }
 
 
-def markdown(report: Report, pictures: dict[tuple[str, str], str]) -> str:
+def markdown(report: PaperReport, pictures: dict[tuple[str, str], str]) -> str:
     """The text; `pictures`: their paths from it, by chapter and name."""
     return "\n".join(_lines(report, pictures)) + "\n"
 
 
-def _lines(report: Report, pictures: dict[tuple[str, str], str]) -> Iterator[str]:
+def _lines(report: PaperReport, pictures: dict[tuple[str, str], str]) -> Iterator[str]:
     yield "# The paper's experiments, measured here"
     yield ""
     yield f"Written on {report.date}."
@@ -188,7 +188,7 @@ def _inline(text: str) -> str:
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def html(report: Report) -> str:
+def html(report: PaperReport) -> str:
     """The page."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
@@ -217,7 +217,7 @@ RESULTS, PAGE, TEXT, DOCUMENT = "results.jsonl", "report.html", "report.md", "re
 PICTURES = "plots"
 
 
-def write(report: Report, out: Path) -> list[Path]:
+def write(report: PaperReport, out: Path) -> list[Path]:
     """Write them to a folder, each whole or not at all; returns page, Markdown and JSON. OSError,
     naming the file, where one cannot be written."""
     (out / PICTURES).mkdir(parents=True, exist_ok=True)

@@ -35,12 +35,12 @@ from foretoken_lab.experiments import (
     trace,
     walltime,
 )
-from foretoken_lab.experiments.experiment import Case, Experiment, Row, named
+from foretoken_lab.experiments.experiment import Case, Experiment, ResultRow, named
 from foretoken_lab.recipes.pairs import Pairs
 from foretoken_lab.recipes.recipe import Recipe, shown_from
 
 
-class Origin(BaseModel):
+class ResultOrigin(BaseModel):
     """What the measurements of a digest were made with; before the first of them, and again where
     it has changed. `recipe`: all of its fields; `cases`: how many it asks for."""
 
@@ -53,7 +53,7 @@ class Origin(BaseModel):
     command: str
 
 
-class Line(BaseModel):
+class ResultLine(BaseModel):
     """One measurement. `of`: a digest of what it depends on: recipe, weights and machine."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -66,19 +66,19 @@ class Line(BaseModel):
     failed: str | None = None
 
     @property
-    def row(self) -> Row:
-        return Row(self.case, self.seconds, self.result, self.failed)
+    def row(self) -> ResultRow:
+        return ResultRow(self.case, self.seconds, self.result, self.failed)
 
 
-class Results:
+class ResultFile:
     """The lines of a file; a later one of a case takes the place of those before. OSError, naming
     the file, where it cannot be read or written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unreadable: list[int] = []  # numbers of lines that are passed over
-        self._lines: dict[tuple[str, str, str], Line] = {}
-        self._origins: dict[str, list[Origin]] = {}
+        self._lines: dict[tuple[str, str, str], ResultLine] = {}
+        self._origins: dict[str, list[ResultOrigin]] = {}
         self._last: dict[str, str] = {}
         with files.naming(path):
             content = path.read_bytes() if path.exists() else b""
@@ -90,7 +90,7 @@ class Results:
         if self._torn.strip() and self._read(self._torn):  # it lacks its end alone
             self._torn, self._gap = b"", b"\n"
 
-    def add(self, line: Line | Origin) -> None:
+    def add(self, line: ResultLine | ResultOrigin) -> None:
         """Append one; what a full disk took of it is removed again, and so is a line before that
         was cut off."""
         text = self._gap + (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
@@ -108,7 +108,7 @@ class Results:
         self._gap = b""
         self._keep(line)
 
-    def row(self, origin: str, experiment: str, case: Case) -> Row | None:
+    def row(self, origin: str, experiment: str, case: Case) -> ResultRow | None:
         """A case as it was measured."""
         line = self._lines.get((origin, experiment, _key(case)))
         return None if line is None else line.row
@@ -121,7 +121,7 @@ class Results:
         """What was measured: experiments and their cases."""
         return [(line.experiment, line.case) for line in self._lines.values() if line.of == origin]
 
-    def origins(self, origin: str) -> list[Origin]:
+    def origins(self, origin: str) -> list[ResultOrigin]:
         """What its measurements were made with, the latest last."""
         return self._origins.get(origin, [])
 
@@ -137,14 +137,14 @@ class Results:
         """Whether it is a line."""
         try:
             fields = files.parse_json(text)
-            kind = Origin if isinstance(fields, dict) and "command" in fields else Line
+            kind = ResultOrigin if isinstance(fields, dict) and "command" in fields else ResultLine
             self._keep(kind.model_validate(fields))
         except (ValueError, ValidationError):
             return False
         return True
 
-    def _keep(self, line: Line | Origin) -> None:
-        if isinstance(line, Origin):
+    def _keep(self, line: ResultLine | ResultOrigin) -> None:
+        if isinstance(line, ResultOrigin):
             self._origins.setdefault(line.of, []).append(line)
             return
         self._lines[line.of, line.experiment, _key(line.case)] = line
@@ -210,7 +210,7 @@ def digest(recipe: Recipe, machine: Machine) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def as_measured(recipes: list[Recipe], results: Results) -> list[Job]:
+def as_measured(recipes: list[Recipe], results: ResultFile) -> list[Job]:
     """The cases of each recipe's latest measurements, wherever they were made, with the recipe as
     it was then: needs neither models nor prompts. InputError for a recipe that has none."""
     measured: list[Job] = []
@@ -239,7 +239,7 @@ def _by_draft(own: list[Job]) -> list[Job]:
 
 
 def run(
-    jobs_asked: list[Job], results: Results, machine: Machine, command: str
+    jobs_asked: list[Job], results: ResultFile, machine: Machine, command: str
 ) -> Iterator[Standing]:
     """Measure the cases that have no result, those that failed before included; says before each
     how far it is. A case that fails is a result, with its reason, and the others go on."""
@@ -257,9 +257,9 @@ def run(
     yield Standing(len(jobs_asked), len(jobs_asked), "", 0.0)
 
 
-def _begin(results: Results, job: Job, cases: int, machine: Machine, command: str) -> None:
+def _begin(results: ResultFile, job: Job, cases: int, machine: Machine, command: str) -> None:
     """Write down what the recipe's measurements are made with, unless the file says so."""
-    origin = Origin(
+    origin = ResultOrigin(
         of=job.of,
         recipe=shown_from(job.recipe, Path.cwd()).model_dump(),
         cases=cases,
@@ -271,12 +271,12 @@ def _begin(results: Results, job: Job, cases: int, machine: Machine, command: st
         results.add(origin)
 
 
-def _missing(job: Job, results: Results) -> bool:
+def _missing(job: Job, results: ResultFile) -> bool:
     row = results.row(job.of, job.experiment, job.case)
     return row is None or row.failed is not None
 
 
-def _measured(pairs: Pairs, job: Job) -> Row:
+def _measured(pairs: Pairs, job: Job) -> ResultRow:
     start = perf_counter()
     result: dict[str, Any] = {}
     failed = None
@@ -288,11 +288,11 @@ def _measured(pairs: Pairs, job: Job) -> Row:
     except Exception as error:  # of whatever kind: the others go on
         failed = f"{type(error).__name__}: {one_line(error)}"
     seconds = round(perf_counter() - start, 3)
-    return Row(job.case, seconds, {} if failed else result, failed)
+    return ResultRow(job.case, seconds, {} if failed else result, failed)
 
 
-def _line(job: Job, row: Row) -> Line:
-    return Line(
+def _line(job: Job, row: ResultRow) -> ResultLine:
+    return ResultLine(
         recipe=job.recipe.name,
         of=job.of,
         experiment=job.experiment,
@@ -303,7 +303,7 @@ def _line(job: Job, row: Row) -> Line:
     )
 
 
-def _seconds_left(missing: list[Job], results: Results) -> float | None:
+def _seconds_left(missing: list[Job], results: ResultFile) -> float | None:
     """By the mean of the same experiment's measurements, or else of all of the recipe's."""
     total = 0.0
     for job in missing:

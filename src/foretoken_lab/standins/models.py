@@ -52,7 +52,7 @@ def written(model: Path, to: Path, *, tokenizer: bool = False) -> Path:
     to.parent.mkdir(parents=True, exist_ok=True)
     network = sources.source(model, None, False).network(torch.bfloat16, torch.device("cpu"))
     with files.folder(to) as part:
-        network.to(dtype=torch.bfloat16).save_pretrained(part)
+        network.bfloat16().save_pretrained(part)
         if tokenizer:
             AutoTokenizer.from_pretrained(model).save_pretrained(part)
     return to

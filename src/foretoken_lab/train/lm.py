@@ -18,14 +18,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foretoken.errors import InputError, one_line
 from foretoken.train import corpus
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
+from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_positive
 
 # step, training loss, held-out loss where measured
 Report = Callable[[int, float, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     """The model's size, with a tied embedding of `vocab_size` rows; training windows have
     `context` tokens."""
 
@@ -49,8 +49,8 @@ class Shape:
 def train_lm(
     data: Path,
     out: Path,
-    shape: Shape,
-    recipe: Recipe,
+    shape: DecoderShape,
+    recipe: TrainingRecipe,
     tokenizer_folder: Path | None,
     init: Path | None,
     report: Report,
@@ -92,7 +92,10 @@ def train_lm(
 
 
 def _model(
-    init: Path | None, shape: Shape, recipe: Recipe, tokenizer: PreTrainedTokenizerFast
+    init: Path | None,
+    shape: DecoderShape,
+    recipe: TrainingRecipe,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> LlamaForCausalLM:
     torch.manual_seed(recipe.seed)
     model = _weights(init) if init else LlamaForCausalLM(_config(shape, tokenizer))
@@ -154,7 +157,7 @@ def _loss(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
-def _batch(ids: np.ndarray, context: int, recipe: Recipe, step: int) -> torch.Tensor:
+def _batch(ids: np.ndarray, context: int, recipe: TrainingRecipe, step: int) -> torch.Tensor:
     random = np.random.default_rng((recipe.seed, step))
     return _windows(ids, random.integers(0, len(ids) - context, recipe.batch), context)
 
@@ -172,7 +175,7 @@ def _weights(folder: Path) -> LlamaForCausalLM:
         raise InputError(f"{folder} holds no Llama model that can be read: {reason}") from None
 
 
-def _config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def _config(shape: DecoderShape, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,

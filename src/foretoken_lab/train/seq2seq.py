@@ -23,8 +23,8 @@ from foretoken.errors import InputError
 from foretoken.loading import sources
 from foretoken.models.rows import padded
 from foretoken.train import corpus, examples
-from foretoken.train.examples import Example, Line
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive
+from foretoken.train.examples import Example, ExampleLine
+from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_positive
 
 GRAIN = 8  # lengths count as if rounded up to this many tokens, so that pairs in a batch change
 EXAM = 512  # held-out pairs that are measured while training; all are at the end
@@ -36,7 +36,7 @@ Report = Callable[[int, float, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Seq2SeqShape:
     """The model's size."""
 
     encoder_layers: int = 3
@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class PairLesson:
     """What is learnt of a pair, and how."""
 
     length: int = 128  # tokens of a target at most: the rest is cut
@@ -69,9 +69,9 @@ class Lesson:
 def train_seq2seq(
     data: Path,
     out: Path,
-    shape: Shape,
-    lesson: Lesson,
-    recipe: Recipe,
+    shape: Seq2SeqShape,
+    lesson: PairLesson,
+    recipe: TrainingRecipe,
     tokenizer_folder: Path | None,
     init: Path | None,
     report: Report,
@@ -185,7 +185,7 @@ def held_out_loss(model: T5ForConditionalGeneration, pairs: list[Example], token
     return float(torch.stack(parts).double().sum()) / sum(len(p.reference) for p in pairs)
 
 
-def _pairs(data: Path) -> list[Line]:
+def _pairs(data: Path) -> list[ExampleLine]:
     lines = examples.lines(data)
     for number, line in lines.items():
         if not line.target:
@@ -193,7 +193,7 @@ def _pairs(data: Path) -> list[Line]:
     return list(lines.values())
 
 
-def _fresh_tokenizer(lines: list[Line], shape: Shape) -> PreTrainedTokenizerFast:
+def _fresh_tokenizer(lines: list[ExampleLine], shape: Seq2SeqShape) -> PreTrainedTokenizerFast:
     train, _ = corpus.hold_out(lines)
     texts = [text for line in train for text in (line.source, line.target or "")]
     return corpus.train_pair_tokenizer(texts, shape.vocab_size)
@@ -210,9 +210,9 @@ def _require_ends(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 def _model(
     init: Path | None,
-    shape: Shape,
-    lesson: Lesson,
-    recipe: Recipe,
+    shape: Seq2SeqShape,
+    lesson: PairLesson,
+    recipe: TrainingRecipe,
     tokenizer: PreTrainedTokenizerFast,
 ) -> T5ForConditionalGeneration:
     torch.manual_seed(recipe.seed)
@@ -231,7 +231,7 @@ def _model(
 
 
 def _config(
-    shape: Shape, lesson: Lesson, vocab_size: int, tokenizer: PreTrainedTokenizerFast
+    shape: Seq2SeqShape, lesson: PairLesson, vocab_size: int, tokenizer: PreTrainedTokenizerFast
 ) -> T5Config:
     start: dict[str, Any] = {"decoder_start_token_id": tokenizer.pad_token_id}
     return T5Config(

@@ -20,8 +20,9 @@ import pytest
 
 import foretoken
 from console import Result, Run, mistake, script
-from foretoken import kept, patience
-from foretoken.costs import Costs
+from foretoken import slow_log
+from foretoken.costing import stored
+from foretoken.costing.costs import Costs
 from foretoken.lab import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
@@ -147,7 +148,7 @@ def test_greedy_lenience_that_let_nothing_else_pass(run, base):
 
 
 def test_compare(run, base, monkeypatch):
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
     result = run("generate", "It was", *args, "--compare", "--gamma", 2)
     *text, measured, predicted, said = result.out.splitlines()
@@ -439,8 +440,8 @@ def test_doctor(run, monkeypatch):
 def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
-    kept.keep("a", kept.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
-    kept.keep("b", kept.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
+    stored.keep("a", stored.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
+    stored.keep("b", stored.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
     *_, newest, other = run("doctor", "--cache").out.splitlines()
     assert newest.endswith(
         "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
@@ -459,7 +460,7 @@ def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
 def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
     """Once: the next command knows what steps cost, whatever the machine did meanwhile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(patience, "AFTER", 0.0)
+    monkeypatch.setattr(slow_log, "AFTER", 0.0)
     args = ("generate", "It was", "--target", base / "target", "--draft", base / "draft")
     line = f"measuring what steps cost: {base / 'target'}, {base / 'draft'}, greedy, 1 row\n"
     assert line in run(*args).err and f"loading {base / 'target'}\n" in run(*args).err

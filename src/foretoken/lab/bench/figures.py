@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from foretoken import theory
-from foretoken.lab.bench.race import OWN, Gamma, Key, Round, Run, Task
+from foretoken.lab.bench.race import OWN, Gamma, Key, RaceRun, RaceTask, Round
 from foretoken.lab.estimate import Spread, spread
 from foretoken.request import StepRecord
 
@@ -28,7 +28,7 @@ AUTOMATIC: Key = (OWN, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class TimeShares:
     """Of the steps' time, without the prefill; they sum to 1."""
 
     draft: float
@@ -48,7 +48,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class RaceAgreement:
     """With the greedy text of this package's plain decoding."""
 
     share: float  # of tokens before the first difference
@@ -66,9 +66,9 @@ class Figures:
     tokens_per_second: float
     speedup: float  # over this package's plain decoding
     tokens_per_call: float | None
-    shares: Shares | None
+    shares: TimeShares | None
     predicted: Predicted | None
-    agreement: Agreement | None
+    agreement: RaceAgreement | None
 
     @property
     def key(self) -> Key:
@@ -117,7 +117,7 @@ def figures(rounds: list[Round], key: Key, *, greedy: bool) -> Figures:
     )
 
 
-def per_token(runs: list[Run]) -> float:
+def per_token(runs: list[RaceRun]) -> float:
     """Seconds a token of a turn, without its first tokens unless there are no others."""
     others = sum(len(run.tokens) - run.first_tokens for run in runs)
     if others:
@@ -130,14 +130,14 @@ def faster(rounds: list[Round], one: Key, other: Key) -> float:
     return median(per_token(turns[other]) / per_token(turns[one]) for turns in rounds)
 
 
-def shares(runs: list[Run]) -> Shares:
+def shares(runs: list[RaceRun]) -> TimeShares:
     """Where the time of the steps went."""
     total = sum(run.loop_seconds for run in runs)
     steps = _steps(runs)
     draft = sum(step.draft_seconds for step in steps) / total
     target = sum(step.score_seconds for step in steps) / total
     verify = sum(step.verify_seconds for step in steps) / total
-    return Shares(draft, target, verify, 1 - draft - target - verify)
+    return TimeShares(draft, target, verify, 1 - draft - target - verify)
 
 
 def predict(rounds: list[Round], key: Key) -> Predicted | None:
@@ -152,7 +152,7 @@ def predict(rounds: list[Round], key: Key) -> Predicted | None:
     return Predicted(*map(median, zip(*predicted, strict=True)))
 
 
-def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted | None:
+def _predict(plain: list[StepRecord], runs: list[RaceRun], gamma: int) -> Predicted | None:
     """Theorem 3.8 with v, for the guesses that the steps made. From means, as the measured speed-up
     is; c and v are over the steps that made all their guesses."""
     steps = _steps(runs)
@@ -168,11 +168,11 @@ def _predict(plain: list[StepRecord], runs: list[Run], gamma: int) -> Predicted 
     return Predicted(alpha, c, v, speedup)
 
 
-def _steps(runs: list[Run]) -> list[StepRecord]:
+def _steps(runs: list[RaceRun]) -> list[StepRecord]:
     return [step for run in runs for step in run.steps]
 
 
-def agreement(rounds: list[Round], key: Key) -> Agreement:
+def agreement(rounds: list[Round], key: Key) -> RaceAgreement:
     """Token by token against plain decoding of the same round."""
     pairs = [
         (run.tokens, plain.tokens)
@@ -182,7 +182,7 @@ def agreement(rounds: list[Round], key: Key) -> Agreement:
     equal = [_equal(text, plain) for text, plain in pairs]
     places = [n for n, (text, plain) in zip(equal, pairs, strict=True) if text != plain]
     tokens = sum(max(len(text), len(plain)) for text, plain in pairs)
-    return Agreement(sum(equal) / tokens, min(places, default=None))
+    return RaceAgreement(sum(equal) / tokens, min(places, default=None))
 
 
 def best(rounds: list[Round], name: str) -> Key:
@@ -226,11 +226,11 @@ class Throughput:
     occupancy: float | None  # rows that a pass advances, as a share of the texts
     padding: float | None  # positions computed for no row, as a share of all computed
     reading: float | None  # share of the time before the first step
-    shares: Shares | None
-    agreement: Agreement | None
+    shares: TimeShares | None
+    agreement: RaceAgreement | None
 
 
-def of_batch(tasks: list[Task], texts: int) -> list[Task]:
+def of_batch(tasks: list[RaceTask], texts: int) -> list[RaceTask]:
     """So many tasks: the given ones over and over, each with the seed that follows the last."""
     seed = tasks[0].seed
     return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(texts)]
@@ -258,7 +258,7 @@ def throughput(rounds: list[Round], key: Key, *, greedy: bool) -> Throughput:
     )
 
 
-def rate(runs: list[Run]) -> float:
+def rate(runs: list[RaceRun]) -> float:
     """Tokens a second of a turn, until its last text is there."""
     return sum(len(run.tokens) for run in runs) / max(run.seconds for run in runs)
 
@@ -279,7 +279,7 @@ def padding(steps: list[StepRecord]) -> float:
     return vain / (vain + sum(1 + step.drafted for step in steps))
 
 
-def reading(runs: list[Run]) -> float:
+def reading(runs: list[RaceRun]) -> float:
     """What the steps leave of a turn's time: the prompts, and the call itself."""
     return 1 - max(run.loop_seconds for run in runs) / max(run.seconds for run in runs)
 

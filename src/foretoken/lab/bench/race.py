@@ -34,7 +34,7 @@ Key = tuple[str, Gamma]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RaceTask:
     """A prompt to continue, in token ids."""
 
     prompt: list[int]
@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RaceRun:
     """One task done. `steps`: behind the first, where there are any; empty for a peer, which keeps
     no records."""
 
@@ -60,7 +60,7 @@ class Run:
     loop_seconds: float = 0.0  # of the steps
 
 
-Round = dict[Key, list[Run]]  # a contestant's turn: a run for each task
+Round = dict[Key, list[RaceRun]]  # a contestant's turn: a run for each task
 
 
 class Unable(RefusedError):
@@ -74,11 +74,11 @@ class Contestant(Protocol):
     @property
     def key(self) -> Key: ...
 
-    def turn(self, tasks: list[Task]) -> list[Run]: ...
+    def turn(self, tasks: list[RaceTask]) -> list[RaceRun]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnContestant:
     """This package with one gamma, all texts of a turn in one call."""
 
     spec: Speculator
@@ -89,7 +89,7 @@ class Own:
     def key(self) -> Key:
         return (OWN, self.gamma)
 
-    def turn(self, tasks: list[Task]) -> list[Run]:
+    def turn(self, tasks: list[RaceTask]) -> list[RaceRun]:
         """Tasks alike but for prompts and seeds. Raises KeyboardInterrupt where it was
         interrupted."""
         prompts: list[Prompt] = [list(task.prompt) for task in tasks]
@@ -100,11 +100,11 @@ class Own:
         return [_run(text, completions, seconds) for text in completions]
 
 
-def _run(text: Completion, completions: list[Completion], seconds: float) -> Run:
+def _run(text: Completion, completions: list[Completion], seconds: float) -> RaceRun:
     """A text of a call that took so long; what is around its rows comes before the first token."""
     stats, first, steady = text.stats, text.steps[0], text.steady
     around = seconds - max(each.stats.seconds for each in completions)
-    return Run(
+    return RaceRun(
         tokens=text.tokens,
         first_tokens=len(first.kept),
         first_seconds=around + stats.first_seconds,
@@ -124,13 +124,13 @@ class OneByOne:
     def key(self) -> Key:
         return self.contestant.key
 
-    def turn(self, tasks: list[Task]) -> list[Run]:
+    def turn(self, tasks: list[RaceTask]) -> list[RaceRun]:
         return [run for task in tasks for run in self.contestant.turn([task])]
 
 
 def race(
     contestants: list[Contestant],
-    tasks: Callable[[int], list[Task]],
+    tasks: Callable[[int], list[RaceTask]],
     rounds: int,
     on_turn: Callable[[Key], None] = lambda key: None,
     on_exit: Callable[[Key, str], None] = lambda key, why: None,
@@ -210,7 +210,7 @@ class Peer:
             self.close()
             raise
 
-    def run(self, tasks: list[Task], gamma: int) -> list[Run]:
+    def run(self, tasks: list[RaceTask], gamma: int) -> list[RaceRun]:
         """Tasks alike but for prompts and seeds, with gamma guesses a step; 0: plain. They are done
         at once, where this peer can. Raises Unable where it cannot."""
         first = tasks[0]
@@ -226,7 +226,7 @@ class Peer:
         for reply in replies:
             if len(reply["tokens"]) != first.tokens:
                 raise Unable(f"it made {len(reply['tokens'])} tokens, not {first.tokens}")
-        return [Run(**reply) for reply in replies]
+        return [RaceRun(**reply) for reply in replies]
 
     def close(self) -> None:
         """End the process."""
@@ -274,7 +274,7 @@ class Guest:
     def key(self) -> Key:
         return (self.peer.name, self.gamma)
 
-    def turn(self, tasks: list[Task]) -> list[Run]:
+    def turn(self, tasks: list[RaceTask]) -> list[RaceRun]:
         return self.peer.run(tasks, self.gamma)
 
 

@@ -16,7 +16,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
 from foretoken.lab.certificate.identity import (
     Identity,
-    Shapes,
+    ShapeNoise,
     compare,
     first_difference,
     row_groups,
@@ -24,8 +24,8 @@ from foretoken.lab.certificate.identity import (
 from foretoken.lab.certificate.odds import Test, Uniforms, binned
 from foretoken.lab.certificate.sampled import (
     Log,
+    SampledTrial,
     Track,
-    Trial,
     Watched,
     against_plain,
     against_the_law,
@@ -129,7 +129,7 @@ def laws(own: SamplingParams) -> Sequence[SamplingParams]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CertificatePlan:
     """How a pair is certified."""
 
     gamma: int = 3
@@ -163,9 +163,9 @@ class Plan:
         """New tokens of a sampled text: two steps at least."""
         return 2 * (self.gamma + 1)
 
-    def trial(self, params: SamplingParams) -> Trial:
+    def trial(self, params: SamplingParams) -> SampledTrial:
         """How texts of that law are sampled."""
-        return Trial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
+        return SampledTrial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Certificate:
 
     prompts: int
     level: float
-    shapes: Shapes
+    shapes: ShapeNoise
     identity: Identity
     tests: list[Test]
     guesses: int
@@ -211,7 +211,7 @@ class Certificate:
 def certify(
     spec: Speculator,
     prompts: Prompt | Sequence[Prompt],
-    plan: Plan | None = None,
+    plan: CertificatePlan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
     """Whether `spec` keeps the target's law: greedy text, sampled text, guesses, passes, controls.
@@ -219,7 +219,7 @@ def certify(
     The models must be idle. Raises InputError where the pair cannot be certified or the models
     cannot continue the prompts; KeyboardInterrupt where it was interrupted.
     """
-    plan = plan or Plan()
+    plan = plan or CertificatePlan()
     prompts = as_list(prompts)
     require(spec, prompts, plan)
     level = FALSE_ALARM / count(prompts, plan)
@@ -245,12 +245,12 @@ def certify(
     )
 
 
-def count(prompts: list[Prompt], plan: Plan) -> int:
+def count(prompts: list[Prompt], plan: CertificatePlan) -> int:
     """Tests of a certificate, at most."""
     return len(plan.laws) * (min(len(prompts), SAMPLED) + 7)
 
 
-def require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
+def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> None:
     """InputError where there is nothing to certify; RefusedError where it cannot be."""
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
@@ -261,8 +261,8 @@ def require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
 
 
 def _greedy(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, track: Track
-) -> tuple[Shapes, Identity, list[list[int]]]:
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, track: Track
+) -> tuple[ShapeNoise, Identity, list[list[int]]]:
     """Block passes along plain greedy texts, greedy texts with guesses, and the plain ones, which
     are made one row at a time."""
     plain: list[list[int]] = []
@@ -272,14 +272,20 @@ def _greedy(
     return shapes, _identity(spec, prompts, plain, plan, shapes), plain
 
 
-def _shapes(spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: Plan) -> Shapes:
+def _shapes(
+    spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: CertificatePlan
+) -> ShapeNoise:
     greedy = SamplingParams(max_new_tokens=plan.greedy)
     requests = spec.requests(prompts[:BATCH], greedy, plan.seed)
     return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1)
 
 
 def _identity(
-    spec: Speculator, prompts: list[Prompt], plain: list[list[int]], plan: Plan, shapes: Shapes
+    spec: Speculator,
+    prompts: list[Prompt],
+    plain: list[list[int]],
+    plan: CertificatePlan,
+    shapes: ShapeNoise,
 ) -> Identity:
     greedy = SamplingParams(max_new_tokens=plan.greedy)
     requests = spec.requests(prompts, greedy, plan.seed)
@@ -298,14 +304,16 @@ def _identity(
     return Identity(gammas, texts, tokens, same, differences)
 
 
-def _texts(spec: Speculator, prompts: list[Prompt], plan: Plan, gamma: int) -> list[list[int]]:
+def _texts(
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, gamma: int
+) -> list[list[int]]:
     rule = plan.rule if gamma else PLAIN
     rows = spec.generate(prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=rule)
     return [row.tokens for row in uninterrupted(rows)]
 
 
 def _sampled(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> tuple[list[Test], Log]:
     """All tests of sampled text, law by law, and what the drafter did meanwhile."""
     watched = Watched(spec.drafter, plan.seed)
@@ -339,8 +347,8 @@ def _wrong_model(
     spec: Speculator,
     prompts: list[Prompt],
     texts: list[list[int]],
-    plan: Plan,
-    shapes: Shapes,
+    plan: CertificatePlan,
+    shapes: ShapeNoise,
 ) -> Iterable[Control]:
     target = OffByOne(spec.target)
     broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
@@ -351,7 +359,7 @@ def _wrong_model(
 
 
 def _wrong_rule(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> Control:
     # A named mode that has no verification rule: the bug is planted in block verification
     honest = NAMED.get(plan.rule, block) if isinstance(plan.rule, str) else plan.rule
@@ -368,7 +376,7 @@ def _wrong_rule(
 
 
 def _wrong_guesses(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> Control:
     def least(texts: int) -> float:
         watched = Watched(Likeliest(spec.drafter), plan.seed)
@@ -380,7 +388,9 @@ def _wrong_guesses(
     return _control("likeliest guesses with a dense q: guesses", least, plan, level)
 
 
-def _control(name: str, least: Callable[[int], float], plan: Plan, level: float) -> Control:
+def _control(
+    name: str, least: Callable[[int], float], plan: CertificatePlan, level: float
+) -> Control:
     """`least(texts)` is the least p-value of so many texts: a quarter of them, or all where these
     do not show the bug."""
     p_value = least(max(16, plan.texts // 4))
@@ -397,7 +407,7 @@ CONTROLS = 0.4  # texts with guesses for the planted bugs, of a law's: a quarter
 GREEDY = 6  # lone greedy texts a prompt: plain, with guesses, for the controls, and along them
 
 
-def expected(spec: Speculator, prompts: list[Prompt], plan: Plan) -> float:
+def expected(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> float:
     """About the seconds that `certify` takes, from a hundredth of its work. Raises as it does."""
     require(spec, prompts, plan)
     few = prompts[:SAMPLED]

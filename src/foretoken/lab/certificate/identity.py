@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, Drafter
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, law, one_hot
@@ -18,7 +18,7 @@ from foretoken.sampling.draw import Draw
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GreedyPlace:
     """The rows whose new text reaches one place, and the laws there."""
 
     rows: list[int]
@@ -34,20 +34,20 @@ def replay(
     requests: Sequence[Request],
     texts: Sequence[list[int]],
     params: SamplingParams,
-) -> Iterator[Place]:
+) -> Iterator[GreedyPlace]:
     """The laws of both at every place of the new `texts` of the requests, which are read side by
     side. RefusedError where one of them is in use."""
     live = list(range(len(texts)))
     chains = [chain(request, target.vocab_size) for request in requests]
     sources = _sources(target, requests)
-    with claimed(target, drafter) as claim:
-        claim.expect(len(texts))
+    with leased(target, drafter) as lease:
+        lease.expect(len(texts))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):
             finished = [b for b, row in enumerate(live) if len(texts[row]) <= t]
             if finished:
-                claim.leave(finished)
+                lease.leave(finished)
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
@@ -60,7 +60,7 @@ def replay(
                     p[b] = controls.shape(p[b], [])
             tokens = [texts[row][t] for row in live]
             p = law(p, params).cpu()
-            yield Place(live, torch.tensor(tokens), p, _first(draft, p))
+            yield GreedyPlace(live, torch.tensor(tokens), p, _first(draft, p))
             drafter.commit([[token] for token in tokens])
             for row in live:
                 if (controls := chains[row]) is not None:
@@ -71,7 +71,7 @@ def replay(
 def singly(target: Model, request: Request, text: list[int]) -> Tensor:
     """The target's own logits for every token of `text`, which continues the request:
     `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
-    with claimed(target):
+    with leased(target):
         target.start([request.prompt[:-1]], _sources(target, [request]))
         return torch.cat([_logits(target, [request], [text], t).cpu() for t in range(len(text))])
 
@@ -111,7 +111,7 @@ LARGE = 1e30  # stands for NaN and infinity
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class ShapeNoise:
     """Logits of blocks against those of single tokens."""
 
     dtype: str  # that the target computes in
@@ -136,7 +136,7 @@ def row_groups(count: int) -> list[list[int]]:
 @torch.inference_mode()
 def compare(
     target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
-) -> Shapes:
+) -> ShapeNoise:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
     some tokens of each block wrong and rolled back. RefusedError where the target is in use."""
     alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
@@ -153,7 +153,7 @@ def compare(
         positions += 1
     height /= max(1, positions)
     allowed = TOLERANCE[target.computed] * height
-    return Shapes(target.computed, positions, noise, height, variation, allowed)
+    return ShapeNoise(target.computed, positions, noise, height, variation, allowed)
 
 
 def _grouped(
@@ -172,7 +172,7 @@ def _blockwise(
     live, scored = [row for row, text in enumerate(texts) if text], [0] * len(texts)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
-    with claimed(target) as claim:
+    with leased(target) as lease:
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
@@ -188,7 +188,7 @@ def _blockwise(
                 scored[row] += min(right[b] + 1, len(blocks[b]))
             target.set_lengths([len(requests[row].prompt) - 1 + scored[row] for row in live])
             finished = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
-            claim.leave(finished)
+            lease.leave(finished)
             live = [row for row in live if scored[row] < len(texts[row])]
             step += 1
 
@@ -244,7 +244,7 @@ def first_difference(
     request: Request,
     plain: Sequence[int],
     fast: Sequence[int],
-    shapes: Shapes,
+    shapes: ShapeNoise,
     where: tuple[int, int],
 ) -> Difference | None:
     """None where the texts are equal; `where`: prompt and gamma."""

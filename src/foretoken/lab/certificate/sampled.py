@@ -175,7 +175,7 @@ Track = Callable[[Sequence[int], str], Iterable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SampledTrial:
     """How texts are sampled: `texts` for every prompt, of `length` new tokens."""
 
     params: SamplingParams
@@ -196,7 +196,12 @@ class Trial:
 
 
 def completions(
-    spec: Speculator, prompts: Sequence[Prompt], trial: Trial, stream: int, track: Track, label: str
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    trial: SampledTrial,
+    stream: int,
+    track: Track,
+    label: str,
 ) -> Iterable[tuple[range, list[Completion]]]:
     """`trial.texts` completions of every prompt, batch by batch, with their numbers; number k
     continues prompt k % len(prompts). No two streams share a random number. Some texts with guesses
@@ -214,7 +219,11 @@ def completions(
 
 
 def _generate(
-    spec: Speculator, prompts: Sequence[Prompt], trial: Trial, stream: int, numbers: list[int]
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    trial: SampledTrial,
+    stream: int,
+    numbers: list[int],
 ) -> list[Completion]:
     rows = spec.generate(
         [prompts[k % len(prompts)] for k in numbers],
@@ -272,7 +281,7 @@ def against_the_law(
     spec: Speculator,
     drafter: Drafter,
     prompts: Sequence[Prompt],
-    trial: Trial,
+    trial: SampledTrial,
     level: float,
     track: Track,
     label: str = "speculative",
@@ -297,7 +306,7 @@ def against_plain(
     spec: Speculator,
     prompts: Sequence[Prompt],
     texts_of: list[list[Text]],
-    plain: Trial,
+    plain: SampledTrial,
     level: float,
     track: Track,
 ) -> list[Test]:

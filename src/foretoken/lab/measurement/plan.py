@@ -19,9 +19,8 @@ import numpy as np
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.estimate import Estimate
-from foretoken.lab.export.base import Setting, require
-from foretoken.lab.export.vllm import VLLM, config
-from foretoken.lab.measurement.result import Measurement, Options
+from foretoken.lab.export import VLLM, ExportSetting, require, vllm_config
+from foretoken.lab.measurement.result import Measurement, MeasureOptions
 
 LEAST = 1e-9  # seconds of a pass at the low end of its interval
 
@@ -81,7 +80,7 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class GammaPrediction:
     """For one gamma; low and high follow from the 95 % intervals of the measurement."""
 
     gamma: int
@@ -89,19 +88,19 @@ class Prediction:
     speedup: Estimate
 
 
-def predictions(measured: Measurement) -> list[Prediction]:
+def predictions(measured: Measurement) -> list[GammaPrediction]:
     """For gamma 0, 1, .. as far as passes were measured; for the measured gamma its speed-up."""
     basis = _basis(measured)
     shares = _shares(measured, basis)
     ends = [(_shares(measured, a), _shares(measured, b)) for a, b in _ends(measured, basis)]
     return [
-        Prediction(
+        GammaPrediction(
             gamma,
             sum(basis.survival(gamma)),
             _scaled(measured.speedup, share, [(a[gamma] - b[gamma]) / 2 for a, b in ends]),
         )
         if gamma  # 0 is plain decoding
-        else Prediction(0, 1.0, Estimate(1.0, 1.0, 1.0))
+        else GammaPrediction(0, 1.0, Estimate(1.0, 1.0, 1.0))
         for gamma, share in enumerate(shares)
     ]
 
@@ -129,7 +128,7 @@ def _length(measured: Measurement) -> int:
     return max(1, round(measured.tokens))
 
 
-def best(table: list[Prediction]) -> Prediction:
+def best(table: list[GammaPrediction]) -> GammaPrediction:
     """The fastest with guesses; the smallest gamma on ties."""
     return max(table[1:], key=lambda one: one.speedup.value)
 
@@ -214,7 +213,7 @@ class Candidate:
     """A draft and its fastest gamma."""
 
     measurement: Measurement
-    best: Prediction
+    best: GammaPrediction
 
     @property
     def draft(self) -> str:
@@ -258,7 +257,7 @@ def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
     return Plan(sorted(candidates, key=lambda c: -c.best.speedup.value))
 
 
-def command(options: Options, gamma: int) -> str:
+def command(options: MeasureOptions, gamma: int) -> str:
     """`foretoken generate` as measured, with that gamma."""
     arguments = ["foretoken", "generate", "--prompt-file", options.prompts]
     for name in ("target", "draft"):
@@ -279,9 +278,9 @@ def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
     return flags
 
 
-def setting(measured: Measurement, gamma: int) -> Setting:
+def setting(measured: Measurement, gamma: int) -> ExportSetting:
     """The draft of a measurement at that gamma, as other systems are told of it."""
-    return Setting(
+    return ExportSetting(
         measured.target.name,
         measured.draft.name,
         gamma,
@@ -298,7 +297,7 @@ def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | No
     settings = setting(measured, gamma)
     try:
         require(VLLM, settings)
-        return config(settings)
+        return vllm_config(settings)
     except RefusedError:
         return None
 

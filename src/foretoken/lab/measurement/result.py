@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken.costs import Costs, Table, at
+from foretoken.costing.contention import Taken
+from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
-from foretoken.others import Taken
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 
@@ -39,7 +39,7 @@ LOADING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MeasureOptions:
     """The options of a measurement. Two compare where all but draft and gamma are equal."""
 
     target: str | None
@@ -95,7 +95,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One generation, without its first step, which reads of the prompt too."""
 
     tokens: int
@@ -109,8 +109,8 @@ class Observed:
 
     prompt_tokens: int
     overlaps: list[float | None]  # beta at every token of the target's own text; None: no guess
-    plain: Run
-    loop: Run
+    plain: MeasuredRun
+    loop: MeasuredRun
     context: int  # tokens that the passes are behind
     passes: list[list[float]]  # seconds of the target's passes over 1, 2, .. tokens
     taken: Taken | None = None  # by other processes meanwhile; None: not known
@@ -162,7 +162,7 @@ class Measurement:
     """A pair on a machine. Estimates have Student t intervals over prompts, times are medians."""
 
     date: str
-    options: Options
+    options: MeasureOptions
     machine: Machine
     target: Footprint
     draft: Footprint
@@ -266,10 +266,10 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-class Part:
+class PartialMeasurement:
     """The file `<out>.part.jsonl`: a head, then the prompts in order; `done`: those measured."""
 
-    def __init__(self, out: Path, options: Options, machine: Machine) -> None:
+    def __init__(self, out: Path, options: MeasureOptions, machine: Machine) -> None:
         self.path = out.with_name(out.name + ".part.jsonl")
         head = {"version": VERSION, "options": asdict(options), "machine": asdict(machine)}
         self.head = json.dumps(head)

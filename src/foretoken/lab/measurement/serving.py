@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 from statistics import fmean, median
 from time import perf_counter
 
-from foretoken.claim import claimed
-from foretoken.costs import TICK, Table, at
+from foretoken.costing.costs import TICK, Table, at
 from foretoken.engine.batch import threads
 from foretoken.errors import ForetokenError, RefusedError, one_line
-from foretoken.lab.measurement.result import Options, Serving
+from foretoken.lab.measurement.result import MeasureOptions, Serving
+from foretoken.lease import leased
 from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
@@ -28,7 +28,9 @@ from foretoken.speculator import Speculator
 
 
 @contextmanager
-def beside(engines: int, options: Options, prompts: Sequence[Prompt], rows: int) -> Iterator[None]:
+def beside(
+    engines: int, options: MeasureOptions, prompts: Sequence[Prompt], rows: int
+) -> Iterator[None]:
     """So many, in processes of their own, with the pair of `options`, each `rows` requests at a
     time for as long as the block runs. RefusedError where one of them cannot work."""
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
@@ -60,7 +62,7 @@ def _require_begun(pipe: Connection) -> None:
         raise RefusedError(f"an engine beside the measured one cannot work: {problem}")
 
 
-def _work(pipe: Connection, options: Options, prompts: list[Prompt], rows: int) -> None:
+def _work(pipe: Connection, options: MeasureOptions, prompts: list[Prompt], rows: int) -> None:
     """Texts without an end; says "" when the first is there, or what is wrong."""
     from foretoken import Engine, load  # late: torch, in the process that needs it
 
@@ -92,7 +94,11 @@ def require(spec: Speculator) -> None:
 
 
 def serving(
-    spec: Speculator, prompts: Sequence[Prompt], options: Options, rows: int, engines: int = 0
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    options: MeasureOptions,
+    rows: int,
+    engines: int = 0,
 ) -> Serving:
     """Measure it, in some seconds, on requests like `prompts`, beside so many other engines at
     work. The models must be idle."""
@@ -127,18 +133,18 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
     context = target.context or SIZES[-1] + 1
     own: dict[int, float] = {}
     drafts: dict[int, float] = {0: 0.0}
-    with claimed(target, drafter) as claim, threads(target):
+    with leased(target, drafter) as lease, threads(target):
         for n in (n for n in SIZES if n < context):
             text = (ids * (1 + n // len(ids)))[: n + 1]
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
-                claim.expect(1)
+                lease.expect(1)
                 start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()
                 drafter.start([0], [text], None)
                 times.append((read - start, perf_counter() - read))
-                claim.leave([0])
+                lease.leave([0])
             own[n], drafts[n] = (median(each) for each in zip(*times[2:], strict=True))
     return _table(own), _table(drafts)
 

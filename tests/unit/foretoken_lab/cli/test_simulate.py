@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from console import Run, mistake
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.lab.measurement.result import Serving
 from measurements import document
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from foretoken_lab.experiments import drafts
-from foretoken_lab.experiments.experiment import BLANK, Row
-from foretoken_lab.recipes.recipe import Draft
+from foretoken_lab.experiments.experiment import BLANK, ResultRow
+from foretoken_lab.recipes.recipe import RecipeDraft
 from laboratory import agreed, recipe, timed
 
 
 def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():
-    own = recipe(drafts=[Draft(label="small"), Draft(label="lookup", draft="lookup")])
+    own = recipe(drafts=[RecipeDraft(label="small"), RecipeDraft(label="lookup", draft="lookup")])
     rows = [
         *(timed("small", 0.0, gamma, speed) for gamma, speed in ((2, 1.3), (3, 1.5))),
         *(timed("lookup", 0.0, gamma, speed) for gamma, speed in ((2, 2.0), (3, 1.9))),
@@ -24,14 +24,16 @@ def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():
     assert table.rows[0] == first and table.rows[1][-1] == "small 1.40 ± 0.01"
     assert "Of 2 cases 1 are faster than plain decoding, 1 slower, and 0 within noise" in paragraph
     assert "0.90 to 2.00 times" in paragraph and "in 1 of 2 cases" in paragraph
-    alone = recipe(drafts=[Draft(label="lookup", draft="lookup")])
+    alone = recipe(drafts=[RecipeDraft(label="lookup", draft="lookup")])
     section = drafts.section(alone, {"walltime": rows[2:3]})
     assert section is not None and section.tables[0].rows[0][-1] == BLANK
     assert "beaten" not in section.paragraphs[0]
 
 
 def test_distilled_drafts_stand_beside_what_they_were():
-    own = recipe(drafts=[Draft(label="raw"), Draft(label="taught", distilled_from="raw")])
+    own = recipe(
+        drafts=[RecipeDraft(label="raw"), RecipeDraft(label="taught", distilled_from="raw")]
+    )
     alphas = [("raw", 0.6, 0.5), ("taught", 0.7, 0.49)]
     results = {
         "acceptance": [agreed(name, T, by[int(T)]) for name, *by in alphas for T in (0.0, 1.0)],
@@ -51,7 +53,7 @@ def test_distilled_drafts_stand_beside_what_they_were():
 
 
 def test_nothing_is_said_of_the_papers_own_kinds():
-    failed = Row({"draft": "small"}, 1.0, failed="no")
+    failed = ResultRow({"draft": "small"}, 1.0, failed="no")
     assert drafts.section(recipe(), {}) is None
     assert drafts.section(recipe(), {"walltime": [failed, timed("small", 1.0, 2, 1.5)]}) is None
     assert drafts.cases(recipe()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretoken.lab.estimate import Estimate
 from foretoken_lab.experiments.experiment import (
     BLANK,
-    Row,
+    ResultRow,
     Table,
     done,
     estimate,
@@ -37,6 +37,9 @@ def test_a_case_in_words():
 
 
 def test_what_failed_is_left_out():
-    good, bad = Row({"draft": "a"}, 1.0, {"x": 1}), Row({"draft": "b"}, 1.0, failed="why")
+    good, bad = (
+        ResultRow({"draft": "a"}, 1.0, {"x": 1}),
+        ResultRow({"draft": "b"}, 1.0, failed="why"),
+    )
     assert done({"acceptance": [good, bad]}, "acceptance") == [good]
     assert done({}, "acceptance") == []

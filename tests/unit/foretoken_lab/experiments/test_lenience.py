@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.lab.agreement import Place
+from foretoken.lab.agreement import ScoredPlace
 from foretoken_lab.experiments import lenience
-from foretoken_lab.experiments.experiment import Row
-from foretoken_lab.recipes.recipe import Draft
+from foretoken_lab.experiments.experiment import ResultRow
+from foretoken_lab.recipes.recipe import RecipeDraft
 from laboratory import P, Q, TablePairs, estimated, recipe
 
 FACTORS = [1.0, 0.5, 0.3, 0.1]
@@ -36,11 +36,13 @@ def test_alphas_are_those_of_the_formulas(temperature):
 
 def test_guesses_that_are_certain_and_none():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.9, 0.0])
-    assert lenience.lenient(Place(p, None, 1), [1.0, 0.5, 0.1]) == pytest.approx([0.3, 0.6, 1.0])
-    assert lenience.greedily(Place(p, None, 1), [1.0, 0.5]) == [0.0, 1.0]
-    assert lenience.greedily(Place(p, q, 1), [1.0, 0.5]) == pytest.approx([0.1, 1.0])
+    assert lenience.lenient(ScoredPlace(p, None, 1), [1.0, 0.5, 0.1]) == pytest.approx(
+        [0.3, 0.6, 1.0]
+    )
+    assert lenience.greedily(ScoredPlace(p, None, 1), [1.0, 0.5]) == [0.0, 1.0]
+    assert lenience.greedily(ScoredPlace(p, q, 1), [1.0, 0.5]) == pytest.approx([0.1, 1.0])
     for chance in (lenience.lenient, lenience.greedily):
-        assert chance(Place(p, None, None), [1.0, 0.5]) == [0.0, 0.0]
+        assert chance(ScoredPlace(p, None, None), [1.0, 0.5]) == [0.0, 0.0]
 
 
 def test_only_the_papers_temperatures():
@@ -51,7 +53,7 @@ def test_only_the_papers_temperatures():
 def test_table_5_stands_beside_the_papers():
     alphas = [estimated(value) for value in (0.6, 0.7, 0.75, 0.85)]
     result = {"lenience": FACTORS, "alphas": alphas, "tokens": 100}
-    rows = [Row({"draft": "small", "temperature": T}, 1.0, result) for T in (0.0, 1.0)]
+    rows = [ResultRow({"draft": "small", "temperature": T}, 1.0, result) for T in (0.0, 1.0)]
     section = lenience.section(recipe(), {"lenience": rows})
     assert section is not None
     sampled, greedy = section.tables
@@ -64,7 +66,7 @@ def test_table_5_stands_beside_the_papers():
     assert "by 0.22 on the lines that have a counterpart, less than here in 1 of 1" in at_1
     assert "by 0.12 on the lines that have a counterpart, less than here in 1 of 1" in at_0
     assert "2.33, 2.94, 3.45, 4.79" in factors
-    other = recipe(drafts=[Draft(label="small")], lenience=[1.0, 0.9])
+    other = recipe(drafts=[RecipeDraft(label="small")], lenience=[1.0, 0.9])
     section = lenience.section(other, {"lenience": rows[:1]})
     assert section is not None and "no counterpart of these lines" in section.paragraphs[1]
     assert lenience.section(recipe(), {}) is None

@@ -19,8 +19,8 @@ from foretoken_lab.experiments import (
     trace,
     walltime,
 )
-from foretoken_lab.experiments.experiment import Row, estimate
-from foretoken_lab.recipes.prompts import Task
+from foretoken_lab.experiments.experiment import ResultRow, estimate
+from foretoken_lab.recipes.prompts import PromptTask
 from foretoken_lab.recipes.recipe import Prompts
 from laboratory import P, Q, TablePairs, agreed, found, recipe, timed
 
@@ -135,7 +135,7 @@ def test_figure_5_counts_the_calls(pairs):
     assert [row["gamma"] for row in result["rows"]] == [7, 3, 0]
     plain = result["rows"][-1]
     assert plain["target_calls"] == plain["tokens"] == 12 and plain["draft_calls"] == 0
-    section = timeline.section(pairs.recipe, {"timeline": [Row(case, 1.0, result)]})
+    section = timeline.section(pairs.recipe, {"timeline": [ResultRow(case, 1.0, result)]})
     assert section is not None
     assert section.tables[0].rows[2][:4] == ("plain", "12", "12", "0")
     assert "calls the target 12 times for 12 tokens" in section.paragraphs[1]
@@ -161,7 +161,7 @@ def test_figure_5_tells_encoders_from_decoders(pairs):
         }
         for gamma, own in calls.items()
     ]
-    row = Row({"draft": "small"}, 1.0, {"rows": rows, "encoder_decoder": True})
+    row = ResultRow({"draft": "small"}, 1.0, {"rows": rows, "encoder_decoder": True})
     section = timeline.section(pairs.recipe, {"timeline": [row]})
     assert section is not None
     first = ("gamma 7", "8", "1", "7", "18.0", "10.0", "4.0", "8.0", "1.0")
@@ -176,7 +176,7 @@ def test_figure_1_has_a_line_a_run(pairs):
     (case,) = trace.cases(pairs.recipe)
     result = trace.measure(pairs, case)
     assert len(result["lines"]) == result["calls"] == result["html"].count("<li>")
-    section = trace.section(pairs.recipe, {"trace": [Row(case, 1.0, result)]})
+    section = trace.section(pairs.recipe, {"trace": [ResultRow(case, 1.0, result)]})
     assert section is not None and section.traces[0].lines == result["lines"]
     rate = paper.FIGURE_1_TOKENS / paper.FIGURE_1_RUNS
     assert f"{rate:.2f} a run" in section.paragraphs[0]
@@ -189,7 +189,7 @@ def test_the_loss_is_the_same_with_and_without(tmp_path, pairs):
     assert [case["what"] for case in cases] == ["loss", "loss"]  # lines have no references
     result = quality.measure(pairs, cases[0])
     assert estimate(result["plain"]).value > 0 and result["texts"] == 3
-    section = quality.section(own, {"quality": [Row(cases[0], 1.0, result)]})
+    section = quality.section(own, {"quality": [ResultRow(cases[0], 1.0, result)]})
     assert section is not None and len(section.paragraphs) == 1
 
 
@@ -200,16 +200,16 @@ def test_scores_need_references(tmp_path, pairs):
     assert [case["what"] for case in quality.cases(own)] == ["scores", "loss"] * 2
     case = quality.cases(own)[0]
     translating = TablePairs(own)
-    translating.tasks = [Task([1, 2], "b")]
+    translating.tasks = [PromptTask([1, 2], "b")]
     with pytest.raises(InputError, match="prompts that are text"):
         quality.measure(translating, case)
     scores = {"plain": {"bleu": 20.0}, "speculative": {"bleu": 20.0}, "same": 1.0, "texts": 2}
-    section = quality.section(own, {"quality": [Row(case, 1.0, scores)]})
+    section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
     assert section is not None
     assert section.tables[0].rows == [("small", "20.00", "20.00", "100.0%")]
     assert "the same to the last digit" in section.paragraphs[0]
     scores["speculative"], scores["same"] = {"bleu": 20.3}, 0.98
-    section = quality.section(own, {"quality": [Row(case, 1.0, scores)]})
+    section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
     assert section is not None and "bleu by 0.30 at most" in section.paragraphs[0]
 
 
@@ -240,17 +240,17 @@ def test_what_is_said_of_all_three():
     automatic = {"plain": way(2, 1), "gamma 2": way(1, 2), "gamma 3": way(1.5, 2)}
     automatic["automatic"] = way(0.8, 2.2)
     rows = [
-        Row(
+        ResultRow(
             {"what": "rules", **at, "gamma": 2},
             1.0,
             {"ways": {"speculative": way(1, 2), "block": way(0.8, 2.5)}},
         ),
-        Row(
+        ResultRow(
             {"what": "automatic", **at},
             1.0,
             {"ways": automatic, "alpha": 0.7, "c": 0.1, "oracle": oracle_factor(0.7, 0.1)},
         ),
-        Row(
+        ResultRow(
             {"what": "cascade", **at, "inner": None},
             1.0,
             {"ways": {"alone": way(1, 2), "cascade": way(2, 2)}},
@@ -267,7 +267,7 @@ def test_what_is_said_of_all_three():
 
 @pytest.mark.parametrize("module", [acceptance, walltime, bigram, timeline, trace, quality, beyond])
 def test_nothing_is_said_of_nothing(module):
-    failed = Row({"draft": "small"}, 1.0, failed="no")
+    failed = ResultRow({"draft": "small"}, 1.0, failed="no")
     name = module.__name__.rpartition(".")[2]
     assert module.section(recipe(), {}) is None
     assert module.section(recipe(), {name: [failed]}) is None

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.lab.measurement.result import Serving
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Block
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab.fleet.paper import PaperDrafter, PaperJudge, PaperTarget, Parts, Text
+from foretoken_lab.fleet.paper import PaperDrafter, PaperJudge, PaperParts, PaperTarget, PaperText
 
 COSTS = Costs(
     draft=((0, 0.0), (2, 0.5)),
@@ -27,12 +27,12 @@ SERVING = Serving(2, COSTS, READING, ((0, 0.0), (4, 2.0)), ((1, 0.0),), 0.0)
 
 
 @pytest.fixture
-def parts() -> Parts:
-    texts = [Text(0, 3, (0.5, None, 1.0)), Text(1, 1, (0.25,))]
-    return Parts(texts, SERVING)
+def parts() -> PaperParts:
+    texts = [PaperText(0, 3, (0.5, None, 1.0)), PaperText(1, 1, (0.25,))]
+    return PaperParts(texts, SERVING)
 
 
-def test_a_pass_takes_what_is_judged_and_what_is_only_read(parts: Parts):
+def test_a_pass_takes_what_is_judged_and_what_is_only_read(parts: PaperParts):
     target = PaperTarget(parts)
     target.start([[0, 0]])
     assert parts.clock() == 8 + 1 + 1  # another size; a pass; a second token that is read
@@ -49,7 +49,7 @@ def test_a_pass_takes_what_is_judged_and_what_is_only_read(parts: Parts):
     assert target.score([[0]], [1]).softmax(-1)[0, 0, 0] == 0.25  # over and over
 
 
-def test_a_draft_is_as_long_as_it_was_not_silent(parts: Parts):
+def test_a_draft_is_as_long_as_it_was_not_silent(parts: PaperParts):
     drafter = PaperDrafter(parts)
     drafter.start([0, 1], [[0, 0, 0], [1]], None)
     assert parts.clock() == 1.0  # two tokens are read
@@ -63,7 +63,7 @@ def test_a_draft_is_as_long_as_it_was_not_silent(parts: Parts):
     assert drafter.propose([2], draw).lengths.tolist() == [2]
 
 
-def test_rows_at_work_take_longer_than_rows_alike(parts: Parts):
+def test_rows_at_work_take_longer_than_rows_alike(parts: PaperParts):
     parts.serving = replace(SERVING, drafts=((1, 1.0), (2, 3.0)), passes=((1, 1.0), (2, 2.0)))
     target, drafter = PaperTarget(parts), PaperDrafter(parts)
     target.start([[0], [1]])
@@ -76,7 +76,7 @@ def test_rows_at_work_take_longer_than_rows_alike(parts: Parts):
     assert parts.clock() - began == pytest.approx(3 * COSTS.drafting(1, 2, 2))
 
 
-def test_a_verdict_takes_what_follows_a_pass(parts: Parts):
+def test_a_verdict_takes_what_follows_a_pass(parts: PaperParts):
     judge = PaperJudge(parts)
     draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=0.0)])
     logits = torch.tensor([[[0.0, -1.0], [-1.0, 0.0]]])

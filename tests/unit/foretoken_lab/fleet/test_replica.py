@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.gamma import Adaptive, Fixed
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.measurement.result import Serving
 from foretoken.lab.measurement.serving import _expected, _Step
@@ -24,7 +24,8 @@ from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block
-from foretoken_lab.fleet.paper import Replica, Text
+from foretoken_lab.fleet.paper import PaperReplica as Replica
+from foretoken_lab.fleet.paper import PaperText as Text
 from oracle import random_model
 
 V, ROWS = 6, 3

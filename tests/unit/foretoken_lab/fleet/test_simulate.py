@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.measurement.result import Measurement, Serving, parse
-from foretoken_lab.fleet.simulate import Fleet, Simulated, capacity, require, simulate
+from foretoken_lab.fleet.simulate import PaperFleet, Simulated, capacity, require, simulate
 from measurements import document
 
 PLAIN = Costs(((0, 0.0), (1, 0.1)), ((1, 1.0), (8, 1.0)), ((1, 0.0),))
 ONE = Serving(1, PLAIN, ((1, 1.0),), ((0, 0.0),), ((1, 0.0),), 0.5)
-TASK = Fleet(requests=100, prompt_tokens=1, output_tokens=1, gamma=0)
+TASK = PaperFleet(requests=100, prompt_tokens=1, output_tokens=1, gamma=0)
 SERVICE = 0.5 + 1.0  # to take a request on, and a step
 
 
@@ -28,7 +28,7 @@ def measured(serving: Serving | None = ONE, draft: str = "draft", **more: Any) -
     return replace(measurement, serving=serving)
 
 
-def run(fleet: Fleet, rate: float, serving: Serving = ONE, **more: Any) -> Simulated:
+def run(fleet: PaperFleet, rate: float, serving: Serving = ONE, **more: Any) -> Simulated:
     file = measured(serving, **more)
     return simulate(file, serving, fleet, rate, capacity=capacity(file, serving, fleet))
 
@@ -77,13 +77,13 @@ def test_files_that_do_not_serve_are_refused():
 @pytest.mark.parametrize(
     "fleet, said",
     [
-        (Fleet(replicas=0), "replicas is 0; give 1 to 10,000"),
-        (Fleet(output_tokens=10**6), "output_tokens is 1000000; give 1 to 20,000"),
-        (Fleet(prompt_tokens=0), "prompt_tokens is 0"),
-        (Fleet(gamma=-1), "gamma is -1; give 0 or more"),
+        (PaperFleet(replicas=0), "replicas is 0; give 1 to 10,000"),
+        (PaperFleet(output_tokens=10**6), "output_tokens is 1000000; give 1 to 20,000"),
+        (PaperFleet(prompt_tokens=0), "prompt_tokens is 0"),
+        (PaperFleet(gamma=-1), "gamma is -1; give 0 or more"),
     ],
 )
-def test_numbers_that_make_no_fleet(fleet: Fleet, said: str):
+def test_numbers_that_make_no_fleet(fleet: PaperFleet, said: str):
     with pytest.raises(ForetokenError, match=said):
         fleet.require()
 

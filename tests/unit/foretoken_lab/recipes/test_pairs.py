@@ -11,7 +11,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.recipes import pairs as module
 from foretoken_lab.recipes.pairs import Pairs, written
-from foretoken_lab.recipes.recipe import Draft, Prompts
+from foretoken_lab.recipes.recipe import Prompts, RecipeDraft
 from laboratory import TablePairs, recipe
 
 
@@ -42,7 +42,7 @@ def test_tables_are_fitted_once_to_other_texts(monkeypatch):
     assert isinstance(spec.drafter, NGramDrafter) and spec.drafter.table.order == 2
     assert pairs.spec("bigram").drafter is spec.drafter
     monkeypatch.setattr(module, "written", None)  # other orders are fitted to the same texts
-    unigram = Draft(label="unigram", order=1)
+    unigram = RecipeDraft(label="unigram", order=1)
     other = pairs._with_table(unigram, 1)
     assert isinstance(other.drafter, NGramDrafter) and other.drafter.table.order == 1
     assert spec.target is pairs.spec("small").target and spec.draft_name == "bigram"
@@ -61,7 +61,7 @@ def test_a_cascade_drafts_for_a_model_only(monkeypatch):
 
 def test_a_pair_that_cannot_be_loaded_is_tried_once(tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("a\nb\n")
-    drafts = [Draft(label="wrong", draft="nowhere"), Draft(label="draft")]
+    drafts = [RecipeDraft(label="wrong", draft="nowhere"), RecipeDraft(label="draft")]
     pairs = Pairs(recipe(drafts=drafts, prompts=Prompts(file=str(tmp_path / "prompts.txt"))))
     asked: list[object] = []
 
@@ -78,7 +78,7 @@ def test_a_pair_that_cannot_be_loaded_is_tried_once(tmp_path, monkeypatch):
 
 def test_one_pair_is_held_at_a_time(tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("a\nb\n")
-    drafts = [Draft(label="one", draft="one/one"), Draft(label="two", draft="two/two")]
+    drafts = [RecipeDraft(label="one", draft="one/one"), RecipeDraft(label="two", draft="two/two")]
     pairs = Pairs(recipe(drafts=drafts, prompts=Prompts(file=str(tmp_path / "prompts.txt"))))
     asked: list[object] = []
     spec = TablePairs(recipe()).spec("small")

@@ -8,23 +8,27 @@ import json
 import pytest
 
 from foretoken.errors import InputError
-from foretoken_lab.recipes.prompts import Task, read
+from foretoken_lab.recipes.prompts import PromptTask, read
 from foretoken_lab.recipes.recipe import Prompts
 
 
 def test_lines_and_their_limit(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\ntwo\nthree\n")
-    assert read(Prompts(file=str(path))) == [Task("one"), Task("two"), Task("three")]
+    assert read(Prompts(file=str(path))) == [
+        PromptTask("one"),
+        PromptTask("two"),
+        PromptTask("three"),
+    ]
     some = Prompts(file=str(path), limit=2, prefix="say: ")
-    assert read(some) == [Task("say: one"), Task("say: two")]
+    assert read(some) == [PromptTask("say: one"), PromptTask("say: two")]
 
 
 def test_prompts_that_are_too_long_are_left_out(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\nthirteen\ntwo\nfour\n")
     parsed = read(Prompts(file=str(path), longest=4, limit=2))
-    assert parsed == [Task("one"), Task("two")]
+    assert parsed == [PromptTask("one"), PromptTask("two")]
     with pytest.raises(InputError, match="holds 0 prompts of 2 characters at most; give 2 or more"):
         read(Prompts(file=str(path), longest=2))
 
@@ -32,7 +36,10 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path):
 def test_tsv_zipped(tmp_path):
     path = tmp_path / "pairs.tsv.gz"
     path.write_bytes(gzip.compress(b"a house\tein Haus\na dog\tein Hund\n"))
-    assert read(Prompts(file=str(path))) == [Task("a house", "ein Haus"), Task("a dog", "ein Hund")]
+    assert read(Prompts(file=str(path))) == [
+        PromptTask("a house", "ein Haus"),
+        PromptTask("a dog", "ein Hund"),
+    ]
 
 
 def test_jsonl_by_its_keys(tmp_path):
@@ -44,7 +51,7 @@ def test_jsonl_by_its_keys(tmp_path):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     parsed = read(Prompts(file=str(path), prompt="article", reference="highlights"))
-    assert parsed == [Task("long", "short"), Task("first"), Task([3, 4])]
+    assert parsed == [PromptTask("long", "short"), PromptTask("first"), PromptTask([3, 4])]
 
 
 @pytest.mark.parametrize(

@@ -9,38 +9,40 @@ from html.parser import HTMLParser
 
 import pytest
 
-from foretoken_lab.experiments.experiment import Row, Trace
+from foretoken_lab.experiments.experiment import ResultRow, Trace
 from foretoken_lab.recipes.recipe import Prompts
 from foretoken_lab.report import files as plots
-from foretoken_lab.report.chapter import Report, report
+from foretoken_lab.report.chapter import PaperReport, report
 from foretoken_lab.report.files import write
-from foretoken_lab.report.run import Job, Line, Origin, Results, digest
+from foretoken_lab.report.run import Job, ResultFile, ResultLine, ResultOrigin, digest
 from laboratory import MACHINE, found, recipe
 
 EVIL = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Report:
+def made(tmp_path_factory) -> PaperReport:
     """Of rows as if measured: one failed, one is missing, and texts are hostile."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "prompts.txt").write_text("a\nb\n")
     own = recipe(prompts=Prompts(file=str(folder / "prompts.txt")))
-    of, results = digest(own, MACHINE), Results(folder / "results.jsonl")
+    of, results = digest(own, MACHINE), ResultFile(folder / "results.jsonl")
     html = '<ol class="trace"><li><strong class="corrected">&lt;b&gt;</strong></li></ol>'
     traced = {"prompt": EVIL, "html": html, "lines": ["   1 [<b>]"], "tokens": 4, "calls": 2}
     rows = found() | {
-        "trace": [Row({"draft": "small", "temperature": 1.0, "gamma": 5}, 1.0, traced)],
-        "lenience": [Row({"draft": "small", "temperature": 0.0}, 1.0, failed=f"no {EVIL}")],
+        "trace": [ResultRow({"draft": "small", "temperature": 1.0, "gamma": 5}, 1.0, traced)],
+        "lenience": [ResultRow({"draft": "small", "temperature": 0.0}, 1.0, failed=f"no {EVIL}")],
     }
     asked: list[Job] = []
     origin = {"of": of, "recipe": own.model_dump(), "cases": 4, "machine": str(MACHINE)}
-    results.add(Origin(**origin, date="2026-11-22", command="foretoken report <then>"))
+    results.add(ResultOrigin(**origin, date="2026-11-22", command="foretoken report <then>"))
     for name, own_rows in rows.items():
         for row in own_rows:
             asked.append(Job(own, of, name, row.case))
             line = {"recipe": own.name, "of": of, "experiment": name, "case": row.case}
-            results.add(Line(**line, seconds=row.seconds, result=row.result, failed=row.failed))
+            results.add(
+                ResultLine(**line, seconds=row.seconds, result=row.result, failed=row.failed)
+            )
     asked.append(Job(own, of, "timeline", {"draft": "small"}))
     header = {"date": "2026-11-23", "command": "foretoken report tables.toml --out report"}
     return report(asked, results, quick=True, **header)

@@ -11,7 +11,16 @@ import pytest
 from foretoken.errors import InputError
 from foretoken_lab.recipes.recipe import Prompts
 from foretoken_lab.report import run as module
-from foretoken_lab.report.run import Job, Line, Origin, Results, as_measured, digest, jobs, run
+from foretoken_lab.report.run import (
+    Job,
+    ResultFile,
+    ResultLine,
+    ResultOrigin,
+    as_measured,
+    digest,
+    jobs,
+    run,
+)
 from laboratory import MACHINE, TablePairs, recipe
 
 
@@ -62,7 +71,7 @@ def test_results_are_of_a_recipe_on_a_machine(own):
 
 
 def test_the_latest_measurements_are_found_without_models_and_prompts(own, measured, tmp_path):
-    results = Results(tmp_path / "results.jsonl")
+    results = ResultFile(tmp_path / "results.jsonl")
     with pytest.raises(InputError, match="has no measurement of tables; leave --as-measured out"):
         as_measured([own], results)
     another = replace(MACHINE, cpu="another")
@@ -70,7 +79,7 @@ def test_the_latest_measurements_are_found_without_models_and_prompts(own, measu
     list(run(before, results, another, "foretoken report"))
     (tmp_path / "prompts.txt").unlink()
     now = own.model_copy(update={"tokens": 777, "drafts": own.drafts[:1], "title": "Better"})
-    again = as_measured([now], Results(results.path))
+    again = as_measured([now], ResultFile(results.path))
     assert [job[1:] for job in again] == [job[1:] for job in before]
     then = again[0].recipe
     assert (then.tokens, then.drafts, then.title) == (own.tokens, own.drafts, "Better")
@@ -83,11 +92,11 @@ def test_the_latest_measurements_are_found_without_models_and_prompts(own, measu
 @pytest.mark.parametrize("case", [{"draft": "gone", "temperature": 1}, {"temperature": 1}, None])
 def test_measurements_of_another_version_are_one_line(own, measured, tmp_path, case):
     """A case without its draft, or (None) a recipe with a key that there is none of now."""
-    results = Results(tmp_path / "results.jsonl")
+    results = ResultFile(tmp_path / "results.jsonl")
     recipe = own.model_dump() | ({} if case else {"added": 1})
-    results.add(Origin(of="x", recipe=recipe, cases=1, machine="m", date="d", command="c"))
+    results.add(ResultOrigin(of="x", recipe=recipe, cases=1, machine="m", date="d", command="c"))
     results.add(
-        Line(recipe="tables", of="x", experiment="acceptance", case=case or {}, seconds=1.0)
+        ResultLine(recipe="tables", of="x", experiment="acceptance", case=case or {}, seconds=1.0)
     )
     with pytest.raises(InputError, match="has tables as another version measured it, which"):
         as_measured([own], results)
@@ -95,20 +104,20 @@ def test_measurements_of_another_version_are_one_line(own, measured, tmp_path, c
 
 def test_each_is_kept_and_none_is_measured_again(own, measured, tmp_path):
     cases, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    standings = run(cases, Results(path), MACHINE, "report")
+    standings = run(cases, ResultFile(path), MACHINE, "report")
     for _ in range(4):  # three are done, and the fourth is to begin
         next(standings)
     standings.close()
     assert len(measured) == 3
-    rest = list(run(cases, Results(path), MACHINE, "report"))
+    rest = list(run(cases, ResultFile(path), MACHINE, "report"))
     assert rest[0].done == 3 and rest[0].all == 12 and rest[-1].done == 12
     assert len(measured) == 12 and measured[3] == cases[3].case
 
 
 def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
     cases, path = jobs([own], MACHINE), tmp_path / "results.jsonl"
-    list(run(cases, Results(path), MACHINE, "report"))
-    results = Results(path)
+    list(run(cases, ResultFile(path), MACHINE, "report"))
+    results = ResultFile(path)
     reasons = {
         (job.experiment, job.case["draft"]): row.failed
         for job in cases
@@ -125,7 +134,7 @@ def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
 def test_a_figure_that_is_no_number_is_a_failure(own, measured, tmp_path, monkeypatch):
     nan = {"figure": float("nan")}
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", lambda pairs, case: nan)
-    cases, results = jobs([own], MACHINE)[:1], Results(tmp_path / "results.jsonl")
+    cases, results = jobs([own], MACHINE)[:1], ResultFile(tmp_path / "results.jsonl")
     list(run(cases, results, MACHINE, "report"))
     row = results.row(cases[0].of, "acceptance", cases[0].case)
     assert row is not None and row.failed is not None and "not JSON compliant" in row.failed
@@ -137,17 +146,17 @@ def test_ctrl_c_is_no_failure(own, measured, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.EXPERIMENTS["acceptance"], "measure", interrupted)
     cases: list[Job] = jobs([own], MACHINE)
-    results = Results(tmp_path / "results.jsonl")
+    results = ResultFile(tmp_path / "results.jsonl")
     with pytest.raises(KeyboardInterrupt):
         list(run(cases, results, MACHINE, "report"))
-    assert Results(results.path).last("tables") is None
+    assert ResultFile(results.path).last("tables") is None
 
 
 def test_the_time_left_follows_the_seconds_recorded(own, measured, tmp_path, monkeypatch):
     clock = iter(range(0, 1000, 5))
     monkeypatch.setattr(module, "perf_counter", lambda: next(clock))
     standings = list(
-        run(jobs([own], MACHINE), Results(tmp_path / "results.jsonl"), MACHINE, "report")
+        run(jobs([own], MACHINE), ResultFile(tmp_path / "results.jsonl"), MACHINE, "report")
     )
     lefts = [at.seconds_left for at in standings]
     assert lefts[0] is None and lefts[1:4] == [55.0, 50.0, 45.0] and lefts[-1] == 0

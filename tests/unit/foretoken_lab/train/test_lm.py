@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.train.loop import Recipe
-from foretoken_lab.train.lm import Shape, train_lm
+from foretoken.train.loop import TrainingRecipe
+from foretoken_lab.train.lm import DecoderShape, train_lm
 from tiny import TEXT
 
-SHAPE = Shape(layers=1, hidden=16, feed_forward=24, heads=2, kv_heads=1, vocab_size=280, context=16)
-RECIPE = Recipe(steps=9, batch=2, warmup=2, save_every=2)
+SHAPE = DecoderShape(
+    layers=1, hidden=16, feed_forward=24, heads=2, kv_heads=1, vocab_size=280, context=16
+)
+RECIPE = TrainingRecipe(steps=9, batch=2, warmup=2, save_every=2)
 
 
 class Killed(BaseException):

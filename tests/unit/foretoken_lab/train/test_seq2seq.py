@@ -16,21 +16,21 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.train import corpus, examples
 from foretoken.train.examples import Example
-from foretoken.train.loop import Recipe
+from foretoken.train.loop import TrainingRecipe
 from foretoken_lab.train.seq2seq import (
     GRAIN,
     Batches,
-    Lesson,
-    Shape,
+    PairLesson,
+    Seq2SeqShape,
     cross_entropy,
     held_out_loss,
     train_seq2seq,
 )
 from tiny import byte_level, folder, llama, t5
 
-SHAPE = Shape(1, 1, hidden=16, feed_forward=24, heads=2, vocab_size=300)
-LESSON = Lesson(length=12)
-RECIPE = Recipe(steps=6, batch=120, warmup=1, save_every=2, learning_rate=0.01)
+SHAPE = Seq2SeqShape(1, 1, hidden=16, feed_forward=24, heads=2, vocab_size=300)
+LESSON = PairLesson(length=12)
+RECIPE = TrainingRecipe(steps=6, batch=120, warmup=1, save_every=2, learning_rate=0.01)
 WORDS = ["sea", "old man", "house", "day", "cold year", "whale"]
 
 
