@@ -15,9 +15,9 @@ import pytest
 from console import Result, Run, mistake
 from foretoken.cli.remote import Remote, remote
 from foretoken.cli.reply import Reply, TextError
-from foretoken.server.app import Settings
-from foretoken.server.engine.link import Link
+from foretoken.server.app import ServerSettings
 from foretoken.server.limits import Keys
+from foretoken.server.process.client import EngineClient
 from served import LOADING, pair, serving, until
 
 TALK = [{"role": "user", "content": "Where?"}]
@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(folders: tuple[str, str]) -> Iterator[tuple[str, Link]]:
+def server(folders: tuple[str, str]) -> Iterator[tuple[str, EngineClient]]:
     with serving(*folders) as running:
         yield running
 
@@ -42,7 +42,7 @@ def here(folders: tuple[str, str]) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def there(server: tuple[str, Link]) -> tuple[object, ...]:
+def there(server: tuple[str, EngineClient]) -> tuple[object, ...]:
     return ("--url", server[0])
 
 
@@ -124,7 +124,7 @@ def test_what_the_server_refuses(run, there):
 
 
 def test_keys(run, folders, monkeypatch):
-    settings = Settings("tiny", keys=Keys(("secret",)), patience=1.0)
+    settings = ServerSettings("tiny", keys=Keys(("secret",)), patience=1.0)
     with serving(*folders, settings) as (url, _):
         command_line = ("complete", "-q", "It was", "--url", url, "--max-new-tokens", 2)
         mistake(run(*command_line), "give --api-key, or FORETOKEN_API_KEY")

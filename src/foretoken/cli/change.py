@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from foretoken.cli.wishes import OneText
+from foretoken.cli.sampling_options import OneText
 from foretoken.errors import InputError, shown
 from foretoken.sampling.params import meant
 from foretoken.storage.files import parse_json

@@ -10,8 +10,8 @@ from foretoken.cli import option, session
 from foretoken.cli.command import command
 from foretoken.cli.conversation import Conversation
 from foretoken.cli.messages import Rendering
+from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.sources import Asked, Server, opened
-from foretoken.cli.wishes import OneAnswer
 
 
 @command

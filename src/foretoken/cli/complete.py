@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from foretoken.cli import option, session
 from foretoken.cli.command import command
+from foretoken.cli.sampling_options import OneText
 from foretoken.cli.sources import Asked, Server, opened
-from foretoken.cli.wishes import OneText
 
 
 @command

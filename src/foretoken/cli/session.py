@@ -17,7 +17,7 @@ from foretoken.cli.change import changed
 from foretoken.cli.conversation import Conversation
 from foretoken.cli.page import labelled, page
 from foretoken.cli.reply import Printer, Reply, Source, TextError
-from foretoken.cli.wishes import OneText
+from foretoken.cli.sampling_options import OneText
 from foretoken.errors import ForetokenError, InputError
 
 WIDTH = 22  # of the first column of /help and /stats

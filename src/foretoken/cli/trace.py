@@ -24,7 +24,7 @@ from foretoken.cli.answer import Answer, caption
 from foretoken.cli.command import command
 from foretoken.cli.page import milliseconds
 from foretoken.cli.quiet import quiet
-from foretoken.cli.wishes import OneText
+from foretoken.cli.sampling_options import OneText
 from foretoken.errors import InputError
 from foretoken.storage import files
 

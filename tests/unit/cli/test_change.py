@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.change import changed
-from foretoken.cli.wishes import OneAnswer, OneText
+from foretoken.cli.sampling_options import OneAnswer, OneText
 from foretoken.errors import InputError
 
 FIRST = OneText(temperature=0.5)

@@ -17,7 +17,7 @@ from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
 from foretoken.cli.conversation import Conversation
 from foretoken.cli.reply import Part, Reply, TextError, Token
-from foretoken.cli.wishes import OneAnswer, OneText
+from foretoken.cli.sampling_options import OneAnswer, OneText
 from foretoken.errors import InputError
 from terminal import CTRL_C, CTRL_D, terminal
 
