@@ -19,8 +19,8 @@ from foretoken.cli import document, option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
 from foretoken.cli.document import Options
-from foretoken.cli.page import page
-from foretoken.cli.quiet import quiet
+from foretoken.cli.render import page
+from foretoken.cli.command import quiet
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:

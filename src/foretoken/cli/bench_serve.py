@@ -19,7 +19,7 @@ from typer import Option
 from foretoken.cli import loadsheet, option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command
-from foretoken.cli.page import page
+from foretoken.cli.render import page
 from foretoken.cli.sources import KEY
 from foretoken.errors import InputError, shown
 from foretoken.storage.files import write

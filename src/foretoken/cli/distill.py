@@ -12,7 +12,7 @@ from typer import Option
 
 from foretoken.cli import option, trained
 from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
 

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from foretoken.cli import card, option, processor
 from foretoken.cli.command import command
-from foretoken.cli.page import bar
-from foretoken.cli.quiet import quiet
+from foretoken.cli.render import bar
+from foretoken.cli.command import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:

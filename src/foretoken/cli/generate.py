@@ -16,8 +16,8 @@ from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.command import command
 from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
-from foretoken.cli.page import bar
-from foretoken.cli.quiet import quiet
+from foretoken.cli.render import bar
+from foretoken.cli.command import quiet
 from foretoken.cli.task import Task
 from foretoken.cli.wishes import Wishes
 from foretoken.errors import ControlError, InputError

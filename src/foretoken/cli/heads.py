@@ -12,7 +12,7 @@ from typer import Option
 
 from foretoken.cli import option, trained
 from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 
 if TYPE_CHECKING:
     from foretoken.train.heads import Measured

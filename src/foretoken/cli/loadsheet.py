@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli.page import labelled, prose
+from foretoken.cli.render import labelled, prose
 
 if TYPE_CHECKING:
     from foretoken.lab.load.figures import Figures

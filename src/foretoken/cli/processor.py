@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken import others
-from foretoken.cli.page import bar, milliseconds
+from foretoken.cli.render import bar, milliseconds
 
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "

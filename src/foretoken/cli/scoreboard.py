@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli.page import labelled, milliseconds, prose
+from foretoken.cli.render import labelled, milliseconds, prose
 from foretoken.others import remark
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from foretoken.cli import (
     trace,
     train,
 )
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 from foretoken.errors import ForetokenError, InputError
 from foretoken.models.parallel import torchrun
 

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from foretoken.cli import answer, option, prompts, task, tracesheet
 from foretoken.cli.answer import Answer
 from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 from foretoken.cli.wishes import OneText
 from foretoken.errors import InputError
 from foretoken.storage import files

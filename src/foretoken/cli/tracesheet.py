@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from foretoken.cli.answer import Answer, caption
-from foretoken.cli.page import milliseconds
+from foretoken.cli.render import milliseconds
 
 if TYPE_CHECKING:
     from foretoken.request import StepRecord

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from foretoken.cli import distill, heads, option, seq2seq, trained
 from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
 
