@@ -16,7 +16,7 @@ serve: .venv/ready
 
 # The quick report: the pair that ships, and the translation ladder where it is there
 report: .venv/ready
-	$(BIN)/foretoken report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
+	$(BIN)/foretoken-lab report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"
@@ -28,7 +28,7 @@ newest: .venv/ready
 	$(NEWEST)/bin/python -m pip install --quiet --no-deps "$$(sed -n 's/^  "\(transformers.*\)",$$/\1/p' pyproject.toml)"
 	echo $(CURDIR)/$$(echo .venv/lib/python3.*/site-packages) > $$(echo $(NEWEST)/lib/python3.*/site-packages)/others.pth
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -n $(CPUS) -m "not prove" \
-		tests/unit/models tests/unit/loading tests/unit/handover tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_openvino.py
+		tests/unit/models tests/unit/loading tests/unit/transformers_integration tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_openvino.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

@@ -34,9 +34,9 @@ import foretoken
 import machine
 from figures import TEXTS
 from foretoken import theory
-from foretoken.costs import Costs
-from foretoken.gamma import MAX_GAMMA, Adaptive, Fixed
-from foretoken.lab.bench.turns import by_prompt, in_turn, way
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import MAX_GAMMA, Adaptive, Fixed
+from foretoken_lab.turns import by_prompt, in_turn, way
 from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100

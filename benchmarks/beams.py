@@ -14,8 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 import foretoken
-from default_pair import PROMPTS
 
+PROMPTS = (
+    "The old house stood at the end of the lane, and",
+    "It was a cold morning in November when the letter came.",
+    '"You cannot mean it," said the doctor, rising from his chair. "',
+    "When the ship had passed the harbour mouth, the captain",
+)
 CASES = [(0, None), (1, 8), (1, 16), (2, 4), (2, 8), (2, 16), (2, 32), (4, 16)]
 
 

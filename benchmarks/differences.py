@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken import Speculator
-from foretoken.lab.certificate.identity import MARGIN
-from foretoken.lab.certificate.reference import singly
-from foretoken.lab.certificate.shapes import Shapes, compare
+from foretoken.lab.certificate.identity import MARGIN, ShapeNoise, compare, singly
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
 from foretoken.speculator import BATCH
@@ -50,7 +48,7 @@ class Offline:
 
     def __init__(self, spec: Speculator) -> None:
         self.spec = spec
-        self.shapes: Shapes | None = None
+        self.shapes: ShapeNoise | None = None
         self._texts: dict[int, list[list[int]]] = {}
 
     def texts(self, query: Asked) -> list[list[int]]:
@@ -66,7 +64,7 @@ class Offline:
             self._texts[query.seed] = [completion.tokens for completion in completions]
         return self._texts[query.seed]
 
-    def measure(self, some: Sequence[Asked]) -> Shapes:
+    def measure(self, some: Sequence[Asked]) -> ShapeNoise:
         """The noise of passes, along the first texts of some requests. RuntimeError where it is
         more than rounding explains."""
         queries = some[:BATCH]

@@ -27,9 +27,16 @@ import numpy as np
 
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
-from foretoken.lab.fleet.simulate import Fleet, Simulated, capacity, like, require, simulate
-from foretoken.lab.load.arrivals import arrivals
 from foretoken.lab.measurement.result import Measurement, load
+from foretoken_lab.fleet.simulate import (
+    PaperFleet,
+    Simulated,
+    arrivals,
+    capacity,
+    like,
+    require,
+    simulate,
+)
 from machine import save
 
 WARM = 8  # requests before those that are timed
@@ -58,7 +65,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for path in arguments.measurements:
         measurement = load(path)
-        fleet = Fleet(
+        fleet = PaperFleet(
             1 + require(measurement, str(path)).beside, arguments.requests, seed=arguments.seed
         )
         for share in arguments.load or [0.5, 0.8]:
@@ -68,7 +75,9 @@ def main() -> None:
     print(save("fleet", {"command": " ".join(sys.argv), "arguments": settings, "runs": results}))
 
 
-def compared(measurement: Measurement, name: str, fleet: Fleet, share: float) -> dict[str, Any]:
+def compared(
+    measurement: Measurement, name: str, fleet: PaperFleet, share: float
+) -> dict[str, Any]:
     """Predicted and measured figures of one load, and their ratios."""
     serving = require(measurement, name)
     most = capacity(measurement, serving, fleet)
@@ -101,7 +110,7 @@ def line(result: dict[str, Any]) -> str:
     return f"{head}, {result['rate']:.3g} requests/s: {'; '.join(parts)}"
 
 
-def run(measurement: Measurement, fleet: Fleet, rate: float) -> dict[str, float]:
+def run(measurement: Measurement, fleet: PaperFleet, rate: float) -> dict[str, float]:
     """The same fleet of processes."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(fleet.replicas)]
@@ -121,7 +130,7 @@ def run(measurement: Measurement, fleet: Fleet, rate: float) -> dict[str, float]
 
 
 def dispatched(
-    measurement: Measurement, fleet: Fleet, rate: float, pipes: list[Connection]
+    measurement: Measurement, fleet: PaperFleet, rate: float, pipes: list[Connection]
 ) -> dict[str, float]:
     """Send every request when it is due, and gather what is told of it."""
     for pipe in pipes:

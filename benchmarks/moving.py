@@ -22,7 +22,7 @@ from typing import Any
 
 from foretoken import Engine, Speculator, load
 from foretoken.drafters.base import held
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.models.base import Remembers
 from machine import save
 

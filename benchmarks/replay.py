@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretoken.costs import Costs, at
-from foretoken.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
+from foretoken.costing.costs import Costs, at
+from foretoken.costing.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
 from foretoken.models.padding import Padding
 from foretoken.request import Request, Row, StepRecord
 from foretoken.sampling.keys import RowKey

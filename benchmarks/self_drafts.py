@@ -25,12 +25,12 @@ import machine
 from figures import TEXTS
 from foretoken import theory
 from foretoken.cli.prompts import for_model, read
-from foretoken.costs import of
+from foretoken.costing.costs import of
 from foretoken.drafters.lookup import Repeats
-from foretoken.lab.bench.turns import by_prompt, in_turn, way
 from foretoken.loading.load import asset
 from foretoken.loading.sources import source
 from foretoken.options import ROUNDED
+from foretoken_lab.turns import by_prompt, in_turn, way
 
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 SHOWN = ("alpha", "c", "bound", "v", "formula", "measured", "of the formula")

@@ -10,13 +10,12 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from time import perf_counter
 from typing import Any
 
 import httpx2
-
-from foretoken.lab.load.trace import Trace
 
 CONNECTIONS, STREAMS = 64, 200
 PROMPT, NEW = (4, 96), (16, 160)  # tokens of a prompt and of what follows it, from least to most
@@ -69,6 +68,36 @@ def _ids(dice: Random, vocabulary: int) -> list[int]:
 
 
 @dataclass(slots=True)
+class Trace:
+    """When the tokens of one text came, in seconds since its request was sent."""
+
+    arrivals: list[float] = field(default_factory=list[float])  # of chunks with tokens
+    counts: list[int] = field(default_factory=list[int])  # their tokens
+    end: float = 0.0
+    finish_reason: str | None = None
+
+    def read(self, choice: dict[str, Any], seconds: float) -> None:
+        """The next chunk, and when it came."""
+        self.end = seconds
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if ids := choice["token_ids"]:
+            self.arrivals.append(seconds)
+            self.counts.append(len(ids))
+
+    @property
+    def ttft(self) -> float | None:
+        return self.arrivals[0] if self.arrivals else None
+
+    def gaps(self, *, each: bool = False) -> list[float]:
+        """Between chunks; `each`: between tokens, a chunk of k being k gaps of a k-th each. Tokens
+        that came with the first one have no gap."""
+        between = [late - early for early, late in pairwise(self.arrivals)]
+        if not each:
+            return between
+        return [gap / k for gap, k in zip(between, self.counts[1:], strict=True) for _ in range(k)]
+
+
+@dataclass(slots=True)
 class Heard:
     """What a request brought. `failure`: why its stream is not whole, "" where it is."""
 
@@ -85,7 +114,7 @@ class Heard:
         """The next chunk, and when it came."""
         for choice in chunk["choices"]:
             i = choice["index"]
-            self.traces[i].read({"choices": [choice]}, seconds)
+            self.traces[i].read(choice, seconds)
             self.tokens[i] += choice["token_ids"]
         if usage := chunk.get("usage"):
             self.prompt_tokens = usage["prompt_tokens"]

@@ -21,7 +21,8 @@ import torch
 from hypothesis import settings
 
 from console import Run, script
-from foretoken import others, patience
+from foretoken import slow_log
+from foretoken.costing import contention
 from foretoken.errors import RefusedError
 from foretoken.loading import runtimes
 
@@ -57,8 +58,8 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else runs on this machine is not counted, nor for how long anything takes: no output and
     no kept costs depend on it."""
-    monkeypatch.setattr(others, "read", lambda: None)
-    monkeypatch.setattr(patience, "AFTER", 3600.0)
+    monkeypatch.setattr(contention, "read", lambda: None)
+    monkeypatch.setattr(slow_log, "AFTER", 3600.0)
 
 
 @pytest.fixture(autouse=True)

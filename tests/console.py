@@ -1,4 +1,5 @@
-"""The command line, called in this process as the console script does; the fixture is `console`."""
+"""The command line, called in this process as the console script does; the fixture is `console`;
+in the laboratory's tests it is `foretoken-lab`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from foretoken.cli import main
+from foretoken.cli import main as foretoken
 
 
 class Result(NamedTuple):
@@ -20,8 +21,12 @@ class Result(NamedTuple):
 Run = Callable[..., Result]
 
 
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`foretoken` with arguments."""
+def script(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    main: Callable[[], None] = foretoken,
+) -> Run:
+    """A console script with arguments."""
 
     def call(*args: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["foretoken", *map(str, args)])

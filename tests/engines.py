@@ -8,10 +8,10 @@ from threading import Thread
 
 from foretoken import Engine, Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
-from foretoken.server.engine.process import Child
-from foretoken.server.engine.worker import Setup, Worker
+from foretoken.server.process.client import Child
+from foretoken.server.process.worker import Setup, Worker
 from oracle import random_model
 from tiny import byte_level
 

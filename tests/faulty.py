@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.loading import load
 from foretoken.models.table import TableModel
-from foretoken.server.engine import worker
-from foretoken.server.engine.worker import Setup
+from foretoken.server.process import worker
+from foretoken.server.process.worker import Setup
 from oracle import random_model
 
 V, CONTEXT = 320, 400

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.experiments.experiment import Row
 from foretoken.lab.machine import Machine
-from foretoken.lab.recipes.pairs import Pairs
-from foretoken.lab.recipes.prompts import Task
-from foretoken.lab.recipes.recipe import Draft, Prompts, Recipe
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
+from foretoken_lab.experiments.experiment import ResultRow
+from foretoken_lab.recipes.pairs import Pairs
+from foretoken_lab.recipes.prompts import PromptTask
+from foretoken_lab.recipes.recipe import Prompts, Recipe, RecipeDraft
 from oracle import random_model
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)
 MACHINE = Machine("a processor", 2, 2, None, {"foretoken": "0"})
 DRAFTS = [
-    Draft(label="small", paper="T5-small", c=0.02),
-    Draft(label="large", draft="a/large", paper="T5-large", c=0.11),
-    Draft(label="bigram", order=2, paper="Bigram", c=0.0),
+    RecipeDraft(label="small", paper="T5-small", c=0.02),
+    RecipeDraft(label="large", draft="a/large", paper="T5-large", c=0.11),
+    RecipeDraft(label="bigram", order=2, paper="Bigram", c=0.0),
 ]
 
 
@@ -47,7 +47,7 @@ class TablePairs(Pairs):
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.tasks = [Task([1, 2]), Task([3, 1]), Task([2, 2, 4])]
+        self.tasks = [PromptTask([1, 2]), PromptTask([3, 1]), PromptTask([2, 2, 4])]
         self._loaded = None
         self._unable, self._written, self._tables = {}, {}, {}
         self._spec = Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V))
@@ -61,15 +61,17 @@ def estimated(value: float, error: float = 0.01) -> dict[str, float]:
     return {"value": value, "low": value - error, "high": value + error}
 
 
-def agreed(draft: str, temperature: float, alpha: float, parameters: int | None = None) -> Row:
+def agreed(
+    draft: str, temperature: float, alpha: float, parameters: int | None = None
+) -> ResultRow:
     """A row of `acceptance`."""
     result = {"alpha": estimated(alpha), "tokens": 100, "texts": 9, "parameters": parameters}
-    return Row({"draft": draft, "temperature": temperature}, 1.0, result)
+    return ResultRow({"draft": draft, "temperature": temperature}, 1.0, result)
 
 
 def timed(
     draft: str, temperature: float, gamma: int, speed: float, *, alpha: float = 0.6, c: float = 0.1
-) -> Row:
+) -> ResultRow:
     """A row of `walltime` or `bigram`."""
     result = {
         "speedup": estimated(speed),
@@ -82,10 +84,10 @@ def timed(
         "predicted": speed,
         "others": 0.0,
     }
-    return Row({"draft": draft, "temperature": temperature, "gamma": gamma}, 2.0, result)
+    return ResultRow({"draft": draft, "temperature": temperature, "gamma": gamma}, 2.0, result)
 
 
-def found() -> dict[str, list[Row]]:
+def found() -> dict[str, list[ResultRow]]:
     """Rows of tables 2 to 4."""
     alphas = {"small": (0.7, 0.6), "large": (0.8, 0.75), "bigram": (0.2, 0.25)}
     sizes = {"small": 10, "large": 100, "bigram": None}

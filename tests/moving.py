@@ -19,16 +19,16 @@ from transformers import PreTrainedModel
 
 import pairs
 from foretoken import Completion, SamplingParams, Speculator
-from foretoken.claim import TENANTS
 from foretoken.controls.chain import chain
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Drafter, held
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine import pace, scheduler
+from foretoken.engine import prefill_budget, scheduler
+from foretoken.lease import TENANTS
 from foretoken.models import reader
 from foretoken.models.openvino.companion import Companion
 from foretoken.models.stock import packed
@@ -60,7 +60,7 @@ class Runtime:
         """Fresh models, with costs that nobody had to measure. `before`: their roles' names."""
         target = self.model(f"{before}target")
         pair = Speculator(target, self._drafter(drafter, before, target), byte_level())
-        pair._costs.update(
+        pair.costing.measured.update(
             {
                 (kind, rows): Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
                 for kind in ("greedy", "sampled", "truncated")
@@ -311,8 +311,8 @@ def steady_times(patch: pytest.MonkeyPatch) -> None:
     much of them is read beside others is the same in every run."""
     ticks = count()
     patch.setattr(scheduler, "perf_counter", lambda: float(next(ticks)))
-    patch.setattr(pace, "LEAST", 4)
-    patch.setattr(pace, "MOST", 24)
+    patch.setattr(prefill_budget, "LEAST", 4)
+    patch.setattr(prefill_budget, "MOST", 24)
     patch.setattr(reader, "AHEAD", 8)
 
 
@@ -349,7 +349,7 @@ def require_accounted(spec: Speculator) -> None:
 
 
 def require_empty(spec: Speculator) -> None:
-    """Nothing is left: no rows, no claims, and every page is free."""
+    """Nothing is left: no rows, no leases, and every page is free."""
     require_accounted(spec)
     sched = spec._scheduler
     assert not sched.running and not sched.waiting and not sched.batch.rows

@@ -1,5 +1,5 @@
-"""Scripts of `benchmarks/` and `standins/` and hooks of `docs/`, by their paths: some have the name
-of a module of the tests."""
+"""Scripts of `benchmarks/` and hooks of `docs/`, by their paths: some have the name of a module of
+the tests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS, STANDINS, HOOKS = ROOT / "benchmarks", ROOT / "standins", ROOT / "docs" / "hooks"
+BENCHMARKS, HOOKS = ROOT / "benchmarks", ROOT / "docs" / "hooks"
 
 
 def benchmark(name: str) -> ModuleType:
     """benchmarks/NAME.py as a module, imported once; its siblings are importable meanwhile."""
     return _module(BENCHMARKS / f"{name}.py")
-
-
-def standin(name: str) -> ModuleType:
-    """The same of standins/NAME.py."""
-    return _module(STANDINS / f"{name}.py")
 
 
 def hook(name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 (arXiv 2211.17192).
 
 Names are imported when they are first used: torch and transformers take seconds, and neither
-`foretoken theory` nor `--help` needs them.
+`foretoken-lab theory` nor `--help` needs them.
 """
 
 from importlib import import_module
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         NumericsError,
         RefusedError,
     )
-    from foretoken.loading.attach import attach, detach
     from foretoken.loading.load import load
     from foretoken.request import Completion, Piece, Stats, StepRecord
     from foretoken.sampling.draw import Draw
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from foretoken.serving.asynchronous import AsyncEngine
     from foretoken.serving.engine import Engine, EngineStats, Event
     from foretoken.speculator import Speculator
+    from foretoken.transformers_integration.attach import attach, detach
 
 _HOMES = {
     "beam.search": ("Beam", "BeamStats"),
@@ -55,7 +55,7 @@ _HOMES = {
         "NumericsError",
         "RefusedError",
     ),
-    "loading.attach": ("attach", "detach"),
+    "transformers_integration.attach": ("attach", "detach"),
     "loading.load": ("load",),
     "sampling.params": ("SamplingParams",),
     "request": ("Completion", "Piece", "Stats", "StepRecord"),

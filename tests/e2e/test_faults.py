@@ -27,15 +27,14 @@ import pytest
 import faulty
 from foretoken.server import connection
 from foretoken.server.connection import Connection
-from foretoken.server.engine import link as links
-from foretoken.server.engine import process as processes
-from foretoken.server.engine.link import Link
+from foretoken.server.process import client as clients
+from foretoken.server.process.client import EngineClient
 from served import pair, serving, until
 from tiny import byte_level
 
 WISHES: dict[str, Any] = {"temperature": 1.0, "seed": 7, "speculation": {"gamma": 2}}
 WISHES |= {"max_tokens": 40}
-Server = tuple[str, Link]
+Server = tuple[str, EngineClient]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = str(tmp_path_factory.mktemp("tokenizer"))
     byte_level().save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "work", faulty.work)
+        patch.setattr(clients, "work", faulty.work)
         with serving(folder, None, max_waiting=64) as running:
             yield running
 
@@ -161,7 +160,7 @@ def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(lasting, url, prompt=[faulty.HANGS, 5, 6])
         until(lambda: link.running == 1)
-        monkeypatch.setattr(links, "STALL", 3.0)
+        monkeypatch.setattr(clients, "STALL", 3.0)
         behind = pool.submit(post, url, prompt=[5])
         chunks, error = hung.result()
         assert text(chunks) and error["code"] == "engine_stopped"

@@ -17,7 +17,7 @@ from foretoken.models.families import FAMILIES
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.train.heads import distance
-from foretoken.train.texts import Text
+from foretoken.train.texts import LessonText
 from pairs import PROMPTS, assert_greedy, speculator, stock, target
 
 LIMIT = 24
@@ -28,7 +28,7 @@ def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
     heads, encoder_decoder = Heads.fresh(model, count).double(), model.config.is_encoder_decoder
     start = [model.generation_config.decoder_start_token_id] if encoder_decoder else prompt
     request = Request(start, LIMIT, RowKey(0, 0), source=prompt if encoder_decoder else None)
-    texts = [Text(request, stock(model, prompt, LIMIT))]
+    texts = [LessonText(request, stock(model, prompt, LIMIT))]
     steps = torch.optim.Adam(heads.parameters(), lr=0.02)
     for _ in range(40):
         distance(heads, model, texts).backward()

@@ -8,9 +8,9 @@ import torch
 from foretoken import SamplingParams, Speculator, step
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.ends import Ends
 from foretoken.engine import batch
 from foretoken.engine.batch import CHUNK
+from foretoken.generation_config import Ends
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.sampling.distributions import law

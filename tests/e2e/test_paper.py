@@ -13,7 +13,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.lab.agreement import overlaps
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel

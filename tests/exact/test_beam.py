@@ -13,7 +13,7 @@ import oracle
 from foretoken import Beam, Speculator
 from foretoken.beam import search as beam
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator as Spec
 from pairs import PROMPTS, relative, scores, speculator, target

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from exact.worlds import Table, World, WorldDraw
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.engine.pace import Pace
+from foretoken.engine.prefill_budget import PrefillBudget
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.gamma import Fixed
 from foretoken.options import check
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw
@@ -52,7 +52,7 @@ PLAIN_FIRST = (Arrival((0, 1), 3, 0), Arrival((1, 0, 0, 1, 0), 2, 1, 1))
 COMES = {"late": LATE, "gammas": GAMMAS, "plain-first": PLAIN_FIRST}
 
 
-class TwoByTwo(Pace):
+class TwoByTwo(PrefillBudget):
     """Every long prompt is read two tokens a step."""
 
     def most(self, running: int, reading: int) -> int:
@@ -87,7 +87,7 @@ class Course:
         judge = check(1, self.rule, 1.0)
         patch.setattr(type(judge), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
         sched = Scheduler(self.target(), self.drafter(), MANY)
-        sched.pace = TwoByTwo()
+        sched.prefill_budget = TwoByTwo()
         sampled = SamplingParams(1.0)
         rows = {
             (w, b): Row.of(

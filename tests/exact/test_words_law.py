@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from exact.worlds import Case, Table, bias
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import Draft
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.batch import Batch
-from foretoken.gamma import Fixed
 from foretoken.models.vocabularies import translated
 from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.seam import ways_on

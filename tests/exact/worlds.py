@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.chain import Matcher, chain
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
-from foretoken.gamma import Fixed
 from foretoken.models.base import Model
 from foretoken.models.table import TableModel
 from foretoken.options import check

@@ -23,11 +23,16 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.certificate.certify import SAMPLED, Certificate, Plan, certify
-from foretoken.lab.certificate.controls import Likeliest, next_row
-from foretoken.lab.certificate.sampled import ALONE, Trial, completions
-from foretoken.lab.certificate.shapes import compare
-from foretoken.lab.certificate.watch import Watched
+from foretoken.lab.certificate.certify import (
+    SAMPLED,
+    Certificate,
+    CertificatePlan,
+    Likeliest,
+    certify,
+    next_row,
+)
+from foretoken.lab.certificate.identity import compare
+from foretoken.lab.certificate.sampled import ALONE, SampledTrial, Watched, completions
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -40,7 +45,7 @@ from pairs import relative, target
 V = 6
 P, Q = random_model(31, V), random_model(32, V)
 PROMPTS = [[0], [3, 1]]
-PLAN = Plan(gamma=2, texts=128, greedy=16, laws=(SamplingParams(1.0),))
+PLAN = CertificatePlan(gamma=2, texts=128, greedy=16, laws=(SamplingParams(1.0),))
 
 
 def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
@@ -249,7 +254,7 @@ def test_a_bug_of_single_rows_is_found():
 
 
 def test_texts_of_every_prompt_are_sampled_alone():
-    trial = Trial(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
+    trial = SampledTrial(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
 
     def tokens(model: TableModel) -> list[list[int]]:
         spec = Speculator(model, Guesser(Q))
@@ -314,7 +319,7 @@ def test_every_warper_reaches_the_texts(params, name):
 )
 def test_mistakes_in_a_plan(changes, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        Plan(**changes)
+        CertificatePlan(**changes)
 
 
 @pytest.mark.parametrize("model", [NoPenalty, OneTooMany])

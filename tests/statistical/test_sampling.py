@@ -11,10 +11,10 @@ from collections import Counter
 import pytest
 from scipy import stats
 
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
-from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams

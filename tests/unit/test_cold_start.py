@@ -14,15 +14,16 @@ import pytest
 import foretoken
 from tiny import byte_level, folder, llama
 
+LAB = "foretoken-lab"
 HEAVY = ("torch", "transformers", "openvino", "safetensors", "scipy", "matplotlib")
 CALL = """
 import json, sys
-from foretoken.cli import main
+from importlib import import_module
 
 for args in json.loads(sys.argv[1]):
-    sys.argv = ["foretoken", *args]
+    sys.argv = args
     try:
-        main()
+        import_module(args[0].replace("-", "_") + ".cli").main()
         code = 0
     except SystemExit as end:
         code = end.code or 0
@@ -30,10 +31,10 @@ for args in json.loads(sys.argv[1]):
 """
 
 
-def modules(*calls: tuple[str, ...]) -> list[tuple[int, set[str], str]]:
+def modules(*calls: tuple[str, ...], name: str = "foretoken") -> list[tuple[int, set[str], str]]:
     """Of every call in a fresh process: exit code, what is imported after it, and its errors."""
     environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
-    command = [sys.executable, "-c", CALL, json.dumps(calls)]
+    command = [sys.executable, "-c", CALL, json.dumps([(name, *call) for call in calls])]
     process = subprocess.run(command, env=environment, text=True, capture_output=True)
     assert not process.returncode, process.stderr[-2000:]
     found, said = [], []
@@ -51,14 +52,10 @@ def modules(*calls: tuple[str, ...]) -> list[tuple[int, set[str], str]]:
 COMMANDS = (
     "generate",
     "chat",
-    "complete",
     "measure",
     "plan",
     "bench",
-    "bench serve",
     "certify",
-    "theory",
-    "report",
     "trace",
     "doctor",
     "train",
@@ -72,9 +69,21 @@ def test_help_and_version_import_nothing_heavy():
         assert names & {*HEAVY, "numpy", "huggingface_hub"} == set(), call
 
 
+def test_help_of_the_laboratory_imports_nothing_heavy():
+    calls = [("--help",), *((name, "--help") for name in ("report", "theory", "simulate", "train"))]
+    for (code, names, _), call in zip(modules(*calls, name=LAB), calls, strict=True):
+        assert code == 0 and names & {*HEAVY, "numpy", "huggingface_hub"} == set(), call
+
+
+def test_a_recipe_that_is_missing_is_told_before_torch_is_imported():
+    ((code, names, said),) = modules(("report", "no-such-file", "--out", "O"), name=LAB)
+    assert code == 2 and said.startswith("error: there is no no-such-file")
+    assert names & {"torch", "transformers", "openvino"} == set()
+
+
 def test_theory_imports_numpy_at_most():
     calls = [("theory", "--alpha", "0.8", "--c", "0.1"), ("theory", "--alpha", "2", "--c", "0")]
-    for (code, names, _), expected in zip(modules(*calls), (0, 2), strict=True):
+    for (code, names, _), expected in zip(modules(*calls, name=LAB), (0, 2), strict=True):
         assert code == expected and names & {*HEAVY, "huggingface_hub"} == set()
 
 
@@ -83,8 +92,8 @@ MISTAKES = {
     ("chat", "--top-p", "2"): "top_p is 2.0",
     ("chat", "-q", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
     ("chat", "-q", "hi", "--url", "http://127.0.0.1:9"): "cannot be reached",
-    ("complete", "-q", "hi", "--rule", "nonsense"): "rule is 'nonsense'",
-    ("complete", "-q", "hi", "--url", "x"): "url is 'x'",
+    ("chat", "--raw", "-q", "hi", "--rule", "nonsense"): "rule is 'nonsense'",
+    ("chat", "--raw", "-q", "hi", "--url", "x"): "url is 'x'",
     ("generate", "hi", "--gamma", "-1"): "gamma is -1",
     ("generate", "hi", "--seed", "-1"): "seed is -1",
     ("generate", "hi", "--rule", "nonsense"): "rule is 'nonsense'",
@@ -112,14 +121,11 @@ MISTAKES = {
     ("bench", "--prompts", "P", "--repeats", "0"): "repeats is 0",
     ("bench", "--prompts", "P", "--rule", "nonsense"): "rule is 'nonsense'",
     ("bench", "--prompts", "P", "--target", "no-such-folder"): "there is no folder",
-    ("bench", "serve", "--request-rate", "0"): "request_rate is 0",
-    ("bench", "serve", "--goodput", "ttft"): "goodput holds 'ttft'",
     ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
     ("certify", "--seed", "-1"): "seed is -1",
     ("certify", "--target", "no-such-folder"): "there is no folder",
     ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
     ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
-    ("report", "no-such-file", "--out", "O"): "there is no no-such-file",
     ("plan",): "give files of foretoken measure",
     ("plan", "no-such-file"): "there is no no-such-file",
 }

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE, TESTS = ROOT / "src" / "foretoken", ROOT / "tests"
+PACKAGES = {"foretoken_lab": SOURCE.parent}  # named in full; all else is in `foretoken`
 LINES = (ROOT / "docs" / "paper_map.md").read_text().splitlines()
 ROWS = [line.strip("|").split("|") for line in LINES if line.startswith("| C")]
 ITEMS = [row[0].strip() for row in ROWS]
@@ -39,7 +40,7 @@ def is_code(name: str) -> bool:
         return (ROOT / name).is_file()
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
-        path = SOURCE.joinpath(*parts[:cut]).with_suffix(".py")
+        path = PACKAGES.get(parts[0], SOURCE).joinpath(*parts[:cut]).with_suffix(".py")
         if path.is_file():
             return cut == len(parts) or ".".join(parts[cut:]) in names(path)
     return False

@@ -13,18 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken import costs, kept
-from foretoken.costs import Costs
+from foretoken.costing import costs, stored
+from foretoken.costing.costs import Costs
+from foretoken.costing.probe import Probed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.ends import Ends
 from foretoken.errors import ControlError, ForetokenError, InputError, RefusedError
+from foretoken.generation_config import Ends
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
-from foretoken.probe import Probed
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
@@ -133,7 +133,8 @@ def test_a_source_may_fill_the_encoder_but_not_more():
 
 def test_a_text_without_tokens_is_refused():
     spec = spoken(metaspace(), 321)
-    spec.tokenizer = lambda text, **_: type("Found", (), {"input_ids": []})  # drops all
+    drops_all = lambda text, **_: type("Found", (), {"input_ids": []})  # noqa: E731
+    spec = replace(spec, tokenizer=drops_all)
     with pytest.raises(InputError, match="prompt 0 has no tokens"):
         spec.generate("\u200b")
 
@@ -289,13 +290,13 @@ def test_automatic_gamma_is_measured_once_for_a_kind_of_sampling_and_a_size_of_b
     spec = table(context=64)
     for temperature in (1.0, 0.5, 1.0):
         spec.generate([1, 2], temperature=temperature, max_new_tokens=40)
-    assert set(spec._costs) == {("sampled", 1)}
+    assert set(spec.costing.measured) == {("sampled", 1)}
     spec.generate([[1, 2]] * 3, temperature=1.0)
     spec.generate([[1, 2]] * 4, temperature=1.0)
     spec.generate([1, 2])
     spec.generate([1, 2], temperature=1.0, top_k=2)
     kinds = {("sampled", 1), ("sampled", 4), ("greedy", 1), ("truncated", 1)}
-    assert set(spec._costs) == kinds
+    assert set(spec.costing.measured) == kinds
 
 
 CHEAP = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
@@ -313,12 +314,12 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(busy, tmp_path, mo
     """However busy the machine is; and then the text is the same: it follows from frozen costs and
     the row's own past."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.others.share", lambda spans: busy)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: busy)
     options = {"temperature": 1.0, "max_new_tokens": 40}
     first = named_pair().generate(IDS, **options)
-    assert [each.others for each in kept.entries()] == [busy, busy]  # of one row, and of four
-    monkeypatch.setattr("foretoken.speculator.probe", None)
-    monkeypatch.setattr("foretoken.speculator.probe_shared", None)
+    assert [each.others for each in stored.entries()] == [busy, busy]  # of one row, and of four
+    monkeypatch.setattr("foretoken.costing.pair_costs.probe", None)
+    monkeypatch.setattr("foretoken.costing.pair_costs.probe_shared", None)
     again = named_pair().generate(IDS, **options)
     assert [c.tokens for c in again] == [c.tokens for c in first]
     assert [[s.gamma for s in c.steps] for c in again] == [
@@ -330,7 +331,7 @@ def test_costs_of_models_without_a_name_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     table().generate([1, 2])
     named_pair(draft="").generate([1, 2])
-    assert kept.entries() == []
+    assert stored.entries() == []
 
 
 def poor_costs() -> None:
@@ -338,8 +339,8 @@ def poor_costs() -> None:
     spec = named_pair()
     for params in (SamplingParams(), SamplingParams(1.0)):
         spec.step_costs(params)
-    for name, entry in remembered(kept.FILE).items():
-        remember(kept.FILE, name, entry | {"others": 0.9, "when": 1.0})
+    for name, entry in remembered(stored.FILE).items():
+        remember(stored.FILE, name, entry | {"others": 0.9, "when": 1.0})
 
 
 def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_path, monkeypatch):
@@ -352,12 +353,12 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
         measured.append(costs.kind(params))
         return Probed(CHEAP, 1.0, 0.5)
 
-    monkeypatch.setattr("foretoken.speculator.probe", again)
+    monkeypatch.setattr("foretoken.costing.pair_costs.probe", again)
     spec = named_pair()
     assert spec.step_costs(SamplingParams()) == CHEAP
     assert spec.step_costs(SamplingParams(1.0)) != CHEAP
     assert measured == ["greedy"]
-    assert sorted(each.others for each in kept.entries()) == [0.5, 0.9]
+    assert sorted(each.others for each in stored.entries()) == [0.5, 0.9]
     assert named_pair().step_costs(SamplingParams()) == CHEAP  # soon after
     assert measured == ["greedy"]
 
@@ -367,22 +368,22 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hour = Costs(((0, 0.0), (16, 3600.0)), ((1, 3600.0), (17, 7200.0)), ((1, 0.0),))
     spec = named_pair()
-    name = kept.key(spec.target, spec.drafter, "greedy", 1)
-    kept.keep(name, kept.Kept(hour, 1.0, 0.0, when=1.0))
+    name = stored.key(spec.target, spec.drafter, "greedy", 1)
+    stored.keep(name, stored.Kept(hour, 1.0, 0.0, when=1.0))
     for _ in range(2):
         before = spec.step_costs(SamplingParams())
         spec.generate([1, 2], max_new_tokens=60, ignore_eos=True)
         assert spec.step_costs(SamplingParams()) is before  # frozen here
-    assert before == hour and kept.recall(name).off > 2
+    assert before == hour and stored.recall(name).off > 2
     named_pair().generate([1, 2], max_new_tokens=4)
-    assert kept.recall(name).costs.seconds(0) < 60 and kept.recall(name).off is None
+    assert stored.recall(name).costs.seconds(0) < 60 and stored.recall(name).off is None
 
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
     asked = []
     for law in (P, lambda text: [0.0] * (V - 1) + [1.0]):
         spec = Speculator(TableModel(P, V), LMDrafter(TableModel(law, V), V))
-        spec._costs["sampled", 1] = CHEAP
+        spec.costing.measured["sampled", 1] = CHEAP
         (completion,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
         asked.append([step.gamma for step in completion.steps])
     right, wrong = asked
@@ -407,7 +408,9 @@ def test_automatic_gamma_without_a_drafter_is_plain():
 def test_automatic_gamma_in_a_context_of_a_few_tokens():
     spec = table(context=7)
     assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
-    spec._costs["greedy", 1] = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))  # guesses are free
+    spec.costing.measured["greedy", 1] = Costs(
+        ((0, 0.0),), ((1, 1.0),), ((1, 0.0),)
+    )  # guesses are free
     (completion,) = spec.generate([1, 2, 3], max_new_tokens=9)
     assert len(completion.tokens) == 4 and completion.stats.drafted
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from foretoken.cli import likelihoods
 from foretoken.cli.render import page, prose
 from foretoken.cli.task import Task
-from foretoken.others import remark
+from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request

@@ -14,18 +14,16 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from foretoken import others
-from foretoken.cli import document, option
+from foretoken.cli import option, scoreboard
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command
-from foretoken.cli.document import Options
+from foretoken.cli.command import command, quiet
 from foretoken.cli.render import page
-from foretoken.cli.command import quiet
+from foretoken.cli.scoreboard import BenchOptions
+from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.peer import Peer
-    from foretoken.lab.bench.race import Contestant, Round, Task
+    from foretoken.lab.bench.race import Contestant, Peer, RaceTask, Round
     from foretoken.speculator import Speculator
 
 
@@ -72,7 +70,7 @@ def bench(
     gammas = sorted({0, *_numbers("gamma", gamma)})
     batches = _numbers("batch", batch) if batch else []
     helped = _numbers("assisted", assisted) if assisted else batches
-    options = Options(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
+    options = BenchOptions(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
     _require_batches(batches, helped, vs or [])
     _require(options, gammas, vs or [], out)
@@ -82,7 +80,7 @@ def bench(
         spec, tasks = _load(options, target, draft, lines)
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
         contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
-        reading = others.read()
+        reading = contention.read()
         if batches:
             rounds = _race_batches(contestants, tasks, repeats, unable, batches, helped)
         else:
@@ -90,12 +88,12 @@ def bench(
         if not any(rounds.values()):
             Console(stderr=True).print("interrupted before the first round was done")
             raise typer.Exit(130)
-        share = others.share([others.taken(reading)])
-        setting = document.Setting(spec, peers, options, len(lines), unable, share)
+        share = contention.share([contention.taken(reading)])
+        setting = scoreboard.BenchSetting(spec, peers, options, len(lines), unable, share)
         result = (
-            document.batches(setting, batches, rounds)
+            scoreboard.batches(setting, batches, rounds)
             if batches
-            else document.one_by_one(setting, rounds[1])
+            else scoreboard.one_by_one(setting, rounds[1])
         )
     if out:
         result.save(out)
@@ -115,7 +113,7 @@ def _numbers(name: str, text: str) -> list[int]:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-def _require(options: Options, gammas: list[int], vs: list[str], out: Path | None) -> None:
+def _require(options: BenchOptions, gammas: list[int], vs: list[str], out: Path | None) -> None:
     """InputError for mistakes, before models load."""
     from foretoken.options import keys_of, require
 
@@ -135,7 +133,7 @@ def _require(options: Options, gammas: list[int], vs: list[str], out: Path | Non
     if out and not find_spec("matplotlib"):
         raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
     if vs:
-        from foretoken.lab.bench.peer import command  # late: torch takes seconds to import
+        from foretoken.lab.bench.race import command  # late: torch takes seconds to import
 
         for name in vs:
             command(name)
@@ -149,7 +147,7 @@ def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> No
         raise InputError(f"--assisted is {helped}; give some of --batch, which is {batches}")
     if not batches:
         return
-    from foretoken.lab.bench.peer import ALONE  # late: torch takes seconds to import
+    from foretoken.lab.bench.race import ALONE  # late: torch takes seconds to import
     from foretoken.speculator import BATCH
 
     if not 1 <= batches[0] <= batches[-1] <= BATCH:
@@ -159,11 +157,11 @@ def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> No
 
 
 def _load(
-    options: Options, target: str | None, draft: str | None, lines: list[prompt_files.Line]
-) -> tuple[Speculator, list[Task]]:
+    options: BenchOptions, target: str | None, draft: str | None, lines: list[prompt_files.Line]
+) -> tuple[Speculator, list[RaceTask]]:
     """The pair, with no tokens that end or begin a text; and the tasks of the first round."""
-    from foretoken.ends import Ends
-    from foretoken.lab.bench.race import Task
+    from foretoken.generation_config import Ends
+    from foretoken.lab.bench.race import RaceTask
 
     spec = options.loading.load(target, draft)
     if spec.controls:
@@ -183,7 +181,9 @@ def _load(
                 "give a shorter one or a smaller --max-new-tokens"
             )
     ids = [spec.ids(prompt, i) for i, prompt in enumerate(prompts)]
-    return spec, [Task(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)]
+    return spec, [
+        RaceTask(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)
+    ]
 
 
 def _peers(
@@ -197,8 +197,7 @@ def _peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process, or with the target alone where the draft
     is none that they can read; and why others cannot load it."""
-    from foretoken.lab.bench.peer import Peer
-    from foretoken.lab.bench.race import Unable
+    from foretoken.lab.bench.race import Peer, Unable
 
     pair = spec.target_name, spec.draft_name if _readable(spec) else None
     dtypes = loading.dtype, loading.draft_dtype
@@ -227,11 +226,10 @@ def _contestants(
     spec: Speculator, peers: list[Peer], gammas: list[int], rule: str, *, batched: bool
 ) -> list[Contestant]:
     from foretoken.drafters.none import NoDrafter
-    from foretoken.lab.bench.peer import Guest
-    from foretoken.lab.bench.race import OneByOne, Own
+    from foretoken.lab.bench.race import Guest, OneByOne, OwnContestant
 
     gammas_run = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    runners = [Own(spec, gamma, rule) for gamma in gammas_run]
+    runners = [OwnContestant(spec, gamma, rule) for gamma in gammas_run]
     guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
     contestants: list[Contestant] = [*runners, *guests]
     return contestants if batched else [OneByOne(one) for one in contestants]
@@ -239,7 +237,7 @@ def _contestants(
 
 def _race_batches(
     contestants: list[Contestant],
-    tasks: list[Task],
+    tasks: list[RaceTask],
     repeats: int,
     unable: dict[str, str],
     batches: list[int],
@@ -247,7 +245,7 @@ def _race_batches(
 ) -> dict[int, list[Round]]:
     """The rounds of a race for each number of texts, until one is interrupted. transformers guesses
     in those of `helped` only."""
-    from foretoken.lab.bench.throughput import of_batch
+    from foretoken.lab.bench.figures import of_batch
 
     by_batch: dict[int, list[Round]] = {}
     for texts in batches:
@@ -266,7 +264,7 @@ def _race_batches(
 
 def _race(
     contestants: list[Contestant],
-    tasks: list[Task],
+    tasks: list[RaceTask],
     repeats: int,
     unable: dict[str, str],
     where: str = "",
@@ -278,7 +276,7 @@ def _race(
     from foretoken.lab.bench.figures import label
     from foretoken.lab.bench.race import Key, race
 
-    def of_round(i: int) -> list[Task]:
+    def of_round(i: int) -> list[RaceTask]:
         return [replace(task, seed=task.seed + i * len(tasks)) for task in tasks]
 
     rounds: list[Round] = []

@@ -17,9 +17,8 @@ from typer import Option
 from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command
+from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, page, prose
-from foretoken.cli.command import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,11 +88,14 @@ def certify(
     require(gamma, rule, lenience=1.0)
     keys_of(seed, [1])
     loading.require(target)
-    from foretoken.lab.certificate.certify import Plan, laws  # late: torch takes seconds to import
+    from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
+        CertificatePlan,
+        laws,
+    )
     from foretoken.lab.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = Plan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
+    plan = CertificatePlan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
     quiet()
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the laws are the certificate's own
@@ -113,8 +115,7 @@ def certify(
 
 def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
     """How much there is to do, and how long that will take."""
-    from foretoken.lab.certificate.certify import SAMPLED, count
-    from foretoken.lab.certificate.duration import expected
+    from foretoken.lab.certificate.certify import SAMPLED, count, expected
 
     seconds = expected(spec, prompts, plan)
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"

@@ -1,5 +1,5 @@
-"""`foretoken chat`: a conversation with a model, or plain text continued line by line, by a model in
-this process or by a server."""
+"""`foretoken chat`: a conversation, or plain text continued line by line, by a model in this
+process or by a server."""
 
 from __future__ import annotations
 

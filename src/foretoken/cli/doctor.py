@@ -15,13 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli import card, option, processor
-from foretoken.cli.command import command
+from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar
-from foretoken.cli.command import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
-    from foretoken.kept import Kept
+    from foretoken.costing.stored import Kept
 
 NO_FOLDER = "no folder: nothing can be kept safely"
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
@@ -125,10 +124,10 @@ def _place(
 
 
 def _list(console: Console, *, as_json: bool) -> None:
-    from foretoken import kept
+    from foretoken.costing import stored
     from foretoken.models.openvino import store
 
-    entries, costs = store.entries(), kept.entries()
+    entries, costs = store.entries(), stored.entries()
     if as_json:
         rows = [
             {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}

@@ -15,12 +15,17 @@ from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, shown
-from foretoken.lab.export.base import Export, Fact, Setting, System
-from foretoken.lab.export.base import export as make
-from foretoken.lab.export.llama_cpp import LLAMA_CPP
-from foretoken.lab.export.openvino_genai import OPENVINO_GENAI
-from foretoken.lab.export.sglang import SGLANG
-from foretoken.lab.export.vllm import VLLM
+from foretoken.lab.export import (
+    LLAMA_CPP,
+    OPENVINO_GENAI,
+    SGLANG,
+    VLLM,
+    Export,
+    ExportSetting,
+    Fact,
+    System,
+)
+from foretoken.lab.export import export as make
 
 SYSTEMS: dict[str, System] = {
     "vllm": VLLM,
@@ -65,7 +70,7 @@ def export(
         _show(exported, setting, page(sys.stderr))  # not into a script that the rest is written to
 
 
-def _planned(files: list[Path]) -> Setting:
+def _planned(files: list[Path]) -> ExportSetting:
     from foretoken.cli.plan import saved  # late: torch takes seconds to import
     from foretoken.lab.measurement.plan import plan, setting
 
@@ -75,7 +80,7 @@ def _planned(files: list[Path]) -> Setting:
 
 def _setting(
     target: str | None, draft: str | None, gamma: int | None, temperature: float
-) -> Setting:
+) -> ExportSetting:
     if target is None:
         import foretoken
 
@@ -90,7 +95,9 @@ def _setting(
         )
     if draft == "none" and gamma:
         raise InputError(f"gamma is {gamma} with --draft none; leave --gamma out, or name a draft")
-    return Setting(target, draft, gamma or 0, temperature, encoder_decoder=_encodes(Path(target)))
+    return ExportSetting(
+        target, draft, gamma or 0, temperature, encoder_decoder=_encodes(Path(target))
+    )
 
 
 def _encodes(folder: Path) -> bool:
@@ -102,7 +109,7 @@ def _encodes(folder: Path) -> bool:
         return False
 
 
-def _document(exported: Export, setting: Setting) -> dict[str, Any]:
+def _document(exported: Export, setting: ExportSetting) -> dict[str, Any]:
     return {
         "system": exported.system.name,
         "version": exported.system.version,
@@ -114,7 +121,7 @@ def _document(exported: Export, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _show(exported: Export, setting: Setting, console: Console) -> None:
+def _show(exported: Export, setting: ExportSetting, console: Console) -> None:
     system = exported.system
     console.print()
     mode = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"

@@ -89,7 +89,7 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
 
         def complete(names: list[Name], tally: Tally) -> Iterator[tuple[Name, Completion]]:
             asks = [
-                cluster.Ask(
+                cluster.PromptTask(
                     partial(lines.template.prompt, lines.tasks[name[0]].line),
                     lines.params(name),
                     lines.key(name),

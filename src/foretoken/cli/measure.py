@@ -14,9 +14,8 @@ from typer import Option
 
 from foretoken.cli import option, sheet
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command
+from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, page
-from foretoken.cli.command import quiet
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def measure(
     seed: option.Seed = 0,
     rows: Annotated[
         int | None,
-        Option(help="Measure a batch of so many requests too, for foretoken simulate."),
+        Option(help="Measure a batch of so many requests too, for foretoken-lab simulate."),
     ] = None,
     beside: Annotated[
         int, Option(help="Other such engines at work meanwhile: replicas that share the machine.")
@@ -100,19 +99,18 @@ def run(
     loading.require(parameters["target"])
     from foretoken.lab.machine import describe  # late: torch takes seconds to import
     from foretoken.lab.measurement.measure import digest, measure
-    from foretoken.lab.measurement.part import Part
-    from foretoken.lab.measurement.result import Options
+    from foretoken.lab.measurement.result import MeasureOptions, PartialMeasurement
 
     quiet()
-    values = {f.name: parameters[f.name] for f in fields(Options) if f.name in parameters}
+    values = {f.name: parameters[f.name] for f in fields(MeasureOptions) if f.name in parameters}
     values["prompts"] = str(parameters["prompts"])
-    options = Options(**values, prompts_sha256=digest([line.prompt for line in lines]))
+    options = MeasureOptions(**values, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
     texts = [prompt_files.for_model(line, spec) for line in lines]
     track = partial(bar, text="measuring")
     if out is None:
         return measure(spec, texts, options, rows=rows, beside=beside, track=track)
-    part = Part(out, options, describe(spec.target.device))
+    part = PartialMeasurement(out, options, describe(spec.target.device))
     if part.done:
         print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
     try:
@@ -136,7 +134,7 @@ def run(
 
 def _document(measurement: Measurement) -> dict[str, Any]:
     """What `--json` prints: the measurement and what follows from it."""
-    from foretoken.lab.measurement.prediction import formula, predictions
+    from foretoken.lab.measurement.plan import formula, predictions
 
     derived = {
         "d_lk": 1 - measurement.alpha.value,

@@ -18,8 +18,8 @@ from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import labelled, page, prose
+from foretoken.costing.contention import remark
 from foretoken.errors import InputError
-from foretoken.others import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.plan import Candidate, Plan

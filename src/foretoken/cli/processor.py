@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from foretoken import others
 from foretoken.cli.render import bar, milliseconds
+from foretoken.costing import contention
 
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "
@@ -23,12 +23,11 @@ def measured() -> dict[str, Any]:
     """What it can do, and how fast it reads memory: measured, in less than a second or two."""
     import torch
 
-    from foretoken.lab.machine import bandwidth
-    from foretoken.lab.processor import processor
+    from foretoken.lab.machine import bandwidth, processor
 
-    here, reading = processor(), others.read()
+    here, reading = processor(), contention.read()
     seconds, size = bandwidth(torch.device("cpu"))
-    share = others.share([others.taken(reading)])
+    share = contention.share([contention.taken(reading)])
     rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": share}
     return {**asdict(here), "lacks": here.lacks, **rate}
 
@@ -48,7 +47,7 @@ def show(console: Console, document: dict[str, Any]) -> None:
         f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
         soft_wrap=True,
     )
-    if warning := others.remark(document["others"]):
+    if warning := contention.remark(document["others"]):
         console.print(warning, soft_wrap=True)
 
 
@@ -59,9 +58,9 @@ def speed(console: Console, *, as_json: bool) -> None:
     require_openvino()
     from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
 
-    here, reading = measured(), others.read()
+    here, reading = measured(), contention.read()
     timed = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
-    share = others.share([others.taken(reading)])
+    share = contention.share([contention.taken(reading)])
     if as_json:
         rows = [asdict(each) for each in timed]
         document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": share}
@@ -81,7 +80,7 @@ def speed(console: Console, *, as_json: bool) -> None:
     console.print(SAYS)
     if any(each.seconds is None for each in timed):
         console.print("-: time or memory did not suffice")
-    if warning := others.remark(share):
+    if warning := contention.remark(share):
         console.print(warning)
 
 

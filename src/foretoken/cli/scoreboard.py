@@ -1,20 +1,30 @@
-"""A benchmark's document as tables on the terminal."""
+"""A benchmark's document: what makes it, shows it as tables on the terminal, and draws it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from foretoken.cli import option, scoreboard
 from foretoken.cli.render import labelled, milliseconds, prose
-from foretoken.others import remark
+from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.figures import Agreement, Figures
-    from foretoken.lab.bench.throughput import Throughput
+    from foretoken.lab.bench.figures import Figures, RaceAgreement, Throughput
+    from foretoken.lab.bench.race import Peer, Round
+    from foretoken.sampling.params import SamplingParams
+    from foretoken.speculator import Speculator
+
 
 SPEED = [
     ("first ms", "until the first tokens"),
@@ -203,7 +213,7 @@ def _note(document: dict[str, Any], name: str) -> str:
     return f" ({note})" if note else ""
 
 
-def _same(agreement: Agreement | None) -> tuple[str, str]:
+def _same(agreement: RaceAgreement | None) -> tuple[str, str]:
     if agreement is None:
         return "", ""
     place = agreement.first_difference
@@ -220,3 +230,156 @@ def _rate(value: float) -> str:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What every contestant is given, and how often."""
+
+    max_new_tokens: int
+    repeats: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    rule: str
+    loading: option.PairLoading
+
+    @property
+    def params(self) -> SamplingParams:
+        from foretoken.sampling.params import SamplingParams  # late: NumPy
+
+        return SamplingParams(self.temperature, self.top_k, self.top_p)
+
+    def document(self, prompts: int) -> dict[str, Any]:
+        """As the document's `asked`."""
+        options = asdict(self)
+        return options | options.pop("loading") | {"prompts": prompts}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSetting:
+    """Who ran, on what, and who could not."""
+
+    spec: Speculator
+    peers: list[Peer]
+    options: BenchOptions
+    prompts: int
+    unable: dict[str, str]
+    others: float | None = None  # share of the processors that no contestant had
+
+    @property
+    def greedy(self) -> bool:
+        return self.options.temperature == 0
+
+    def head(self, rounds: list[Round]) -> dict[str, Any]:
+        """What every document begins with; the peers are those in one of the rounds."""
+        from foretoken.lab.bench.race import OWN
+        from foretoken.lab.machine import describe
+        from foretoken.speculator import runtime
+
+        spec, names = self.spec, {name for turns in rounds for name, _ in turns}
+        peers = [peer for peer in self.peers if peer.name in names]
+        return {
+            "date": date.today().isoformat(),
+            "machine": asdict(describe(spec.target.device)),
+            "target": spec.target_name,
+            "draft": spec.draft_name,
+            "runtime": spec.target.runtime,
+            "draft_runtime": runtime(spec.drafter),
+            "asked": self.options.document(self.prompts),
+            "precision": {OWN: _precision(spec, self.options.loading)}
+            | {peer.name: peer.about["precision"] for peer in peers},
+            "versions": {peer.name: peer.about["version"] for peer in peers},
+            "notes": {p.name: p.about["note"] for p in peers if "note" in p.about},
+            "unable": self.unable,
+            "others": self.others,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """The JSON document; its tables on a console; its pictures in a folder, under a title."""
+
+    document: dict[str, Any]
+    show: Callable[[Console], None]
+    draw: Callable[[Path, str], object]
+
+    def save(self, out: Path) -> None:
+        """Document and pictures."""
+        document = self.document
+        (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        self.draw(out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")
+
+
+def one_by_one(setting: BenchSetting, rounds: list[Round]) -> BenchReport:
+    """Of rounds in which texts came one after another."""
+    from foretoken.lab.bench import figures as bench
+
+    peers = dict.fromkeys(name for name, _ in rounds[0] if name != bench.OWN)
+    table = [bench.figures(rounds, key, greedy=setting.greedy) for key in rounds[0]]
+    rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in table]
+    for entry, row in zip(rows, table, strict=True):
+        entry["measured_over_predicted"] = row.measured_over_predicted
+    fixed = bench.best(rounds, bench.OWN)
+    automatic = bench.AUTOMATIC in rounds[0]
+    document = setting.head(rounds) | {
+        "rounds": len(rounds),
+        "interrupted": len(rounds) < setting.options.repeats,
+        "figures": rows,
+        "best_gamma": fixed[1],
+        "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,
+        "duels": [asdict(bench.duel(rounds, name)) for name in peers],
+    }
+    return BenchReport(document, partial(scoreboard.show, document, table), partial(_draw, table))
+
+
+def batches(
+    setting: BenchSetting, sizes: list[int], by_batch: dict[int, list[Round]]
+) -> BenchReport:
+    """Of rounds by how many texts came at once: those of `sizes` that were begun."""
+    from foretoken.lab.bench.figures import label, throughput
+
+    repeats = setting.options.repeats
+    table = {
+        texts: [throughput(rounds, key, greedy=setting.greedy) for key in rounds[0]]
+        for texts, rounds in by_batch.items()
+    }
+    document = setting.head([*chain.from_iterable(by_batch.values())])
+    document["asked"]["batch"] = sizes
+    document |= {
+        "interrupted": any(len(by_batch.get(texts, ())) < repeats for texts in sizes),
+        "batches": [
+            {
+                "batch": texts,
+                "rounds": len(by_batch[texts]),
+                "figures": [asdict(row) | {"variant": label(row.gamma)} for row in rows],
+            }
+            for texts, rows in table.items()
+        ],
+    }
+    show = partial(scoreboard.show_batches, document, table)
+    return BenchReport(document, show, partial(_draw_batches, table))
+
+
+def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
+    """The target's dtypes, part by part: the cache has by itself that of the computation."""
+    from foretoken.options import ROUNDED  # late: numpy
+
+    computed = spec.target.computed
+    cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
+    dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
+    drafted = getattr(getattr(spec.drafter, "model", None), "computed", None)
+    return dtypes if drafted is None else dtypes | {"draft": drafted}
+
+
+def _draw(table: list[Figures], out: Path, title: str) -> None:
+    from foretoken.lab.bench.figures import draw  # late: matplotlib
+
+    draw(table, out, title)
+
+
+def _draw_batches(table: dict[int, list[Throughput]], out: Path, title: str) -> None:
+    from foretoken.lab.bench.figures import draw_batches  # late: matplotlib
+
+    draw_batches(table, out, title)

@@ -17,19 +17,14 @@ from typer.core import TyperGroup
 import foretoken
 from foretoken.cli import (
     bench,
-    bench_serve,
     certify,
     chat,
-    complete,
     doctor,
     export,
     generate,
     measure,
     plan,
-    report,
     serve,
-    simulate,
-    theory,
     trace,
     train,
 )
@@ -37,14 +32,18 @@ from foretoken.cli.command import quiet
 from foretoken.errors import ForetokenError, InputError
 from foretoken.models.parallel import torchrun
 
+LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
+MOVED = {name: f"foretoken-lab {name}" for name in LAB}
+MOVED |= {"bench serve": "guidellm benchmark", "complete": "foretoken chat --raw"}
+
 
 class Commands(TyperGroup):
-    """Commands of one word or, as `bench serve`, of two. `bench` takes options only, so a word
-    behind it is nothing else."""
+    """A group of commands that knows where moved ones are now."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if (name := " ".join(args[:2])) in self.commands:
-            args = [name, *args[2:]]
+        for name in (args[0], " ".join(args[:2])):
+            if name in MOVED:
+                raise InputError(f"foretoken {name} is no longer here; run {MOVED[name]}")
         return super().resolve_command(ctx, args)
 
 
@@ -75,18 +74,13 @@ def options(
 
 app.command()(generate.generate)
 app.command()(chat.chat)
-app.command()(complete.complete)
 app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(export.export)
 app.command()(bench.bench)
-app.command("bench serve")(bench_serve.bench_serve)
-app.command()(report.report)
 app.command()(certify.certify)
-app.command()(theory.theory)
 app.command()(trace.trace)
 app.command()(serve.serve)
-app.command()(simulate.simulate)
 app.command()(doctor.doctor)
 app.add_typer(train.app, name="train")
 
@@ -96,7 +90,12 @@ def main() -> None:
     closed pipe (`| head`) exits with 1."""
     if torchrun.launched() and torchrun.rank():
         _follow()
-        return
+    else:
+        run(app)
+
+
+def run(app: typer.Typer) -> None:
+    """Run a command of `app`, `foretoken`'s or `foretoken-lab`'s."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _require_ranks()

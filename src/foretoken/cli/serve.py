@@ -95,12 +95,12 @@ def serve(
     template = None if chat_template is None else files.text(chat_template, "a Jinja template")
     with needing("serve"):
         from foretoken.server.run import run
-    from foretoken.server.app import Settings
-    from foretoken.server.engine.logs import Logs
-    from foretoken.server.engine.worker import Setup
+    from foretoken.server.app import ServerSettings
     from foretoken.server.limits import Keys, Limits
+    from foretoken.server.logs import Logs
+    from foretoken.server.process.worker import Setup
 
-    settings = Settings(
+    settings = ServerSettings(
         name=served_model_name or _name(target),
         limits=Limits(max_body, max_tokens, min(max_texts, max_rows + max_waiting)),
         keys=Keys(tuple(api_key or ())),

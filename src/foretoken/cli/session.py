@@ -215,7 +215,9 @@ class Session:
     def _commands(self) -> dict[str, SlashCommand]:
         talk = self.conversation
         commands = {
-            "set": SlashCommand("[NAME VALUE]", "Set an option; without VALUE, back to how it began.", self._set),
+            "set": SlashCommand(
+                "[NAME VALUE]", "Set an option; without VALUE, as at first.", self._set
+            ),
             "stats": SlashCommand("", "Show figures of the last text.", self._stats),
             "help": SlashCommand("", "List these commands.", self._help),
             "exit": SlashCommand("", "Leave; so does Ctrl-D.", self._exit),
@@ -223,7 +225,9 @@ class Session:
         if talk is None:
             return commands
         return {
-            "system": SlashCommand("[TEXT]", "Set the system message; without TEXT, remove it.", talk.system),
+            "system": SlashCommand(
+                "[TEXT]", "Set the system message; without TEXT, none.", talk.system
+            ),
             "undo": SlashCommand("", "Take the last turn back.", lambda _: talk.undo()),
             "reset": SlashCommand("", "Take all turns back.", lambda _: talk.reset()),
             "save": SlashCommand("FILE", "Save the messages as JSON.", _file(talk.save)),

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli.render import labelled, milliseconds, prose
-from foretoken.others import remark
+from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
     from foretoken.lab.measurement.footprint import Footprint
-    from foretoken.lab.measurement.prediction import Prediction
+    from foretoken.lab.measurement.plan import GammaPrediction
     from foretoken.lab.measurement.result import Measurement
 
 LABEL = 28  # letters of the column of labels
@@ -23,7 +23,7 @@ LABEL = 28  # letters of the column of labels
 
 def show(measurement: Measurement, console: Console) -> None:
     """All of it."""
-    from foretoken.lab.measurement.prediction import predictions
+    from foretoken.lab.measurement.plan import predictions
 
     options, machine = measurement.options, measurement.machine
     table = predictions(measurement)
@@ -59,7 +59,7 @@ def show(measurement: Measurement, console: Console) -> None:
         prose(console, warning, bold=warning)
 
 
-def _agreement(m: Measurement, table: list[Prediction]) -> list[tuple[str, str]]:
+def _agreement(m: Measurement, table: list[GammaPrediction]) -> list[tuple[str, str]]:
     from foretoken.theory import expected_tokens
 
     gamma = m.options.gamma
@@ -123,7 +123,7 @@ def _step(m: Measurement) -> tuple[str, str]:
     )
 
 
-def _positions(m: Measurement, table: list[Prediction]) -> Table:
+def _positions(m: Measurement, table: list[GammaPrediction]) -> Table:
     """How often guess i was kept."""
     view = _table("guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far")
     for i, position in enumerate(m.positions, 1):
@@ -135,7 +135,7 @@ def _positions(m: Measurement, table: list[Prediction]) -> Table:
     return view
 
 
-def _gammas(m: Measurement, table: list[Prediction]) -> Table:
+def _gammas(m: Measurement, table: list[GammaPrediction]) -> Table:
     """A row per number of tokens in a pass: n = gamma + 1."""
     fastest = max(table, key=lambda row: row.speedup.value)
     view = _table("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", "")
@@ -164,7 +164,7 @@ def _table(*headings: str) -> Table:
 
 
 def _verdict(m: Measurement, console: Console) -> None:
-    from foretoken.lab.measurement.prediction import formula
+    from foretoken.lab.measurement.plan import formula
 
     gamma, measured, expected = m.options.gamma, m.speedup, formula(m)
     gain = f"{measured.value:.2f}x"

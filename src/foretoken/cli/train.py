@@ -1,77 +1,211 @@
-"""`foretoken train lm`, `samples` and `ngram`: small language models and n-gram tables, from text
-or from a target's samples."""
+"""`foretoken train`: drafts taught their target's law (`distill`), blockwise heads (`heads`),
+n-gram tables (`ngram`), and a target's own text (`samples`).
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer import Option
 
-from foretoken.cli import distill, heads, option, seq2seq, trained
-from foretoken.cli.command import command
-from foretoken.cli.command import quiet
+from foretoken.cli import option, trained
+from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
     from foretoken.drafters.ngram import NGram
     from foretoken.speculator import Speculator
+    from foretoken.train.heads import Measured
 
-app = typer.Typer(no_args_is_help=True, help="Train drafts and small targets.")
-app.command()(distill.distill)
-app.command()(heads.heads)
-app.command()(seq2seq.seq2seq)
-Data = Annotated[Path, typer.Option(help="Text file, .txt or .txt.gz, or a folder of such.")]
+
+app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 
 
 @app.command()
-def lm(
-    data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Folder for checkpoint, log and model; resumed if there.")
-    ],
-    layers: Annotated[int, typer.Option()] = 16,
-    hidden: Annotated[int, typer.Option(help="Width of the residual stream.")] = 192,
-    feed_forward: Annotated[int, typer.Option()] = 512,
-    heads: Annotated[int, typer.Option()] = 6,
-    kv_heads: Annotated[int, typer.Option()] = 2,
-    vocab_size: Annotated[int, typer.Option(help="Of a new tokenizer.")] = 4096,
-    steps: Annotated[int, typer.Option()] = 2000,
-    batch: Annotated[int, typer.Option(help="Windows a step.")] = 8,
-    context: Annotated[int, typer.Option(help="Tokens a window.")] = 512,
-    learning_rate: Annotated[float, typer.Option()] = 3e-3,
-    patience: trained.Patience = 0,
-    bfloat16: trained.Bfloat16 = False,
-    seed: option.Seed = 0,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder whose tokenizer to use; left out: train one.")
+@command
+def distill(
+    reading: option.Reading,
+    data: option.Examples,
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
+    target: option.Target = None,
+    draft: Annotated[
+        str | None, Option(help="Folder or hub id of the draft to go on from.")
     ] = None,
-    init: Annotated[Path | None, typer.Option(help="Folder of weights to start from.")] = None,
+    draft_revision: option.DraftRevision = None,
+    shape: Annotated[
+        str | None,
+        Option(
+            help="A fresh draft: sizes in the target's config to change, such as "
+            "num_hidden_layers=1,hidden_size=96."
+        ),
+    ] = None,
+    loss: Annotated[
+        str,
+        Option(
+            help="kl, rkl (reverse), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+            "laws are apart, tv once they are near."
+        ),
+    ] = "lk",
+    temperature: Annotated[
+        float,
+        Option(
+            help="Of later use. At 0 texts and alpha are greedy and the loss compares the laws at "
+            "1."
+        ),
+    ] = 1.0,
+    on_policy: Annotated[
+        float, Option(help="Share of texts that the draft itself writes (on-policy).")
+    ] = 0.0,
+    target_generated: Annotated[
+        float,
+        Option(help="Share that the target writes (off-policy). The rest are the data's own."),
+    ] = 0.0,
+    length: Annotated[int, Option(help="New tokens of a text.")] = 128,
+    held_out: Annotated[int, Option(help="Held-out prompts that alpha is measured on.")] = 32,
+    steps: Annotated[int, Option()] = 1000,
+    batch: Annotated[int, Option(help="Texts a step.")] = 8,
+    learning_rate: Annotated[float, Option()] = 1e-3,
+    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
+    save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
+    seed: option.Seed = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
-    from foretoken.train.lm import Shape, train_lm
-    from foretoken.train.loop import Recipe
+    """Teach a draft its target's law, so that more guesses are kept.
+
+    Both laws are compared at every position of texts by the data, the target or the draft. The
+    weights with the best alpha on held-out prompts, over the target's own text, become OUT/model:
+    use it as --draft. The same command resumes a run that was killed.
+    """
+    from foretoken.train.distill import Distillation
+    from foretoken.train.distill import distill as teach
+    from foretoken.train.examples import read
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.pair import pair
 
     quiet()
-    shape = Shape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
-    recipe = Recipe(steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16)
-    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
-    with trained.bar("training", steps) as bar:
-        report = partial(trained.report_loss, bar)
-        summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
-    model = out / "model"
+    lesson = Distillation(loss, temperature, on_policy, target_generated, length, held_out)
+    recipe = TrainingRecipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    origin = {**reading.arguments, "draft_revision": draft_revision}
+    models = pair(target, draft, fields(shape), seed, **origin)
+    spec = models.together
+    if spec.tokenizer is None:
+        raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
+    encoder_decoder = spec.target.encoder_decoder
+    examples = read(data, spec.tokenizer, length, encoder_decoder=encoder_decoder)
+    try:
+        with trained.bar("distilling", steps) as bar:
+            summary = teach(models, examples, out, lesson, recipe, partial(_report_lesson, bar))
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
     lines = [
-        f"{trained.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
-        f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
-        f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
+        trained.size(out / "model", summary),
+        f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}, "
+        f"{summary['alpha_before']:.4f} before, at temperature {temperature:g}",
     ]
-    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)
+    trained.show(summary, lines, trained.use(target, out / "model", reading), as_json=as_json)
+
+
+def fields(shape: str | None) -> dict[str, Any]:
+    """The fields in `--shape`: name=value, separated by commas; a value is JSON or a string."""
+    values: dict[str, Any] = {}
+    for part in (shape or "").split(","):
+        name, equals, value = part.strip().partition("=")
+        if not part.strip():
+            continue
+        if not (name and equals and value):
+            raise InputError(f"shape has {part.strip()!r}; give name=value, separated by commas")
+        try:
+            values[name] = files.parse_json(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def _report_lesson(
+    bar: trained.Report, step: int, loss: float, alpha: float | None, best: float
+) -> None:
+    """The loss and the best alpha; a line where alpha was measured."""
+    line = None
+    if alpha is not None:
+        rank = ", the best so far" if alpha == best else f", the best is {best:.4f}"
+        line = f"step {step}: held-out alpha {alpha:.4f}{rank}"
+    bar(step, f"loss {loss:.3f}, best alpha {best:.3f}" if step else f"alpha {best:.3f}", line)
+
+
+@app.command()
+@command
+def heads(
+    reading: option.Reading,
+    data: option.Examples,
+    out: Annotated[
+        Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")
+    ],
+    target: option.Target = None,
+    heads: Annotated[int, Option(help="Guesses that one call makes: the largest gamma.")] = 4,
+    target_generated: Annotated[
+        float, Option(help="Share of texts that the target writes. The rest are the data's own.")
+    ] = 0.0,
+    length: Annotated[int, Option(help="New tokens of a text.")] = 128,
+    steps: Annotated[int, Option()] = 1000,
+    batch: Annotated[int, Option(help="Texts a step.")] = 8,
+    learning_rate: Annotated[float, Option()] = 2e-3,
+    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
+    save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
+    seed: option.Seed = 0,
+    as_json: option.Json = False,
+) -> None:
+    """Train blockwise heads on a target's hidden states: one call makes all guesses.
+
+    The target is frozen, and each head learns its law one place further ahead. Use the file as
+    --draft heads:FILE, with this target. Each head's alpha is measured on held-out prompts, over
+    the target's own text at temperature 1. The same command resumes a run that was killed.
+    """
+    from foretoken.train.heads import Teacher, train_heads
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.pair import read_target
+
+    quiet()
+    recipe = TrainingRecipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    option.require_folder(out)
+    options = reading.arguments
+    generation_config = options.pop("generation_config")
+    target_model = read_target(target, **options)
+    teacher = Teacher.of(*target_model, data, length, target_generated, generation_config)
+    try:
+        with trained.bar("training", steps) as bar:
+            summary = train_heads(teacher, out, heads, recipe, partial(_report_heads, bar))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    measured = zip(summary["alpha"], summary["agreement"], strict=True)
+    lines = [
+        trained.size(out, summary),
+        *(
+            f"head {k}: alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's "
+            f"at {agreement:.0%} of places"
+            for k, (alpha, agreement) in enumerate(measured, 1)
+        ),
+    ]
+    trained.show(summary, lines, trained.use(target, f"heads:{out}", reading), as_json=as_json)
+
+
+def _report_heads(bar: trained.Report, step: int, loss: float, measured: Measured | None) -> None:
+    """The loss; a line where the heads were measured."""
+    line = None
+    if measured is not None:
+        alpha = " ".join(f"{x:.3f}" for x in measured.alpha)
+        agreement = " ".join(f"{x:.3f}" for x in measured.agreement)
+        line = f"step {step}: alpha by head {alpha}; its argmax the target's {agreement}"
+    bar(step, f"loss {loss:.3f}", line)
 
 
 @app.command()
@@ -85,7 +219,7 @@ def samples(
     temperature: Annotated[float, typer.Option()] = 1.0,
     seed: option.Seed = 0,
 ) -> None:
-    """Write a target's own text to a file, to train a draft on with `foretoken train lm`."""
+    """Write a target's own text to a file, to train a draft on with `foretoken-lab train lm`."""
     from foretoken.text.decoding import decode
 
     option.require_file(out)
@@ -97,7 +231,7 @@ def samples(
     files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
     if target is not None:
-        print(f"use it: foretoken train lm --data {out} --tokenizer {target} --out FOLDER")
+        print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
 
 
 @app.command()

@@ -16,9 +16,9 @@ from ray import serve
 from foretoken.cluster import session
 from foretoken.cluster.replica import placed
 from foretoken.errors import InputError
-from foretoken.server.app import Settings, make
-from foretoken.server.engine.fleet import Fleet
-from foretoken.server.engine.worker import Setup
+from foretoken.server.app import ServerSettings, make
+from foretoken.server.process.fleet import EngineFleet
+from foretoken.server.process.worker import Setup
 from foretoken.server.run import listening
 
 NAME = "foretoken"
@@ -36,12 +36,12 @@ class Replicas:
     threads: int
 
 
-def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.Application:
+def application(setup: Setup, settings: ServerSettings, replicas: Replicas) -> serve.Application:
     """What Serve runs: one process takes the requests, and its replicas write the texts."""
 
     def app() -> FastAPI:
         setup.logs.begin()
-        fleet = Fleet(setup, partial(placed, threads=replicas.threads), replicas.count)
+        fleet = EngineFleet(setup, partial(placed, threads=replicas.threads), replicas.count)
         server = make(fleet, settings)
         server.state.fleet = fleet
         return server
@@ -70,7 +70,7 @@ def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.A
             await self._fleet.stop(settings.patience)
 
         @property
-        def _fleet(self) -> Fleet:
+        def _fleet(self) -> EngineFleet:
             deployment: Any = self
             return deployment.app.state.fleet
 
@@ -79,7 +79,7 @@ def application(setup: Setup, settings: Settings, replicas: Replicas) -> serve.A
 
 def run(
     setup: Setup,
-    settings: Settings,
+    settings: ServerSettings,
     host: str,
     port: int,
     *,

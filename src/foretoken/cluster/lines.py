@@ -30,7 +30,7 @@ AHEAD = 2  # tasks of a worker at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PromptTask:
     """A text: `prompt` makes what the model reads, where the model is."""
 
     prompt: Callable[[Speculator], Any]
@@ -51,7 +51,9 @@ class Workers:
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def texts(asks: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion | ForetokenError]]:
+def texts(
+    asks: list[PromptTask], workers: Workers
+) -> Iterator[tuple[int, Completion | ForetokenError]]:
     """The completion of each, without its steps, or why there is none; by its place among those
     asked for, in the order in which they are done."""
     context = ray.data.DataContext.get_current()
@@ -65,7 +67,7 @@ def texts(asks: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion |
         max_concurrent_calls_per_actor=AHEAD,
     )
     completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
-        Worker,  # pyright: ignore[reportArgumentType]
+        BatchWorker,  # pyright: ignore[reportArgumentType]
         batch_size=BATCH,
         compute=pool,
         num_cpus=workers.threads,
@@ -76,7 +78,7 @@ def texts(asks: list[Ask], workers: Workers) -> Iterator[tuple[int, Completion |
         yield int(row["place"]), pickle.loads(row["text"])
 
 
-class Worker:
+class BatchWorker:
     """An engine, from the first batch on."""
 
     def __init__(self, workers: Workers) -> None:
@@ -99,7 +101,7 @@ class Worker:
         texts = await asyncio.gather(*(self._text(pickle.loads(ask)) for ask in batch["ask"]))
         return {"place": batch["place"], "text": np.array([*map(pickle.dumps, texts)], object)}
 
-    async def _text(self, ask: Ask) -> Completion | ForetokenError:
+    async def _text(self, ask: PromptTask) -> Completion | ForetokenError:
         try:
             prompt, last = ask.prompt(self._spec), None
             options = {"gamma": ask.gamma, "seed": ask.seed}

@@ -19,16 +19,16 @@ from typing import Any
 import ray
 
 from foretoken.errors import one_line
-from foretoken.server.engine.messages import Failed
-from foretoken.server.engine.process import Child
-from foretoken.server.engine.worker import Setup, work
+from foretoken.server.process.client import Child
+from foretoken.server.process.messages import Failed
+from foretoken.server.process.worker import Setup, work
 from foretoken.storage.lineage import versions
 
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
 
 
-class Replica:
+class ReplicaActor:
     """The actor. It ends with its owner."""
 
     def open(self, key: bytes, node: str) -> tuple[str, int]:
@@ -60,13 +60,13 @@ def unlike(own: dict[str, str], owners: dict[str, str]) -> str:
     return f"{node} has {', '.join(differences)}; install the same versions on all machines"
 
 
-class Remote:
+class ReplicaHandle:
     """The owner's end: a process to wait for and to kill, and a pipe that is there once Ray has
     placed the replica."""
 
     def __init__(self, setup: Setup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
-        actor_class: Any = ray.remote(Replica)
+        actor_class: Any = ray.remote(ReplicaActor)
         self._actor = actor_class.options(
             num_cpus=threads,
             scheduling_strategy="SPREAD",
@@ -113,5 +113,5 @@ class Remote:
 
 def placed(setup: Setup, threads: int) -> Child:
     """A replica that Ray places and starts; as `process.spawned`."""
-    remote = Remote(setup, threads)
+    remote = ReplicaHandle(setup, threads)
     return Child(remote, remote)

@@ -14,11 +14,11 @@ from time import perf_counter
 
 import torch
 
-from foretoken.claim import Claim
+from foretoken.costing.gamma import Fixed, Gamma
 from foretoken.drafters.base import Drafter, held, require_apart
 from foretoken.drafters.given import GivenDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.gamma import Fixed, Gamma
+from foretoken.lease import Lease
 from foretoken.models.base import Encodes, Keeps, Model, Remembers, Switches
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
@@ -43,7 +43,7 @@ class Batch:
         self._switches: Switches | None = None  # the target, if it reads long rows in another way
         if isinstance(target, Switches) and target.longest != target.context:
             self._switches = target
-        self._claim: Claim | None = None  # while there are rows
+        self._lease: Lease | None = None  # while there are rows
 
     def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
         """Advance fresh rows, and no others, until all are finished; yields after the prefill and
@@ -81,24 +81,24 @@ class Batch:
     def drafts(self) -> bool:
         """Whether its rows are in the drafter too."""
         none = isinstance(self.drafter, NoDrafter)  # where there is nothing to be in
-        return self._claim is not None and (none or self._claim.drafter is self.drafter)
+        return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
     def join(self, rows: list[Row], *, drafts: bool = True, read: bool = True) -> None:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
         read it. A row that is alone has as much of its end left as fits a pass, which the first
         step's is then. The first ones say whether there will be guesses: plain decoding costs no
         drafter's work."""
-        if self._claim is None:
-            self._claim = Claim(self.target, self.drafter if drafts else NoDrafter())
-            self._claim.take()
+        if self._lease is None:
+            self._lease = Lease(self.target, self.drafter if drafts else NoDrafter())
+            self._lease.take()
             keep_freed()
         start = perf_counter()
-        self._claim.expect(len(rows))
+        self._lease.expect(len(rows))
         with threads(self.target):
             for _, group in groupby(rows, lambda row: (row.request.salt, self._is_long(row))):
                 some = list(group)
                 self._announce(some[0])
-                self._start(some, self._claim.drafter or self.drafter, read)
+                self._start(some, self._lease.drafter or self.drafter, read)
                 self.rows = [*self.rows, *some]
         for row in rows:
             row.began = row.began or start
@@ -108,7 +108,7 @@ class Batch:
         """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
         that finish leave. `reads`: as `step.step` takes them, but all rows may keep something for
         later."""
-        assert self._claim is not None and self._claim.drafter is not None
+        assert self._lease is not None and self._lease.drafter is not None
         reads = [row.behind for row in self.rows] if reads is None else reads
         telling = [row.telling for row in self.rows]
         reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
@@ -137,29 +137,29 @@ class Batch:
         """Rows leave, finished or not."""
         leaving = {id(row) for row in rows}
         places = [b for b, row in enumerate(self.rows) if id(row) in leaving]
-        if self._claim is not None and places:
-            self._claim.leave(places)
+        if self._lease is not None and places:
+            self._lease.leave(places)
             self.rows = [row for row in self.rows if id(row) not in leaving]
         if not self.rows:
             self.clear()
 
     def clear(self) -> None:
         """All rows leave, also where a step was broken off."""
-        claim, self._claim, self.rows = self._claim, None, []
-        if claim is not None:  # broken off here, it ends with its last reference
-            claim.release()
+        lease, self._lease, self.rows = self._lease, None, []
+        if lease is not None:  # broken off here, it ends with its last reference
+            lease.release()
 
     def _given_drafter(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
-        assert self._claim is not None and self._claim.drafter is not None
+        assert self._lease is not None and self._lease.drafter is not None
         pairs = zip(self.rows, gamma, strict=True)
         predicted = [row.predicted(g) if g and row.trusts else [] for row, g in pairs]
         every = zip(predicted, self.rows, gamma, strict=True)
         guesses = [x or row.forced(g) for x, row, g in every]
         if not any(guesses):
-            return self._claim.drafter
+            return self._lease.drafter
         places = frozenset(b for b, x in enumerate(predicted) if x)
-        return GivenDrafter(self._claim.drafter, guesses, places)
+        return GivenDrafter(self._lease.drafter, guesses, places)
 
     def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
         texts = [list(row.tokens) for row in rows]

@@ -16,12 +16,12 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import WeakValueDictionary, ref
 
+from foretoken.costing.gamma import Beside, Fixed, Gamma
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import Memory, reserve_kept
-from foretoken.engine.pace import Pace
+from foretoken.engine.prefill_budget import PrefillBudget
 from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.gamma import Beside, Fixed, Gamma
 from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
@@ -70,7 +70,7 @@ class Scheduler:
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # as the batch's rows
         self.suspects: list[Row] = []  # that joined or ran last: one of them, if that failed
-        self.pace = Pace()
+        self.prefill_budget = PrefillBudget()
         self.memory: Memory | None = None  # None: as much as the rows need
         self.preempted = 0  # rows that had to wait again, as memory ran short
         self._lock = RLock()  # a stream that is collected meanwhile aborts in the same thread
@@ -233,7 +233,7 @@ class Scheduler:
             return False
         self._make_room()
         moved = self.suspects = list(self.batch.rows)
-        reads = self.pace.reads(moved, already)
+        reads = self.prefill_budget.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
         start = self._now()
         try:
@@ -244,7 +244,7 @@ class Scheduler:
             moved[error.row].fail(error)  # alone: its mates take the step again
             self._requeue()
         if not telling:
-            self.pace.see(reads, self._now() - start)
+            self.prefill_budget.see(reads, self._now() - start)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
@@ -282,7 +282,7 @@ class Scheduler:
             self._requeue()
             self._join(before, drafts)
         running = sum(task.row.behind == 1 for task in self.running)
-        most = self.pace.most(running, len(self.running) - running + len(fresh))
+        most = self.prefill_budget.most(running, len(self.running) - running + len(fresh))
         budget, now, later = most, list[Task](), list[Task]()
         for task in fresh:
             count = self.batch.unread(task.row)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.base import Draft, Drafter, held
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, check, law, require_finite
@@ -24,7 +24,7 @@ from foretoken.sampling.verify import overlap
 CHUNK = 32  # positions in a pass of the target: laws of a whole text would take much memory
 
 
-class Place(NamedTuple):
+class ScoredPlace(NamedTuple):
     """One position of a replayed text."""
 
     p: Tensor  # [V]
@@ -51,7 +51,7 @@ def replayed(
     new: list[int],
     params: SamplingParams,
     drafted: SamplingParams,
-) -> Iterator[Place]:
+) -> Iterator[ScoredPlace]:
     """Both laws at every token of `new`: the target's by `params`, the drafter's by `drafted`.
     RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
@@ -60,8 +60,8 @@ def replayed(
     reads = any(getattr(part, "reads_target", False) for part in held(drafter))
     size = 1 if reads else CHUNK
     p = torch.empty(0)
-    with claimed(target, drafter) as claim:
-        claim.expect(1)
+    with leased(target, drafter) as lease:
+        lease.expect(1)
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for i, token in enumerate(new):
@@ -93,17 +93,17 @@ def _laws(
     return law(logits[0], params)
 
 
-def _place(p: Tensor, draft: Draft, draw: Draw) -> Place:
+def _place(p: Tensor, draft: Draft, draw: Draw) -> ScoredPlace:
     """p `[V]` beside the law of one guess."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):
-        return Place(p, None, None)
+        return ScoredPlace(p, None, None)
     q = None if draft.q is None else draft.q[0, 0].to(p.device)
-    return Place(p, q, int(draft.tokens[0, 0]))
+    return ScoredPlace(p, q, int(draft.tokens[0, 0]))
 
 
-def _beta(place: Place) -> float | None:
+def _beta(place: ScoredPlace) -> float | None:
     if place.guess is None:
         return None
     q = None if place.q is None else place.q[None, None]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.claim import claimed
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.estimate import Estimate, ratio
+from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.sampling.distributions import check, likeliest
 from foretoken.sampling.verify import overlap
@@ -30,7 +30,7 @@ WINDOW = 512  # ids that a prediction follows from, at most
 CHUNK = 64  # positions in a pass: laws of a whole window would take much memory
 
 
-class Piece(NamedTuple):
+class RoundedPiece(NamedTuple):
     """A piece of text as ids, and the bytes that those behind the first stand for."""
 
     ids: list[int]
@@ -59,7 +59,7 @@ class _Sums(NamedTuple):
     overlap: float
 
 
-def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
+def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[RoundedPiece]:
     """Up to `PIECES` pieces of a text, evenly spread; InputError where it is too short for two."""
     count = min(PIECES, len(text) // LETTERS)
     if count < 2:
@@ -71,19 +71,19 @@ def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
     return [_piece(text[at : at + LETTERS], tokenizer) for at in starts]
 
 
-def _piece(text: str, tokenizer: PreTrainedTokenizerBase) -> Piece:
+def _piece(text: str, tokenizer: PreTrainedTokenizerBase) -> RoundedPiece:
     """Behind the token that begins a text, where the tokenizer puts one."""
     ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
     encoded: list[int] = list(tokenizer(text, verbose=False).input_ids)
     size = len(text.encode())
     if encoded[1 : 1 + len(ids)] == ids:
-        return Piece(encoded[: 1 + len(ids)], size)
+        return RoundedPiece(encoded[: 1 + len(ids)], size)
     first = str(tokenizer.decode(ids[:1]))
-    return Piece(ids, size - len(first.encode()))
+    return RoundedPiece(ids, size - len(first.encode()))
 
 
 @torch.inference_mode()
-def rounding(model: Model, rounded: Model, held_out: Sequence[Piece]) -> Rounding:
+def rounding(model: Model, rounded: Model, held_out: Sequence[RoundedPiece]) -> Rounding:
     """Compare a model with its rounded copy on pieces of text, two or more.
 
     Raises RefusedError for an encoder-decoder, and where one of them is in use.
@@ -93,7 +93,7 @@ def rounding(model: Model, rounded: Model, held_out: Sequence[Piece]) -> Roundin
             "an encoder-decoder predicts nothing without a source; bits per byte are measured for "
             "decoders alone"
         )
-    with claimed(model) as one, claimed(rounded) as other:
+    with leased(model) as one, leased(rounded) as other:
         one.expect(1)
         other.expect(1)
         sums = [_sums(model, rounded, piece.ids) for piece in held_out]

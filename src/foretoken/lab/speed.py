@@ -33,7 +33,7 @@ COPIES = 2.5  # of the weights while they are compiled
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class LinearStack:
     """Square linear layers, one behind the other."""
 
     width: int
@@ -44,11 +44,11 @@ class Stack:
         return self.width**2 * self.layers
 
 
-STACKS = (Stack(512, 38), Stack(1024, 95), Stack(2048, 95))
+STACKS = (LinearStack(512, 38), LinearStack(1024, 95), LinearStack(2048, 95))
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class PrecisionSpeed:
     """Seconds of a pass over each of `TOKENS`; None where time or memory did not suffice."""
 
     parameters: int
@@ -56,7 +56,7 @@ class Speed:
     seconds: tuple[float, ...] | None
 
 
-def speeds(stacks: tuple[Stack, ...], seconds: float = SECONDS) -> Iterator[Speed]:
+def speeds(stacks: tuple[LinearStack, ...], seconds: float = SECONDS) -> Iterator[PrecisionSpeed]:
     """Every stack in every precision, the smallest first: what is left out at the end is large."""
     first, took = perf_counter(), dict[str, float]()
     for stack in stacks:
@@ -64,15 +64,15 @@ def speeds(stacks: tuple[Stack, ...], seconds: float = SECONDS) -> Iterator[Spee
             start = perf_counter()
             late = start - first + took.get(dtype, 0.0) * stack.parameters > seconds
             if late or not _fits(stack, dtype):
-                yield Speed(stack.parameters, dtype, None)
+                yield PrecisionSpeed(stack.parameters, dtype, None)
                 continue
             times = timed(stack, dtype)
             making = perf_counter() - start - len(TOKENS) * ENOUGH
             took[dtype] = max(0.0, making) / stack.parameters
-            yield Speed(stack.parameters, dtype, times)
+            yield PrecisionSpeed(stack.parameters, dtype, times)
 
 
-def timed(stack: Stack, dtype: str) -> tuple[float, ...]:
+def timed(stack: LinearStack, dtype: str) -> tuple[float, ...]:
     """Median seconds of a pass over each of `TOKENS`."""
     compiled = core().compile_model(
         widened_in_products(graph(stack, dtype)), "CPU", settings(dtype)
@@ -81,7 +81,7 @@ def timed(stack: Stack, dtype: str) -> tuple[float, ...]:
     return tuple(_pass(request, np.ones((n, stack.width), np.float32)) for n in TOKENS)
 
 
-def graph(stack: Stack, dtype: str) -> ov.Model:
+def graph(stack: LinearStack, dtype: str) -> ov.Model:
     """The stack as a graph, from vectors `[n, width]` to as many."""
     weight = np.random.default_rng(0).standard_normal((stack.width,) * 2, dtype=np.float32)
     layer = LAYERS[dtype](weight / stack.width**0.5, stack)  # vectors keep their length
@@ -98,23 +98,23 @@ Layer = Callable[[int], Any]
 # of its own and only one is drawn and rounded
 
 
-def _float32(weight: Any, stack: Stack) -> Layer:
+def _float32(weight: Any, stack: LinearStack) -> Layer:
     return lambda i: ops.constant(np.roll(weight, i, 0))
 
 
-def _bfloat16(weight: Any, stack: Stack) -> Layer:
+def _bfloat16(weight: Any, stack: LinearStack) -> Layer:
     narrow = torch.from_numpy(weight).bfloat16()
     if stack.parameters < WORTH:  # as conversions keep them
         return _float32(narrow.float().numpy(), stack)
     return lambda i: widened(narrow.roll(i, 0))
 
 
-def _int8(weight: Any, stack: Stack) -> Layer:
+def _int8(weight: Any, stack: LinearStack) -> Layer:
     integers, scale = whole(weight, 1)
     return lambda i: scaled(np.roll(integers, i, 0), np.roll(scale, i, 0))
 
 
-def _int4(weight: Any, stack: Stack) -> Layer:
+def _int4(weight: Any, stack: LinearStack) -> Layer:
     integers, scales = nearest(weight.reshape(-1, GROUP))
     integers, scales = integers.reshape(weight.shape), scales.reshape(len(weight), -1)
     return lambda i: in_groups(np.roll(integers, i, 0), np.roll(scales, i, 0))
@@ -123,7 +123,7 @@ def _int4(weight: Any, stack: Stack) -> Layer:
 LAYERS = {"int4": _int4, "int8": _int8, "bfloat16": _bfloat16, "float32": _float32}
 
 
-def _fits(stack: Stack, dtype: str) -> bool:
+def _fits(stack: LinearStack, dtype: str) -> bool:
     free = free_bytes(torch.device("cpu"))
     return free is None or COPIES * BYTES[dtype] * stack.parameters < free
 

@@ -33,7 +33,7 @@ HEIGHTS = {"target": 0.7, "draft": 0.45}  # so that colours are not all that tel
 THREADS = {"target": 1, "draft": 2}  # a Chrome trace's
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A block. A prefill is the reading of the prompt before the first step, by a decoder."""
 
     part: Part
@@ -42,19 +42,19 @@ class Call(NamedTuple):
     step: int  # from 1; 0 is before the first
 
 
-def timeline(completion: Completion) -> list[Call]:
+def timeline(completion: Completion) -> list[ModelCall]:
     """The calls in order. A step's calls of the drafter share its time equally; the gaps are the
     verdict and the rest of a step."""
     calls, now = _prefill(completion.stats), completion.stats.prefill_seconds
     for number, step in enumerate(completion.steps, 1):
         each = step.draft_seconds / max(1, step.draft_calls)
-        calls += [Call("draft", now + i * each, each, number) for i in range(step.draft_calls)]
-        calls.append(Call("target", now + step.draft_seconds, step.score_seconds, number))
+        calls += [ModelCall("draft", now + i * each, each, number) for i in range(step.draft_calls)]
+        calls.append(ModelCall("target", now + step.draft_seconds, step.score_seconds, number))
         now += step.draft_seconds + step.score_seconds + step.verify_seconds
     return calls
 
 
-def _prefill(stats: Stats) -> list[Call]:
+def _prefill(stats: Stats) -> list[ModelCall]:
     """Each model's encoder, where one ran, then the rest of its reading. A drafter that made no
     call is left out."""
     drafts, target, draft = (
@@ -63,11 +63,11 @@ def _prefill(stats: Stats) -> list[Call]:
         stats.draft_encoder_seconds,
     )
     seconds = stats.prefill_seconds - drafts
-    calls = [Call("target encoder", 0.0, target, 0)] if target else []
-    calls.append(Call("target prefill", target, seconds - target, 0))
+    calls = [ModelCall("target encoder", 0.0, target, 0)] if target else []
+    calls.append(ModelCall("target prefill", target, seconds - target, 0))
     if stats.draft_calls:
-        calls += [Call("draft encoder", seconds, draft, 0)] if draft else []
-        calls.append(Call("draft prefill", seconds + draft, drafts - draft, 0))
+        calls += [ModelCall("draft encoder", seconds, draft, 0)] if draft else []
+        calls.append(ModelCall("draft prefill", seconds + draft, drafts - draft, 0))
     return calls
 
 
@@ -93,7 +93,7 @@ def chrome(completion: Completion) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": headers + events}
 
 
-def _facts(completion: Completion, call: Call) -> dict[str, int]:
+def _facts(completion: Completion, call: ModelCall) -> dict[str, int]:
     """What is known of a call's step."""
     if not call.step:
         return {}
@@ -115,7 +115,7 @@ def svg(rows: dict[str, Completion]) -> str:
     return file.getvalue()
 
 
-def blocks(figure: Figure, rows: dict[str, list[Call]]) -> None:
+def blocks(figure: Figure, rows: dict[str, list[ModelCall]]) -> None:
     """Draw the calls of each row in a figure."""
     from matplotlib.patches import Patch  # late: as above
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
-from foretoken import kept
-from foretoken.costs import PLAIN, Costs
+from foretoken.costing import stored
+from foretoken.costing.costs import PLAIN, Costs
+from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import ForetokenError
-from foretoken.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.loading.own import OwnCopy
 from foretoken.loading.sources import Source
 from foretoken.options import ROUNDED
@@ -45,7 +45,7 @@ def chosen(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
     for itself, with look-up in front where a text repeats. What was chosen is logged."""
     if looking.target.runtime != "openvino":  # no other shares its rows
         return looking
-    name = kept.key(looking.target, looking.drafter, FILE)
+    name = stored.key(looking.target, looking.drafter, FILE)
     remembered_kind = remembered(FILE).get(name) if name else None
     kind = remembered_kind if remembered_kind in (*KINDS, "") else None
     if kind is None:
@@ -69,7 +69,7 @@ def rounded(
     `make` returns in eight or four bits. What was chosen is logged, where it is another."""
     if parameters < SMALL or spec.target.runtime != "openvino":
         return spec
-    name = kept.key(spec.target, spec.drafter, FILE)
+    name = stored.key(spec.target, spec.drafter, FILE)
     remembered_kind = remembered(FILE).get(name) if name else None
     if remembered_kind in (*ROUNDED, ""):
         kind = cast(str, remembered_kind)

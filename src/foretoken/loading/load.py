@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import require_ids
 from foretoken.errors import InputError, RefusedError
+from foretoken.generation_config import require_ids
 from foretoken.loading import memory
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import (
@@ -31,7 +31,7 @@ from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
 from foretoken.loading.wrapped import unwrapped
 from foretoken.options import require_place, require_ranks
-from foretoken.patience import told
+from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def load(
     )
     # The draft first: what does not fit is refused before the target is loaded or converted
     fit = Fit(name_of(target), facts, own)
-    with told(log, "loading %s", name_of(draft)):
+    with log_if_slow(log, "loading %s", name_of(draft)):
         drafter = drafter_of(
             draft, fit, draft_wish, draft_revision, trust_remote_code, same_tokenizer=same_tokenizer
         )
@@ -153,7 +153,7 @@ def load(
             f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
             "give another draft"
         )
-    with told(log, "loading %s", name_of(target)):
+    with log_if_slow(log, "loading %s", name_of(target)):
         if tensor_parallel > 1:
             running = place_parallel(read, wish, tensor_parallel).model
         else:

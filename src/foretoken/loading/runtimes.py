@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.ends import Settings, read_settings
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
+from foretoken.generation_config import Settings, read_settings
 from foretoken.loading.hub import is_folder
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from foretoken.ends import check_file
 from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.generation_config import check_file
 from foretoken.loading import hub, memory
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.files import parse_json

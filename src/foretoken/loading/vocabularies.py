@@ -18,7 +18,7 @@ from foretoken.models.base import Model
 from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
 from foretoken.models.vocabularies.words import Words
-from foretoken.patience import told
+from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import other_words
 
@@ -72,7 +72,7 @@ class ForeignDraft:
         by a few texts of the target's: in seconds, and the same each time."""
         quiet = replace(spec, suggested={})  # what it generates here is nobody's text
         try:
-            with told(log, "trying how %s guesses best", self.name):
+            with log_if_slow(log, "trying how %s guesses best", self.name):
                 trials = {
                     (greedy, by_text): self._tried(quiet, greedy=greedy, by_text=by_text)
                     for greedy in (True, False)

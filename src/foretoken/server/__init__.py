@@ -3,5 +3,5 @@
 Tests under another name:
 `connection`: `tests/e2e/test_faults.py`.
 `run`: `tests/unit/server/test_app.py`.
-`journal`: `tests/unit/server/test_metrics.py`.
+`access_log`, `logs`: `tests/unit/server/test_metrics.py`.
 """

@@ -1,4 +1,4 @@
-"""The routes, put together: `foretoken serve` hands them a link to its engine."""
+"""The routes, put together: `foretoken serve` hands them its engine."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from foretoken.server import journal
+from foretoken.server import access_log
 from foretoken.server.api import answers, chat, completions, responses
 from foretoken.server.api.errors import ApiError, BadRequestError, answered
 from foretoken.server.api.responses import Responses
 from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wishes, read
 from foretoken.server.document import STATES, errors, post
-from foretoken.server.engine.fleet import Engines
-from foretoken.server.engine.link import RefusedRequest, UnavailableError
-from foretoken.server.engine.messages import Known
-from foretoken.server.engine.writing import Writing
 from foretoken.server.limits import Gate, Keys, Limits
 from foretoken.server.metrics import Metrics
+from foretoken.server.process.client import RefusedRequest, UnavailableError
+from foretoken.server.process.fleet import Engines
+from foretoken.server.process.generation import Generation
+from foretoken.server.process.messages import TokenLogprob
 
 VERSION = version("foretoken")
 PAGE = Path(__file__).parent / "page"
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """How a server behaves, beside its engine."""
 
     name: str  # under which the model is served
@@ -56,14 +56,14 @@ class Settings:
     patience: float = 30.0  # seconds for requests that run at the end
 
 
-def make(link: Engines, settings: Settings) -> FastAPI:
+def make(engine: Engines, settings: ServerSettings) -> FastAPI:
     """The application."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        link.start()
+        engine.start()
         yield
-        await link.stop(settings.patience)
+        await engine.stop(settings.patience)
 
     app = FastAPI(
         title="foretoken",
@@ -72,16 +72,16 @@ def make(link: Engines, settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    server = Server(link, settings)
-    server.route(app)
+    routes = Routes(engine, settings)
+    routes.route(app)
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
 
     def answered(scope: Scope, seconds: float) -> None:
         path, state = scope["path"], scope["state"]
         status = state.get("status", 500)
-        server.metrics.answered(path if path in paths else "other", status)
+        routes.metrics.answered(path if path in paths else "other", status)
         if scope["method"] == "POST" and "written" not in state:
-            journal.write(journal.line(state["id"], path[:200], status, seconds, None))
+            access_log.write(access_log.line(state["id"], path[:200], status, seconds, None))
 
     app.add_middleware(Gate, limits=settings.limits, keys=settings.keys, answered=answered)
     if settings.origins:  # around the gate: what browsers ask beforehand comes without a key
@@ -94,11 +94,11 @@ def make(link: Engines, settings: Settings) -> FastAPI:
     return app
 
 
-class Server:
+class Routes:
     """The answers to every route."""
 
-    def __init__(self, link: Engines, settings: Settings) -> None:
-        self.link, self.settings = link, settings
+    def __init__(self, engine: Engines, settings: ServerSettings) -> None:
+        self.engine, self.settings = engine, settings
         self.metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
         self.began = int(time())
 
@@ -128,24 +128,24 @@ class Server:
     async def chat(self, request: Request) -> Response:
         wishes = await self._read(request, Chat)
         messages = turns(wishes.messages, "messages")
-        options = self._templated(wishes.options(self.link.facts))
-        writing = self._writing(request, wishes, [messages], wishes.n or 1, options)
-        return await self._answer(request, wishes, writing, chat)
+        options = self._templated(wishes.options(self.engine.facts))
+        generation = self._generation(request, wishes, [messages], wishes.n or 1, options)
+        return await self._answer(request, wishes, generation, chat)
 
     async def responses(self, request: Request) -> Response:
         wishes = await self._read(request, Responses)
         responses.require(wishes)
-        options = self._templated(wishes.options(self.link.facts))
-        writing = self._writing(request, wishes, [wishes.messages], 1, options)
-        return await self._answer(request, wishes, writing, responses)
+        options = self._templated(wishes.options(self.engine.facts))
+        generation = self._generation(request, wishes, [wishes.messages], 1, options)
+        return await self._answer(request, wishes, generation, responses)
 
     async def completions(self, request: Request) -> Response:
         wishes = await self._read(request, Text)
         n, prompts = completions.candidates(wishes), wishes.prompts
-        options = completions.options(wishes, self.link.facts)
-        writing = self._writing(request, wishes, prompts, n, options)
+        options = completions.options(wishes, self.engine.facts)
+        generation = self._generation(request, wishes, prompts, n, options)
         echoed = [await self._echo(wishes, prompt) for prompt in prompts]
-        return await self._answer(request, wishes, writing, completions, echoed)
+        return await self._answer(request, wishes, generation, completions, echoed)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
         body = await self._read(request, Tokenize)
@@ -157,15 +157,15 @@ class Server:
         messages = None if body.messages is None else turns(body.messages, "messages")
         prompt = body.prompt if messages is None else messages
         texts = body.return_token_strs
-        answer = await self.link.ask("tokenize", prompt=prompt, template=template, texts=texts)
+        answer = await self.engine.ask("tokenize", prompt=prompt, template=template, texts=texts)
         return answer | {
             "count": len(answer["tokens"]),
-            "max_model_len": self.link.facts["context"],
+            "max_model_len": self.engine.facts["context"],
         }
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
         body = await self._read(request, Detokenize)
-        return {"prompt": await self.link.ask("detokenize", tokens=body.tokens)}
+        return {"prompt": await self.engine.ask("detokenize", tokens=body.tokens)}
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._model()]}
@@ -175,10 +175,10 @@ class Server:
         return self._model()
 
     async def speculation(self) -> dict[str, Any]:
-        answer = await self.link.ask("speculation")
+        answer = await self.engine.ask("speculation")
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         names += ("chat", "text", "temperature", "max_rows")
-        facts = {name: self.link.facts[name] for name in names}
+        facts = {name: self.engine.facts[name] for name in names}
         if self.settings.chat_template is not None:
             facts["chat"] = True
         answer["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
@@ -191,20 +191,22 @@ class Server:
     async def health(self) -> Response:
         """Whether there is an engine, or the first one loads; 503 while one that died is started
         again."""
-        good = self.link.state in ("ready", "loading", "draining")
-        health = {"status": self.link.state, "engine": self.link.facts.get("pid")}
-        health |= {"engines": self.link.states}
+        good = self.engine.state in ("ready", "loading", "draining")
+        health = {"status": self.engine.state, "engine": self.engine.facts.get("pid")}
+        health |= {"engines": self.engine.states}
         return JSONResponse(health, 200 if good else 503)
 
     async def ready(self) -> Response:
         """Whether requests are taken now."""
-        return JSONResponse({"status": self.link.state}, 200 if self.link.state == "ready" else 503)
+        return JSONResponse(
+            {"status": self.engine.state}, 200 if self.engine.state == "ready" else 503
+        )
 
     async def version(self) -> dict[str, str]:
         return {"version": VERSION}
 
     async def numbers(self) -> Response:
-        return Response(self.metrics.text(self.link), media_type="text/plain; version=0.0.4")
+        return Response(self.metrics.text(self.engine), media_type="text/plain; version=0.0.4")
 
     async def page(self) -> Response:
         return FileResponse(PAGE / "index.html")
@@ -239,24 +241,27 @@ class Server:
             "object": "model",
             "created": self.began,
             "owned_by": "foretoken",
-            "max_model_len": self.link.facts.get("context"),
+            "max_model_len": self.engine.facts.get("context"),
         }
 
     async def _echo(self, wishes: Text, prompt: str | list[int]) -> completions.Echo:
         """What is told again of a prompt."""
         if not wishes.echo:
             return completions.Echo()
-        ask, first = self.link.ask, list[Known]()
+        ask, first = self.engine.ask, list[TokenLogprob]()
         text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
         if wishes.logprobs is not None:
             answer = await ask("tokenize", prompt=prompt, template={}, texts=True)
-            first = [Known(word, word.encode(), 0.0, [], 0, 0) for word in answer["token_strs"][:1]]
+            first = [
+                TokenLogprob(word, word.encode(), 0.0, [], 0, 0)
+                for word in answer["token_strs"][:1]
+            ]
         return completions.Echo(text, tuple(first))
 
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
         template = self.settings.chat_template
-        if template is None and not self.link.facts.get("chat", True):
+        if template is None and not self.engine.facts.get("chat", True):
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",
@@ -264,14 +269,14 @@ class Server:
             )
         return options if template is None else {"chat_template": template, **options}
 
-    def _writing(
+    def _generation(
         self,
         request: Request,
         wishes: Wishes,
         prompts: Sequence[Any],
         n: int,
         options: dict[str, Any],
-    ) -> Writing:
+    ) -> Generation:
         max_new_tokens = options.get("max_new_tokens")
         limits, name = self.settings.limits, wishes.param("max_new_tokens")
         limit = limits.require(len(prompts) * n, max_new_tokens, name or "max_tokens")
@@ -280,45 +285,45 @@ class Server:
         if self.settings.gamma is not None:
             options.setdefault("gamma", self.settings.gamma)
         options["cache_salt"] = f"{request.state.salt}{options['cache_salt']}"
-        return Writing(self.link, prompts, n, options, wishes.first_seed)
+        return Generation(self.engine, prompts, n, options, wishes.first_seed)
 
     async def _answer(
         self,
         request: Request,
         wishes: Wishes,
-        writing: Writing,
+        generation: Generation,
         endpoint: ModuleType,
         *more: Any,
     ) -> Response:
         """The endpoint's answer, whole or as server-sent events. What still runs is freed with its
         end, and when the client is gone."""
         start, path, id = perf_counter(), request.url.path, request.state.id
-        arguments = (wishes, self.settings.name, writing, *more)
+        arguments = (wishes, self.settings.name, generation, *more)
 
         def over(status: int) -> None:
             seconds = perf_counter() - start
             request.state.written = True
             request.state.status = status  # what became of it, whatever the first line said
-            self.metrics.written(writing, seconds)
-            journal.write(journal.line(id, path, status, seconds, writing))
+            self.metrics.written(generation, seconds)
+            access_log.write(access_log.line(id, path, status, seconds, generation))
 
         try:
-            await writing.__aenter__()
+            await generation.__aenter__()
         except (RefusedRequest, UnavailableError) as error:
             over(answered(error).status)
             raise
         if wishes.stream:
-            return Events(wishes, endpoint.events(*arguments), writing, over)
+            return Events(wishes, endpoint.events(*arguments), generation, over)
         status = 499  # the client is gone
         try:
-            await _unless_gone(request, writing.all())
+            await _unless_gone(request, generation.all())
             status = 200
             return JSONResponse(endpoint.body(*arguments))
         except (RefusedRequest, UnavailableError) as error:
             status = answered(error).status
             raise
         finally:
-            await writing.__aexit__()
+            await generation.__aexit__()
             over(status)
 
 
@@ -326,18 +331,18 @@ class Events(StreamingResponse):
     """Server-sent events of one request, whose texts end with them."""
 
     def __init__(
-        self, wishes: Wishes, events: AsyncGenerator[str], writing: Writing, over: Any
+        self, wishes: Wishes, events: AsyncGenerator[str], generation: Generation, over: Any
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._told(events), media_type="text/event-stream", headers=headers)
-        self.writing, self.over, self.wishes = writing, over, wishes
+        self.generation, self.over, self.wishes = generation, over, wishes
         self.status = 499  # the client is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self.writing.__aexit__()
+            await self.generation.__aexit__()
             self.over(self.status)
 
     async def _told(self, events: AsyncGenerator[str]) -> AsyncGenerator[str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from foretoken.server.engine.fleet import Engines
-from foretoken.server.engine.writing import Writing
+from foretoken.server.process.fleet import Engines
+from foretoken.server.process.generation import Generation
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -75,13 +75,13 @@ class Metrics:
         for counter in self.requests:
             counter.labels(endpoint=endpoint, status=str(status), **self.labels).inc()
 
-    def written(self, writing: Writing, seconds: float) -> None:
+    def written(self, generation: Generation, seconds: float) -> None:
         """A request that is over, however it ended."""
-        texts = writing.texts
+        texts = generation.texts
         steps = [step for text in texts for step in text.steps]
-        cached = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
+        cached = [text.done.stats["cached_tokens"] for text in texts[:: generation.n] if text.done]
         sums = {
-            "prompt_tokens": sum(text.prompt_tokens for text in texts[:: writing.n]),
+            "prompt_tokens": sum(text.prompt_tokens for text in texts[:: generation.n]),
             "generation_tokens": sum(len(text.tokens) for text in texts),
             "cached_tokens": sum(cached),
             "target_calls": len(steps),
@@ -96,21 +96,21 @@ class Metrics:
             for counter in self.by_position:
                 counter.labels(position=str(place), **self.labels).inc(count)
         self._observe("e2e_request_latency_seconds", seconds)
-        if writing.first is not None:
-            self._observe("time_to_first_token_seconds", writing.first)
-        for gap in writing.gaps:
+        if generation.first is not None:
+            self._observe("time_to_first_token_seconds", generation.first)
+        for gap in generation.gaps:
             self._observe("inter_token_latency_seconds", gap)
 
-    def text(self, link: Engines) -> bytes:
+    def text(self, engine: Engines) -> bytes:
         """As Prometheus reads them."""
-        values = {"num_requests_running": link.running, "num_requests_waiting": link.waiting}
+        values = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting}
         for name, value in values.items():
             for gauge in self.gauges[name]:
                 gauge.labels(**self.labels).set(value)
-        self.ready.labels(**self.labels).set(link.states.get("ready", 0))
-        self.restarts.labels(**self.labels).set(link.restarts)
-        self._count("preemptions", link.preempted - self._preempted)
-        self._preempted = link.preempted
+        self.ready.labels(**self.labels).set(engine.states.get("ready", 0))
+        self.restarts.labels(**self.labels).set(engine.restarts)
+        self._count("preemptions", engine.preempted - self._preempted)
+        self._preempted = engine.preempted
         return generate_latest(self.registry)
 
     def _count(self, name: str, value: float) -> None:

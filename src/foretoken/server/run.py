@@ -11,20 +11,20 @@ from contextlib import suppress
 import uvicorn
 
 from foretoken.errors import InputError
-from foretoken.server.app import Settings, make
+from foretoken.server.app import ServerSettings, make
 from foretoken.server.connection import Connection
-from foretoken.server.engine.link import Link
-from foretoken.server.engine.worker import Setup
+from foretoken.server.process.client import EngineClient
+from foretoken.server.process.worker import Setup
 
 log = logging.getLogger(__name__)
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, around a link: at the end, texts are cut off while connections wait for them."""
+class HttpServer(uvicorn.Server):
+    """uvicorn's, around its engine: at the end, texts are cut off while connections wait for them."""
 
-    def __init__(self, link: Link, settings: Settings) -> None:
+    def __init__(self, engine: EngineClient, settings: ServerSettings) -> None:
         config = uvicorn.Config(
-            make(link, settings),
+            make(engine, settings),
             http=Connection,
             ws="none",
             log_config=None,
@@ -32,27 +32,27 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(settings.patience) + 2,  # for clients that do not read
         )
         super().__init__(config)
-        self.link, self.patience = link, settings.patience
+        self.engine, self.patience = engine, settings.patience
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stopping = asyncio.create_task(self.link.stop(self.patience))
+        stopping = asyncio.create_task(self.engine.stop(self.patience))
         await super().shutdown(sockets)
         await stopping
 
 
-def run(setup: Setup, settings: Settings, host: str, port: int) -> None:
+def run(setup: Setup, settings: ServerSettings, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. InputError
     where nobody can listen there, and where the model cannot be loaded."""
-    listener, link = listening(host, port), Link(setup)
+    listener, engine = listening(host, port), EngineClient(setup)
     setup.logs.begin()
-    server = Server(link, settings)
-    link.failed = lambda: setattr(server, "should_exit", True)
+    server = HttpServer(engine, settings)
+    engine.failed = lambda: setattr(server, "should_exit", True)
     name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, settings.name)
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
         server.run(sockets=[listener])
-    if link.problem:
-        raise InputError(link.problem)
+    if engine.problem:
+        raise InputError(engine.problem)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Unpack
 
-from foretoken.engine.outbox import Outbox
+from foretoken.engine.output_stream import OutputStream
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.models.base import longest
@@ -103,7 +103,7 @@ class Engine:
         self._scheduler: Scheduler = spec.engaged(
             int(max_rows), kv_memory, prefix_cache=prefix_cache
         )
-        self._entries: dict[int, Outbox] = {}
+        self._entries: dict[int, OutputStream] = {}
         self._ids = count()
         self._stats = EngineStats()
         self._closed = self._released = False
@@ -169,14 +169,14 @@ class Engine:
         requests = [replace(request, salt=cache_salt or "", prediction=expected)]
         (row,) = self._spec.rows(requests)
         policy = self._spec.policy(requests, gamma, self._scheduler.most)
-        outbox = self._spec.outbox(row)
+        output = self._spec.output_stream(row)
         if begun is not None:
-            outbox.resume(begun)
+            output.resume(begun)
             if row.finish_reason is not None:
                 raise InputError("begun ends the text already; add the request without it")
         self._scheduler.submit([Task(row, judge, policy, int(priority))])
         id = next(self._ids)
-        self._entries[id] = outbox
+        self._entries[id] = output
         if self._closed:  # meanwhile, by another thread
             self._entries.pop(id, None)
             self._scheduler.abort([row])
@@ -260,7 +260,7 @@ class Engine:
         if self._closed:
             raise InputError("the engine is closed; make another one")
 
-    def _event(self, id: int, entry: Outbox) -> Event | None:
+    def _event(self, id: int, entry: OutputStream) -> Event | None:
         row, piece = entry.row, entry.piece()
         if piece is None and row.finish_reason is None:
             return None

@@ -1,12 +1,14 @@
 """Teach a draft its target's law, so that more of its guesses are kept: `foretoken train distill`.
 
 Both laws are compared at every position of texts by the data, the target or the draft itself (see
-`texts`), at the temperature of later use (see `losses`). alpha on held-out prompts, over the
-target's own text, decides which weights are kept (paper, 3.6; DistillSpec, arXiv 2310.08461).
+`texts`), at the temperature of later use, by one of six distances (paper, section 3.6:
+custom-made approximation models). alpha on held-out prompts, over the target's own text, decides
+which weights are kept (DistillSpec, arXiv 2310.08461).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import nan
@@ -23,17 +25,83 @@ from foretoken.lab.agreement import overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
-from foretoken.train.losses import LOSSES, log_law
+from foretoken.train.loop import (
+    Loop,
+    TrainingRecipe,
+    folder_of_run,
+    require_positive,
+    require_share,
+)
 from foretoken.train.pair import Pair, fingerprint
-from foretoken.train.texts import Authors, Text, logits
+from foretoken.train.texts import Authors, LessonText, logits
+
+LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
+
+
+def log_law(logits: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature), as tokens are drawn at that temperature, at least LEAST.
+
+    A logit of -inf, an impossible token, gets no gradient. The temperature must be above 0.
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    return (scores / temperature).log_softmax(-1).clamp(min=LEAST)
+
+
+def forward_kl(p: Tensor, q: Tensor) -> Tensor:
+    """sum p log(p / q): covers all of the target's support (Hinton et al., arXiv 1503.02531)."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
+    """sum q log(q / p): seeks the target's modes (Gu et al., arXiv 2306.08543)."""
+    return (q.exp() * (q - p)).sum(-1)
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2: symmetric, at most log 2 (Agarwal et al.,
+    arXiv 2306.13649)."""
+    m = torch.logaddexp(p, q) - math.log(2)
+    return (forward_kl(p, m) + forward_kl(q, m)) / 2
+
+
+def total_variation(p: Tensor, q: Tensor) -> Tensor:
+    """1 - alpha = 1 - sum min(p, q): the share that is rejected (paper, Theorem 3.5).
+
+    Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i): it vanishes where
+    the laws hardly overlap, so a cold draft does not learn from it.
+    """
+    return 1 - torch.minimum(p, q).exp().sum(-1)
+
+
+def log_alpha(p: Tensor, q: Tensor) -> Tensor:
+    """-log alpha: the gradient of total variation times 1 / alpha, which does not vanish."""
+    return -torch.minimum(p, q).logsumexp(-1)
+
+
+def lk(p: Tensor, q: Tensor) -> Tensor:
+    """lambda KL(p, q) + (1 - lambda) (1 - alpha), lambda = exp(-3 alpha) a constant: forward KL
+    while the laws are apart, total variation once they are near (arXiv 2602.23881)."""
+    rejected = total_variation(p, q)
+    weight = torch.exp(-3 * (1 - rejected.detach()))
+    return weight * forward_kl(p, q) + (1 - weight) * rejected
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": forward_kl,
+    "rkl": reverse_kl,
+    "jsd": jensen_shannon,
+    "tv": total_variation,
+    "nla": log_alpha,
+    "lk": lk,
+}
+
 
 # step, training loss, alpha where measured, the best so far
 Report = Callable[[int, float, float | None, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Distillation:
     """The loss, whose texts it is taken on, and how alpha is measured.
 
     At temperature 0 texts are greedy and alpha is how often the argmax agrees; a one-hot law has
@@ -68,7 +136,12 @@ class Lesson:
 
 
 def distill(
-    pair: Pair, examples: Examples, out: Path, lesson: Lesson, recipe: Recipe, report: Report
+    pair: Pair,
+    examples: Examples,
+    out: Path,
+    lesson: Distillation,
+    recipe: TrainingRecipe,
+    report: Report,
 ) -> dict[str, Any]:
     """Train until `recipe.steps`, then write the draft with the best held-out alpha, the untaught
     one included, to `out/model`; returns the summary.
@@ -106,7 +179,7 @@ def distill(
     return _export(loop, pair, lesson)
 
 
-def alpha(pair: Pair, texts: list[Text], temperature: float) -> float:
+def alpha(pair: Pair, texts: list[LessonText], temperature: float) -> float:
     """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
     argmax agrees. Positions without a guess count as 0."""
     target, drafter = pair.together.target, pair.together.drafter
@@ -115,7 +188,7 @@ def alpha(pair: Pair, texts: list[Text], temperature: float) -> float:
     return fmean(beta or 0.0 for text in betas for beta in text)
 
 
-def _loss(pair: Pair, texts: list[Text], lesson: Lesson) -> Tensor:
+def _loss(pair: Pair, texts: list[LessonText], lesson: Distillation) -> Tensor:
     with torch.no_grad():
         p = log_law(logits(pair.target, texts), lesson.softness)
     scores = logits(pair.draft, texts)
@@ -137,7 +210,7 @@ def _require_room(pair: Pair, requests: list[Request]) -> None:
             )
 
 
-def _export(loop: Loop, pair: Pair, lesson: Lesson) -> dict[str, Any]:
+def _export(loop: Loop, pair: Pair, lesson: Distillation) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
     pair.draft.load_state_dict(loop.best["weights"])
     loop.export(pair.draft, pair.together.tokenizer)

@@ -41,7 +41,7 @@ class Examples:
     digest: str
 
 
-class Line(BaseModel):
+class ExampleLine(BaseModel):
     """A line of a .jsonl file; other keys are an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -79,7 +79,7 @@ def read(
     return Examples(train, held_out, digest.hexdigest()[:16])
 
 
-def lines(path: Path) -> dict[int, Line]:
+def lines(path: Path) -> dict[int, ExampleLine]:
     """The lines of a file of sources or pairs by their numbers, without empty ones. Raises
     InputError for one that cannot be read, with its number."""
     _require(path)
@@ -106,18 +106,18 @@ def _windows(ids: np.ndarray, length: int) -> list[Example]:
     return [Example(ids[s : s + PROMPT], ids[s + PROMPT : s + size]) for s in starts]
 
 
-def _parsed(path: Path, number: int, text: str) -> Line:
+def _parsed(path: Path, number: int, text: str) -> ExampleLine:
     if path.suffix == ".tsv":
         columns = text.split("\t")
         if len(columns) != 2:
             raise InputError(
                 f"{path}, line {number}: {len(columns)} columns; give source, tab, target"
             )
-        return Line(source=columns[0].strip(), target=columns[1].strip())
+        return ExampleLine(source=columns[0].strip(), target=columns[1].strip())
     if path.suffix != ".jsonl":
-        return Line(source=text)
+        return ExampleLine(source=text)
     try:
-        return Line.model_validate_json(text)
+        return ExampleLine.model_validate_json(text)
     except ValidationError as error:
         reason = mismatch(error.errors()[0])
         raise InputError(
@@ -127,7 +127,7 @@ def _parsed(path: Path, number: int, text: str) -> Line:
 
 def _examples(
     path: Path,
-    parsed: dict[int, Line],
+    parsed: dict[int, ExampleLine],
     tokenizer: PreTrainedTokenizerBase,
     length: int,
     encoder_decoder: bool,

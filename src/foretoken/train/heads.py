@@ -25,9 +25,15 @@ from foretoken.models.rows import padded
 from foretoken.models.stock.needed import Read
 from foretoken.train import examples
 from foretoken.train.examples import Examples
-from foretoken.train.loop import Loop, Recipe, folder_of_run, require_positive, require_share
+from foretoken.train.loop import (
+    Loop,
+    TrainingRecipe,
+    folder_of_run,
+    require_positive,
+    require_share,
+)
 from foretoken.train.pair import Pair
-from foretoken.train.texts import Authors, Text, scores
+from foretoken.train.texts import Authors, LessonText, scores
 
 HELD_OUT = 32  # prompts that heads are measured on
 
@@ -77,7 +83,7 @@ class Teacher:
 
 
 def train_heads(
-    teacher: Teacher, out: Path, count: int, recipe: Recipe, report: Report
+    teacher: Teacher, out: Path, count: int, recipe: TrainingRecipe, report: Report
 ) -> dict[str, Any]:
     """Train `count` heads until `recipe.steps` and write them to `out`; returns the summary.
 
@@ -137,7 +143,7 @@ def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
     }
 
 
-def distance(heads: Heads, target: PreTrainedModel, texts: list[Text]) -> Tensor:
+def distance(heads: Heads, target: PreTrainedModel, texts: list[LessonText]) -> Tensor:
     """Mean cross-entropy of the heads' laws against the target's, in nats per guess."""
     losses = [
         functional.cross_entropy(student, teacher.softmax(-1), reduction="sum")
@@ -148,7 +154,7 @@ def distance(heads: Heads, target: PreTrainedModel, texts: list[Text]) -> Tensor
 
 
 @torch.no_grad()
-def measure(heads: Heads, target: PreTrainedModel, texts: list[Text], batch: int) -> Measured:
+def measure(heads: Heads, target: PreTrainedModel, texts: list[LessonText], batch: int) -> Measured:
     """How well each head predicts `texts`, `batch` of them at a time."""
     alpha, agreement, places = ([0.0] * heads.count for _ in range(3))
     for at in range(0, len(texts), batch):
@@ -161,7 +167,7 @@ def measure(heads: Heads, target: PreTrainedModel, texts: list[Text], batch: int
 
 
 def laws(
-    heads: Heads, target: PreTrainedModel, texts: list[Text]
+    heads: Heads, target: PreTrainedModel, texts: list[LessonText]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each head the target's logits and its own for the same tokens, `[N, V]` each.
 
@@ -182,7 +188,7 @@ def laws(
 
 
 @torch.no_grad()
-def along(target: PreTrainedModel, ids: Tensor, texts: list[Text]) -> tuple[Tensor, Tensor]:
+def along(target: PreTrainedModel, ids: Tensor, texts: list[LessonText]) -> tuple[Tensor, Tensor]:
     """The output layer's input `[B, T, H]` and the logits `[B, T, V]` along the texts."""
     recorder, (output, _) = Read(), ends_of(target)
     hook = output.register_forward_pre_hook(recorder.enter)

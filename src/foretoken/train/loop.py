@@ -29,7 +29,7 @@ FIXED = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """How long and how fast to train."""
 
     steps: int = 2000
@@ -81,7 +81,7 @@ class Loop:
         self,
         folder: Path,
         model: nn.Module,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         settings: dict[str, Any] | None = None,
     ) -> None:
         """Resumes the checkpoint in `folder`, if there is one.
@@ -233,7 +233,7 @@ class Loop:
             )
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
+def learning_rate(step: int, recipe: TrainingRecipe) -> float:
     """Linear warm-up, plateau, linear decay to zero over the last `decay` of the steps."""
     up = (step + 1) / max(1, recipe.warmup)
     down = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)

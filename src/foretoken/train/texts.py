@@ -29,7 +29,7 @@ Author = Literal["draft", "target", "data"]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class LessonText:
     """A request, and the new tokens behind it."""
 
     request: Request
@@ -47,7 +47,9 @@ class Authors:
     on_policy: float = 0.0  # the share of texts that the draft writes
     target_generated: float = 0.0  # the share that the target writes
 
-    def batch(self, examples: Sequence[Example], size: int, seed: int, step: int) -> list[Text]:
+    def batch(
+        self, examples: Sequence[Example], size: int, seed: int, step: int
+    ) -> list[LessonText]:
         """`size` texts, drawn with replacement."""
         random = np.random.default_rng((seed, step))
         picked = [examples[i] for i in random.integers(len(examples), size=size).tolist()]
@@ -64,7 +66,7 @@ class Authors:
             written = self._written(author, [picked[i] for i in rows], [keys[i] for i in rows])
             for i, text in zip(rows, written, strict=True):
                 new[i] = text
-        return [Text(r, text) for r, text in zip(requests, new, strict=True)]
+        return [LessonText(r, text) for r, text in zip(requests, new, strict=True)]
 
     def _author(self, share: float, reference: list[int]) -> Author:
         """Whose text it is, by a number in [0, 1)."""
@@ -73,14 +75,14 @@ class Authors:
         off_policy = share < self.on_policy + self.target_generated
         return "target" if off_policy or not reference else "data"
 
-    def exam(self, examples: Sequence[Example], count: int, seed: int) -> list[Text]:
+    def exam(self, examples: Sequence[Example], count: int, seed: int) -> list[LessonText]:
         """The target's own continuation of up to `count` examples, evenly spread, without a draft:
         the prefixes on which alpha is measured (C57: paper, section 4)."""
         picked = examples[:: max(1, len(examples) // count)][:count]
         keys = [(seed, 2**62 + i) for i in range(len(picked))]
         written = self._written("target", picked, keys, gamma=0)
         requests = self.requests(picked, keys)
-        return [Text(r, text) for r, text in zip(requests, written, strict=True)]
+        return [LessonText(r, text) for r, text in zip(requests, written, strict=True)]
 
     def longest(self, examples: Sequence[Example]) -> int:
         """The most tokens that a text may have, the decoder's prompt included."""
@@ -114,13 +116,13 @@ class Authors:
         return SamplingParams(self.temperature, max_new_tokens=self.length)
 
 
-def logits(network: PreTrainedModel, texts: list[Text]) -> Tensor:
+def logits(network: PreTrainedModel, texts: list[LessonText]) -> Tensor:
     """At the new tokens of all texts, in order, without forced ones, `[N, V]`."""
     ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
     return scores(network, texts, ids)[_judged(texts, ids.shape[1]).to(network.device)]
 
 
-def scores(network: PreTrainedModel, texts: list[Text], ids: Tensor) -> Tensor:
+def scores(network: PreTrainedModel, texts: list[LessonText], ids: Tensor) -> Tensor:
     """Logits behind each of the texts' `ids [B, T]`, `[B, T, V]`."""
     device = network.device
     sources = [t.request.source for t in texts if t.request.source is not None]
@@ -134,7 +136,7 @@ def scores(network: PreTrainedModel, texts: list[Text], ids: Tensor) -> Tensor:
     ).logits
 
 
-def _judged(texts: list[Text], width: int) -> Tensor:
+def _judged(texts: list[LessonText], width: int) -> Tensor:
     """Where a new token is predicted that is not forced, `[B, width]`."""
     mask = torch.zeros(len(texts), width, dtype=torch.bool)
     for b, text in enumerate(texts):

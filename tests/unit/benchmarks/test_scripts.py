@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from foretoken.costs import Costs
-from foretoken.gamma import Fixed
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import Fixed
 from foretoken.lab.machine import Machine
 from scripts import BENCHMARKS, benchmark
 

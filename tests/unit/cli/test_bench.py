@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from console import Run
-from foretoken.lab.bench import peer, race
-from foretoken.lab.bench.race import Own
+from foretoken.lab.bench import race
+from foretoken.lab.bench.race import OwnContestant
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
@@ -107,7 +107,7 @@ def test_tables(call: Run, pair: tuple[object, ...]):
 
 
 def test_what_other_processes_took_is_said(call: Run, pair: tuple[object, ...], monkeypatch):
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     for more in ((), ("--batch", "1")):
         assert "other processes took 23% of" in call(*pair, *QUICK, *more).out
     assert json.loads(call(*pair, *QUICK, "--json").out)["others"] == 0.23
@@ -136,7 +136,7 @@ def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fails = {"llama.cpp": "at load", "openvino-genai": "in a round", "transformers": "never"}
     (tmp_path / "fake.py").write_text(FAKE)
     monkeypatch.setattr(
-        peer, "command", lambda name: [sys.executable, str(tmp_path / "fake.py"), fails[name]]
+        race, "command", lambda name: [sys.executable, str(tmp_path / "fake.py"), fails[name]]
     )
 
 
@@ -206,14 +206,14 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ctrl-C in our own n-th run."""
 
     def after(n: int) -> None:
-        turns, own = iter(range(1, n + 1)), Own.turn
+        turns, own = iter(range(1, n + 1)), OwnContestant.turn
 
-        def impatient(self: Own, tasks: list[race.Task]) -> list[race.Run]:
+        def impatient(self: OwnContestant, tasks: list[race.RaceTask]) -> list[race.RaceRun]:
             if next(turns) == n:
                 raise KeyboardInterrupt
             return own(self, tasks)
 
-        monkeypatch.setattr(Own, "turn", impatient)
+        monkeypatch.setattr(OwnContestant, "turn", impatient)
 
     return after
 
@@ -231,14 +231,14 @@ def test_ctrl_c_leaves_the_batches_that_were_done(
     call: Run, pair: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Three contestants and three rounds with the one that warms up are nine turns of a batch."""
-    numbers, turn = iter(range(1, 14)), Own.turn
+    numbers, turn = iter(range(1, 14)), OwnContestant.turn
 
-    def impatient(self: Own, tasks: list[race.Task]) -> list[race.Run]:
+    def impatient(self: OwnContestant, tasks: list[race.RaceTask]) -> list[race.RaceRun]:
         if next(numbers) == 12:
             raise KeyboardInterrupt
         return turn(self, tasks)
 
-    monkeypatch.setattr(Own, "turn", impatient)
+    monkeypatch.setattr(OwnContestant, "turn", impatient)
     code, out, _ = call(*pair, *BATCHES, "--out", tmp_path)
     document = json.loads((tmp_path / "bench.json").read_text())
     assert code == 130 and document["interrupted"] and "1 at once" in out

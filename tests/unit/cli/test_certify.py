@@ -12,7 +12,7 @@ from foretoken import options
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
 from foretoken.lab.certificate import certify as lab
-from foretoken.lab.certificate.controls import Control, OffByOne, next_row
+from foretoken.lab.certificate.certify import Control, OffByOne, next_row
 from foretoken.loading import load as loading
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams

@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from console import Result, Run, mistake
-from foretoken import kept, patience
-from foretoken.costs import Costs
+from console import Result, Run, mistake, script
+from foretoken import slow_log
+from foretoken.costing import stored
+from foretoken.costing.costs import Costs
 from foretoken.lab import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
+from foretoken_lab.cli import main as laboratory
 from tiny import TEXT, byte_level, folder, llama, t5
 
 
@@ -146,7 +148,7 @@ def test_greedy_lenience_that_let_nothing_else_pass(run, base):
 
 
 def test_compare(run, base, monkeypatch):
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
     result = run("generate", "It was", *args, "--compare", "--gamma", 2)
     *text, measured, predicted, said = result.out.splitlines()
@@ -343,10 +345,16 @@ def test_invalid_logits_are_told_with_their_place(run, tmp_path):
 def test_help_lists_what_there_is(run):
     result = run("--help")
     assert result.code == 0
-    for command in ("generate", "theory", "doctor", "train"):
+    for command in ("generate", "certify", "doctor", "train"):
         assert command in result.out
     for option in ("--prompt-file", "--gamma", "--show-tokens", "--compare", "--json", "--min-p"):
         assert option in run("generate", "--help").out
+
+
+@pytest.mark.parametrize("moved", [("report",), ("simulate",), ("theory",), ("train", "lm")])
+def test_a_command_that_moved_names_its_new_place(run, moved):
+    mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
+    mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
 
 
 def test_torchrun_starts_no_more_than_is_used(run, monkeypatch):
@@ -369,11 +377,11 @@ def test_an_unknown_option_is_a_usage_error(run):
 
 def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     """A line ends where the next word does not fit, at any width."""
-    commands = ("generate measure plan bench certify theory doctor").split()
-    trainers = [("train", name) for name in "lm samples ngram distill heads seq2seq".split()]
+    commands = ("generate measure plan bench certify doctor").split()
+    trainers = [("train", name) for name in "samples ngram distill heads".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
-        for command in [*((name,) for name in commands), ("bench", "serve"), *trainers]:
+        for command in [*((name,) for name in commands), *trainers]:
             shown = run(*command, "--help").out
             prose = shown[shown.index("[OPTIONS]") :].split("\n", 1)[1].split("╭", 1)[0]
             for paragraph in re.split(r"\n\s*\n", prose.strip("\n")):
@@ -432,8 +440,8 @@ def test_doctor(run, monkeypatch):
 def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
-    kept.keep("a", kept.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
-    kept.keep("b", kept.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
+    stored.keep("a", stored.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
+    stored.keep("b", stored.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
     *_, newest, other = run("doctor", "--cache").out.splitlines()
     assert newest.endswith(
         "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
@@ -452,7 +460,7 @@ def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
 def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
     """Once: the next command knows what steps cost, whatever the machine did meanwhile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(patience, "AFTER", 0.0)
+    monkeypatch.setattr(slow_log, "AFTER", 0.0)
     args = ("generate", "It was", "--target", base / "target", "--draft", base / "draft")
     line = f"measuring what steps cost: {base / 'target'}, {base / 'draft'}, greedy, 1 row\n"
     assert line in run(*args).err and f"loading {base / 'target'}\n" in run(*args).err
@@ -462,7 +470,7 @@ def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
 # train samples, train ngram
 
 
-def test_samples(run, base, tmp_path):
+def test_samples(run, base, tmp_path, monkeypatch, capsys):
     out = tmp_path / "samples.txt"
     args = ("--data", base / "text", "--target", base / "target", "--tokens", 20)
     result = run("train", "samples", "--out", out, *args)
@@ -472,10 +480,10 @@ def test_samples(run, base, tmp_path):
     assert out.read_text(encoding="utf-8") == first  # the seed is the same
     assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
     (use,) = [line for line in result.out.splitlines() if line.startswith("use it: ")]
-    learn = shlex.split(use.removeprefix("use it: foretoken "))
+    learn = shlex.split(use.removeprefix("use it: foretoken-lab "))
     learn[-1] = str(tmp_path / "draft")  # for FOLDER
     small = ("--context", 4, "--steps", 1, "--layers", 1)
-    assert run(*learn, *small).code == 0
+    assert script(monkeypatch, capsys, laboratory)(*learn, *small).code == 0
     mistake(run("train", "samples", "--out", tmp_path, *args), "is a folder; give another --out")
 
 
@@ -524,22 +532,7 @@ def test_bad_training_input(run, base, tmp_path):
     mistake(run(*ngram, "--from-samples", base / "t5"), "an encoder-decoder has no text of its own")
     samples = ("train", "samples", "--out", out, "--data", text, "--tokens", 5)
     mistake(run(*samples, "--target", base / "bare"), "the target has no tokenizer")
-    lm = ("train", "lm", "--out", out)
-    mistake(run(*lm, "--data", tmp_path / "no"), "no; give a text file, or a folder of text")
-    (tmp_path / "short").mkdir()
-    (tmp_path / "short" / "a.txt").write_text("Too short.")
-    mistake(run(*lm, "--data", target), "no .txt or .txt.gz file in")
-    mistake(run(*lm, "--data", text, "--tokenizer", "no"), "no is no folder")
-    mistake(run(*lm, "--data", text, "--init", "no"), "no is no folder")
-    mistake(run(*lm, "--data", text, "--heads", 5), "hidden is 192; give a multiple of heads, 5")
-    mistake(run(*lm, "--data", text, "--steps", 0), "steps is 0; give 1 or more")
     assert not out.exists()
-    lm = (*lm, "--context", 16)
-    flags = ("--tokenizer", target, "--init")
-    mistake(run(*lm, "--data", text, *flags, text), "holds no Llama model that can be read")
-    mistake(run(*lm, "--data", text, *flags, base / "bare"), "has 64 rows for 320 tokens")
-    mistake(run(*lm, "--data", text, "--tokenizer", text), "holds no tokenizer that can be read")
-    mistake(run(*lm, "--data", tmp_path / "short", "--tokenizer", target), "give more text")
 
 
 def test_an_output_that_cannot_be_written(run, base, tmp_path):
@@ -555,32 +548,6 @@ def test_an_output_that_cannot_be_written(run, base, tmp_path):
 def test_a_missing_folder_of_the_output_is_said_before_the_work(run, tmp_path, args):
     result = run("train", *args, "--out", tmp_path / "no" / "file")
     mistake(result, f"there is no folder {tmp_path / 'no'}; make it or give another --out")
-
-
-# train lm
-
-TINY = ("--layers", 1, "--hidden", 16, "--feed-forward", 24, "--heads", 2, "--kv-heads", 1)
-TINY = (*TINY, "--vocab-size", 280, "--batch", 2, "--context", 16)
-
-
-def test_a_model_is_trained_and_used(run, base, tmp_path):
-    args = ("--data", base / "text", "--out", tmp_path / "run", "--steps", 3, *TINY)
-    result = run("train", "lm", *args, "--json")
-    assert result.code == 0
-    summary = json.loads(result.out)
-    assert summary["steps"] == 3 and summary["held_out_bits_per_byte"] > 0
-    assert "step 3: loss" in result.err
-    used = run("generate", "It was", "--target", tmp_path / "run" / "model", "--draft", "lookup")
-    assert used.code == 0 and used.out
-    again = run("train", "lm", *args, "--json")  # nothing is left to do
-    assert json.loads(again.out)["held_out_nats_per_token"] == summary["held_out_nats_per_token"]
-    grown = run("train", "lm", *args, "--layers", 2)
-    mistake(grown, "checkpoint.pt is no checkpoint of this model (RuntimeError)")
-    from_it = ("--out", tmp_path / "more", "--init", tmp_path / "run" / "model", "--steps", 1)
-    shown = run("train", "lm", "--data", base / "text", *from_it, *TINY)
-    assert shown.code == 0 and f"{tmp_path / 'more' / 'model'}: " in shown.out
-    assert "held-out text: 5." in shown.out and " bits a byte\n" in shown.out
-    assert f"use it: foretoken generate --target {tmp_path / 'more' / 'model'} PROMPT" in shown.out
 
 
 # Other processes

@@ -10,7 +10,7 @@ import pytest
 
 import foretoken
 from console import Run, mistake
-from foretoken.cli.distill import fields
+from foretoken.cli.train import fields
 from foretoken.errors import InputError
 from foretoken.train import samples
 from tiny import TEXT, byte_level, folder, llama, t5

@@ -12,7 +12,7 @@ from console import Run, mistake
 from foretoken.cli import sheet
 from foretoken.cli.render import page
 from foretoken.lab import machine
-from foretoken.lab.measurement import part
+from foretoken.lab.measurement import result as part
 from foretoken.lab.measurement.result import load
 from measurements import document
 from tiny import byte_level, folder, llama
@@ -112,7 +112,9 @@ SAID = "other processes took 23% of the processors meanwhile"
 
 
 def test_what_other_processes_took_is_said_and_saved(run, base, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23 if list(spans) else None)
+    monkeypatch.setattr(
+        "foretoken.costing.contention.share", lambda spans: 0.23 if list(spans) else None
+    )
     out = tmp_path / "m.json"
     assert SAID in run("measure", *pair(base, "--limit", 2, "--out", out)).out
     saved = json.loads(out.read_text())
@@ -151,7 +153,7 @@ def test_a_target_s_own_copies_are_planned(run, base):
 
 def test_an_interrupted_measurement_is_picked_up(run, base, tmp_path, monkeypatch):
     out, args = tmp_path / "m.json", pair(base, "--out", tmp_path / "m.json")
-    add, kept = part.Part.add, []
+    add, kept = part.PartialMeasurement.add, []
 
     def interrupt(self, observed):
         add(self, observed)
@@ -159,7 +161,7 @@ def test_an_interrupted_measurement_is_picked_up(run, base, tmp_path, monkeypatc
         if len(kept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(part.Part, "add", interrupt)
+    monkeypatch.setattr(part.PartialMeasurement, "add", interrupt)
     result = run("measure", *args)
     assert result.code == 130 and "Traceback" not in result.err
     assert f"picks up {out}.part.jsonl" in result.err and not out.exists()

@@ -9,7 +9,7 @@ import pytest
 
 from console import Run, mistake
 from foretoken.lab import machine, speed
-from foretoken.lab.speed import Speed, Stack
+from foretoken.lab.speed import LinearStack, PrecisionSpeed
 from foretoken.models import families
 
 
@@ -37,9 +37,9 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
         "bfloat16": None,
         "float32": (0.2, 0.3),
     }
-    rows = [Speed(10_000_000, dtype, seconds) for dtype, seconds in times.items()]
+    rows = [PrecisionSpeed(10_000_000, dtype, seconds) for dtype, seconds in times.items()]
     monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
-    monkeypatch.setattr("foretoken.others.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     shown = run("doctor", "--speed")
     one, eight = (line for line in shown.out.splitlines() if "10M" in line)
     assert "1.00" in one and "-" in one and one.split()[-2] == "int4"
@@ -53,7 +53,7 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
 
 @pytest.mark.openvino
 def test_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "STACKS", (Stack(64, 1),))
+    monkeypatch.setattr(speed, "STACKS", (LinearStack(64, 1),))
     monkeypatch.setattr(speed, "ENOUGH", 0.0)
     document = json.loads(run("doctor", "--speed", "--json").out)["speeds"]
     assert len(document) == 4 and all(len(each["seconds"]) == 2 for each in document)

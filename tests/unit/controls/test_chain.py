@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from foretoken import SamplingParams
 from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
 from foretoken.errors import ControlError
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
 from foretoken.errors import InputError, RefusedError
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from oracle import random_model

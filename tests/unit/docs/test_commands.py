@@ -16,15 +16,15 @@ from scripts import ROOT
 from tiny import TEXT, byte_level, folder, llama
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-STARTS = ("foretoken ", "python ", "make ", "mkdir ", "printf ", "echo ")
+STARTS = ("foretoken ", "foretoken-lab ", "python ", "make ", "mkdir ", "printf ", "echo ")
 SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^make ": "it makes .venv, and its recipes are these commands, the tests and the site",
     r"^foretoken serve|--base-url|--url ": "a server runs until it is stopped: tests/e2e",
     r"--ray |--tensor-parallel": "several processes: tests/e2e",
-    r"/models/|foretoken-": "folders of a container",
+    r"/models/|foretoken-(?!lab )": "folders of a container",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"NOVELS": "the text is no part of the repository",
-    r"^foretoken report": "half an hour: tests/unit/cli/test_report.py has a recipe of a tiny pair",
+    r"^foretoken-lab report": "half an hour: test_report.py has a recipe of a tiny pair",
 }
 # In the ordinary tests; all others by `make prove`
 QUICK = {"README.md": r"m\.json", "engine.md": ""}
@@ -89,8 +89,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run(name: str, given: dict[str, str], at: Path, only: str = "") -> None:
     """The page's commands that match `only`, in a folder of their own; each must succeed."""
     (at / "bin").mkdir()
-    (at / "bin" / "foretoken").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m foretoken "$@"\n')
-    (at / "bin" / "foretoken").chmod(0o755)
+    for command in ("foretoken", "foretoken-lab"):
+        script = f'#!/bin/sh\nexec "{sys.executable}" -m {command.replace("-", "_")} "$@"\n'
+        (at / "bin" / command).write_text(script)
+        (at / "bin" / command).chmod(0o755)
     (at / "bin" / "python").symlink_to(sys.executable)
     (at / "in.jsonl").write_text('{"prompt": "It was"}\n')
     for each in ("benchmarks", "recipes"):

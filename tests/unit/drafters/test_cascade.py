@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.costing.stored import identity
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -13,7 +14,6 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.kept import identity
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, NumericsError
-from foretoken.gamma import Fixed
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams, law

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken import kept
+from foretoken.costing import stored
 from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -124,7 +124,7 @@ def test_parts_that_do_not_fit():
     with pytest.raises(InputError, match="guesses among 7 tokens, another part of .* has 5"):
         MixtureDrafter([(LookupDrafter(), 1), (UniformDrafter(V), 1), (UniformDrafter(7), None)])
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None
-    assert kept.identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
+    assert stored.identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
     assert MixtureDrafter([(LookupDrafter(), 1), (lm(Q), 1)]).runtime == "python+table"
 
 

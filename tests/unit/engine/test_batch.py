@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch, keep_freed
 from foretoken.errors import NumericsError, RefusedError
-from foretoken.gamma import Fixed
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row

@@ -13,18 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
-from foretoken.engine import batch, pace
+from foretoken.engine import batch, prefill_budget
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import HELD, Scheduler, Task
 from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.gamma import Fixed
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.judge import COUPLED, choose
@@ -65,10 +65,10 @@ def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
 @pytest.fixture(autouse=True)
 def _few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prompts of a few tokens are long."""
-    monkeypatch.setattr(pace, "LEAST", 1)
-    monkeypatch.setattr(pace, "FIRST", 4)
-    monkeypatch.setattr(pace, "MOST", 3)
-    monkeypatch.setattr(pace, "UNNOTICED", 0.0)
+    monkeypatch.setattr(prefill_budget, "LEAST", 1)
+    monkeypatch.setattr(prefill_budget, "FIRST", 4)
+    monkeypatch.setattr(prefill_budget, "MOST", 3)
+    monkeypatch.setattr(prefill_budget, "UNNOTICED", 0.0)
     yield
 
 

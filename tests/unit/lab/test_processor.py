@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.lab.processor import processor
+from foretoken.lab.machine import processor
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab import rounding as module
-from foretoken.lab.rounding import Piece, pieces, rounding
+from foretoken.lab.rounding import RoundedPiece, pieces, rounding
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.table import TableModel
 from tiny import TEXT, byte_level, metaspace, t5
@@ -34,7 +34,7 @@ def test_the_two_laws_at_every_position(
     """Whatever passes and windows the text is cut into; these laws follow from the last token."""
     monkeypatch.setattr(module, "CHUNK", chunk)
     model, rounded = models(context)
-    loss = rounding(model, rounded, [Piece(ids, 2 * len(ids)) for ids in TEXTS])
+    loss = rounding(model, rounded, [RoundedPiece(ids, 2 * len(ids)) for ids in TEXTS])
     pairs = [pair for ids in TEXTS for pair in zip(ids, ids[1:], strict=False)]
     size = 2 * sum(map(len, TEXTS))
     bits = [-sum(log2(law[a, b]) for a, b in pairs) / size for law in (P, Q)]
@@ -52,7 +52,7 @@ def test_the_two_laws_at_every_position(
 
 def test_a_model_agrees_with_itself() -> None:
     model, again = models()[0], models()[0]
-    loss = rounding(model, again, [Piece(ids, 10) for ids in TEXTS])
+    loss = rounding(model, again, [RoundedPiece(ids, 10) for ids in TEXTS])
     assert loss.same.value == 1 and loss.overlap.value == pytest.approx(1)
     assert loss.more_bits_per_byte.value == loss.more_bits_per_byte.error == 0
 
@@ -60,7 +60,7 @@ def test_a_model_agrees_with_itself() -> None:
 def test_an_encoder_decoder_is_refused() -> None:
     model = Seq2SeqModel(t5())
     with pytest.raises(RefusedError, match="decoders alone"):
-        rounding(model, model, [Piece([1, 2], 1)] * 2)
+        rounding(model, model, [RoundedPiece([1, 2], 1)] * 2)
 
 
 def test_pieces_are_spread_over_a_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import openvino as ov
 import pytest
 
 from foretoken.lab import speed
-from foretoken.lab.speed import LAYERS, TOKENS, Speed, Stack, graph, speeds
+from foretoken.lab.speed import LAYERS, TOKENS, LinearStack, PrecisionSpeed, graph, speeds
 from foretoken.models.openvino.core import core
 from foretoken.models.openvino.weights import halves
 
 pytestmark = pytest.mark.openvino
-SMALL = Stack(128, 3)
+SMALL = LinearStack(128, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_a_stack_is_the_same_layers_in_any_precision(
 
 
 def test_every_size_and_precision_is_timed() -> None:
-    rows = list(speeds((Stack(64, 1), SMALL)))
+    rows = list(speeds((LinearStack(64, 1), SMALL)))
     assert [(each.parameters, each.dtype) for each in rows] == [
         (size, dtype) for size in (64**2, 3 * 128**2) for dtype in LAYERS
     ]
@@ -65,7 +65,7 @@ def test_what_time_or_memory_do_not_suffice_for_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert list(speeds((SMALL,), seconds=-1)) == [
-        Speed(SMALL.parameters, dtype, None) for dtype in LAYERS
+        PrecisionSpeed(SMALL.parameters, dtype, None) for dtype in LAYERS
     ]
     monkeypatch.setattr(speed, "free_bytes", lambda device: 100_000)
     timed = {each.dtype: each.seconds is not None for each in speeds((SMALL,))}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.lab.timeline import chrome, draw, svg, timeline
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel

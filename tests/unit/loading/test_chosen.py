@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.loading import chosen

@@ -11,7 +11,7 @@ import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.lab.agreement import overlaps
-from foretoken.lab.certificate.reference import replay
+from foretoken.lab.certificate.identity import replay
 from foretoken.loading.own import OwnCopy, kinds
 from foretoken.loading.sources import Source
 from foretoken.models.openvino.companion import Companion

@@ -17,9 +17,9 @@ import pytest
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.server.app import Settings
-from foretoken.server.engine.link import Link
+from foretoken.server.app import ServerSettings
 from foretoken.server.limits import Keys, Limits
+from foretoken.server.process.client import EngineClient
 from served import LOADING, pair, serving, until
 
 WISHES: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
@@ -39,13 +39,13 @@ def spec(folders: tuple[str, str]) -> foretoken.Speculator:
 
 
 @pytest.fixture(scope="module")
-def server(folders: tuple[str, str]) -> Iterator[tuple[str, Link]]:
+def server(folders: tuple[str, str]) -> Iterator[tuple[str, EngineClient]]:
     with serving(*folders, max_waiting=64) as running:
         yield running
 
 
 @pytest.fixture
-def url(server: tuple[str, Link]) -> str:
+def url(server: tuple[str, EngineClient]) -> str:
     return server[0]
 
 
@@ -572,7 +572,7 @@ def test_paths_and_methods_that_are_not_there(url: str) -> None:
     assert httpx2.get(f"{url}/v1/completions").status_code == 405
 
 
-def test_a_client_that_goes_away_frees_its_row(server: tuple[str, Link]) -> None:
+def test_a_client_that_goes_away_frees_its_row(server: tuple[str, EngineClient]) -> None:
     """Long before its text is done: 900 tokens take seconds."""
     url, link = server
     before = httpx2.get(f"{url}/v1/speculation").json()["tokens"]
@@ -632,7 +632,7 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
 def guarded(folders: tuple[str, str]) -> Iterator[str]:
     """A server with keys and bounds, for pages of one origin."""
     keys, origins = Keys(("secret", "other")), ("http://a.example",)
-    settings = Settings("tiny", Limits(2000, 8, 2), keys, origins, patience=1.0)
+    settings = ServerSettings("tiny", Limits(2000, 8, 2), keys, origins, patience=1.0)
     with serving(*folders, settings) as (address, _):
         yield address
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from foretoken.server.api.wire import Chat, Tokenize
-from foretoken.server.app import Settings, make
+from foretoken.server.app import ServerSettings, make
 from foretoken.server.document import errors, post
-from foretoken.server.engine.link import Link
-from foretoken.server.engine.worker import Setup
+from foretoken.server.process.client import EngineClient
+from foretoken.server.process.worker import Setup
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return make(Link(Setup(None, None)), Settings("tiny")).openapi()
+    return make(EngineClient(Setup(None, None)), ServerSettings("tiny")).openapi()
 
 
 def references(part: Any) -> list[str]:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.server import journal
-from foretoken.server.engine.link import Link
-from foretoken.server.engine.logs import Json
-from foretoken.server.engine.messages import Done, Part
-from foretoken.server.engine.worker import Setup
-from foretoken.server.engine.writing import Writing
+from foretoken.server import access_log
+from foretoken.server.logs import Json
 from foretoken.server.metrics import Metrics
+from foretoken.server.process.client import EngineClient
+from foretoken.server.process.generation import Generation
+from foretoken.server.process.messages import Done, StepOutput
+from foretoken.server.process.worker import Setup
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATS = {
@@ -34,19 +34,19 @@ def step(accepted: int, rejected: int) -> dict[str, object]:
     return {"drafted": accepted + rejected, "accepted": accepted, "predicted": False}
 
 
-def written() -> Writing:
-    writing = Writing(Link(Setup(None, None)), ["a"], 1, {}, 0)
+def written() -> Generation:
+    writing = Generation(EngineClient(Setup(None, None)), ["a"], 1, {}, 0)
     writing.texts[0].prompt_tokens = 4
-    writing._note(0, Part(0, "ab", [5, 6], None, [step(1, 1)], None))
-    writing._note(0, Part(0, "c", [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
+    writing._note(0, StepOutput(0, "ab", [5, 6], None, [step(1, 1)], None))
+    writing._note(0, StepOutput(0, "c", [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
     return writing
 
 
 def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
-    writing = Writing(Link(Setup(None, None)), ["a"], 3, {}, 0)
+    writing = Generation(EngineClient(Setup(None, None)), ["a"], 3, {}, 0)
     for i, text in enumerate(writing.texts):
         text.prompt_tokens = 4
-        writing._note(i, Part(i, "c", [7], None, [], Done("stop", None, STATS, None)))
+        writing._note(i, StepOutput(i, "c", [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
     metrics.written(writing, 0.7)
     samples = values(metrics)
@@ -55,7 +55,7 @@ def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    lines = metrics.text(Link(Setup(None, None))).decode().splitlines()
+    lines = metrics.text(EngineClient(Setup(None, None))).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
@@ -94,7 +94,7 @@ def test_vllms_names_only_where_asked() -> None:
 
 
 def test_a_line_has_rates_and_no_text() -> None:
-    line = journal.line("id", "/v1/completions", 200, 0.7, written())
+    line = access_log.line("id", "/v1/completions", 200, 0.7, written())
     assert line["tokens_per_call"] == 1.5 and line["completion_tokens"] == 3
     assert "ab" not in json.dumps(line)
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)

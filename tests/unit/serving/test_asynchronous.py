@@ -9,7 +9,7 @@ import pytest
 
 from foretoken import AsyncEngine, Engine, InputError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.ends import Ends
+from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from oracle import random_model
 

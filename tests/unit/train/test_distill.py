@@ -15,18 +15,17 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, law
-from foretoken.train.distill import Lesson, alpha, distill
+from foretoken.train.distill import LOSSES, Distillation, alpha, distill
 from foretoken.train.examples import Example, Examples
-from foretoken.train.loop import Recipe
-from foretoken.train.losses import LOSSES
+from foretoken.train.loop import TrainingRecipe
 from foretoken.train.pair import Pair, fresh, joined
-from foretoken.train.texts import Authors, Text, logits
+from foretoken.train.texts import Authors, LessonText, logits
 from pairs import random, relative
 from tiny import llama, t5
 
 V = 64
-RECIPE = Recipe(steps=8, batch=4, learning_rate=5e-3, warmup=1, save_every=4)
-LESSON = Lesson(length=6, held_out=4)
+RECIPE = TrainingRecipe(steps=8, batch=4, learning_rate=5e-3, warmup=1, save_every=4)
+LESSON = Distillation(length=6, held_out=4)
 
 
 class Killed(BaseException):
@@ -45,7 +44,13 @@ def models(make=llama, noise: float = 0.3) -> Pair:
     return joined(target.requires_grad_(False), relative(target, noise).requires_grad_(), None)
 
 
-def taught(of: Pair, out: Path, lesson: Lesson = LESSON, recipe: Recipe = RECIPE, kill_at=None):
+def taught(
+    of: Pair,
+    out: Path,
+    lesson: Distillation = LESSON,
+    recipe: TrainingRecipe = RECIPE,
+    kill_at=None,
+):
     alphas: list[float] = []
 
     def report(step: int, loss: float, found: float | None, best: float) -> None:
@@ -96,7 +101,7 @@ def test_what_is_saved_is_a_draft(tmp_path):
     summary, _ = taught(of, tmp_path)
     spec = foretoken.load(of.target, tmp_path / "model")
     assert spec.generate([5, 6], temperature=1.0, gamma=2, max_new_tokens=8)[0].stats.drafted
-    text = Text(Request([5, 6], 9, (0, 0)), [7, 8, 9])
+    text = LessonText(Request([5, 6], 9, (0, 0)), [7, 8, 9])
     again = replace(of, together=spec)
     assert alpha(again, [text], 1.0) == pytest.approx(alpha(of, [text], 1.0), abs=1e-6)
     with pytest.raises(InputError, match="was begun with loss lk, not tv"):
@@ -184,7 +189,7 @@ def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
 )
 def test_an_invalid_lesson(wrong, said):
     with pytest.raises(InputError, match=said):
-        Lesson(**wrong)
+        Distillation(**wrong)
 
 
 def test_a_text_that_the_draft_cannot_hold_is_said_first(tmp_path):

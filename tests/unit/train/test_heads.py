@@ -16,9 +16,9 @@ from foretoken import cli, load
 from foretoken.drafters.blockwise import Heads
 from foretoken.errors import InputError
 from foretoken.train.heads import Measured, Teacher, laws, measure, train_heads
-from foretoken.train.loop import Recipe
+from foretoken.train.loop import TrainingRecipe
 
-RECIPE = Recipe(steps=9, batch=2, learning_rate=0.01, warmup=2, save_every=2)
+RECIPE = TrainingRecipe(steps=9, batch=2, learning_rate=0.01, warmup=2, save_every=2)
 
 
 class Killed(BaseException):
@@ -155,7 +155,7 @@ def test_each_head_is_taught_the_law_of_its_own_place(text):
 def test_heads_learn_what_the_target_says(text, tmp_path):
     """On a short text over and over each head comes close to the target's own law."""
     seen: list[Measured] = []
-    recipe = Recipe(120, 4, 0.02, warmup=5, save_every=60)
+    recipe = TrainingRecipe(120, 4, 0.02, warmup=5, save_every=60)
 
     def report(step: int, loss: float, found: Measured | None) -> None:
         seen.extend([found] if found else [])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.train.loop import Loop, Recipe, folder_of_run, learning_rate, optimizers
+from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, learning_rate, optimizers
 from tiny import llama, t5
 
-RECIPE = Recipe(steps=6, batch=1, learning_rate=1e-3, warmup=1, save_every=2)
+RECIPE = TrainingRecipe(steps=6, batch=1, learning_rate=1e-3, warmup=1, save_every=2)
 
 
 def loop(folder: Path, V: int = 32, **settings) -> Loop:
@@ -162,7 +162,7 @@ def test_a_recipe_that_cannot_be_followed(wrong):
 
 
 def test_the_rate_rises_stays_and_falls():
-    recipe = Recipe(steps=100, warmup=10, decay=0.25, learning_rate=1.0)
+    recipe = TrainingRecipe(steps=100, warmup=10, decay=0.25, learning_rate=1.0)
     rates = [learning_rate(step, recipe) for step in range(100)]
     assert rates[0] == 0.1 and rates[9] == rates[75] == 1.0
     assert rates[:10] == sorted(rates[:10]) and rates[75:] == sorted(rates[75:], reverse=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.train.losses import LEAST, LOSSES, log_law
+from foretoken.train.distill import LEAST, LOSSES, log_law
 from oracle import softmax
 
 B, L, V = 2, 3, 11

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.distill import distill as command
-from foretoken.cli.distill import fields
+from foretoken.cli.train import distill as command
+from foretoken.cli.train import fields
 from foretoken.errors import InputError, RefusedError
 from foretoken.train.pair import fresh, pair
 from tiny import byte_level, folder, llama, t5

@@ -9,7 +9,7 @@ import torch
 
 from foretoken.train.examples import Example
 from foretoken.train.pair import Pair, joined
-from foretoken.train.texts import Authors, Text, logits
+from foretoken.train.texts import Authors, LessonText, logits
 from pairs import relative
 from tiny import llama, t5
 
@@ -53,7 +53,7 @@ def test_logits_are_those_of_each_text_alone(make):
     of = models(make)
     data = examples()
     texts = Authors(of, 1.0, 6, on_policy=1.0).batch(data, 3, 0, 0)
-    texts = [Text(t.request, t.new[: 2 + b]) for b, t in enumerate(texts)]  # ragged
+    texts = [LessonText(t.request, t.new[: 2 + b]) for b, t in enumerate(texts)]  # ragged
     together = logits(of.target, texts)
     assert together.shape == (2 + 3 + 4, V)
     alone = torch.cat([logits(of.target, [text]) for text in texts])

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from foretoken import others, theory
-from foretoken.costs import of
+from foretoken import theory
+from foretoken.costing import contention
+from foretoken.costing.costs import of
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.request import Completion, StepRecord
 from foretoken.speculator import Prompt, Speculator
@@ -47,11 +48,11 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
     fast: list[Completion] = []
     few = max(4, options.get("min_new_tokens") or 0)
     _run(spec, prompt, options, max_new_tokens=few)  # warm up: first calls are slow
-    reading = others.read()
+    reading = contention.read()
     for _ in range(repeats):
         plain.append(_run(spec, prompt, options, gamma=0))
         fast.append(_run(spec, prompt, options))
-    span = others.taken(reading)
+    span = contention.taken(reading)
     steps = [step for completion in fast for step in completion.steady.steps]
     comparison = Comparison(
         plain_seconds_per_token=median(map(_per_token, plain)),
@@ -59,7 +60,7 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
         silent=fmean(not step.drafted for step in steps),
-        others=others.share([span]),
+        others=contention.share([span]),
     )
     plain_steps = [step for completion in plain for step in completion.steady.steps]
     if sum(step.drafted for step in steps) < FEW:

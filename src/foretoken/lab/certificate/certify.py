@@ -1,40 +1,113 @@
-"""The certificate: whether a pair's output is the target's own, on these prompts and this machine.
-
-Every part is a yes-or-no question. The pair is lossless where all answers are yes; the certificate
-is void where it misses a known bug, planted in the same pair.
-"""
+"""A certificate of a pair: all its tests, how they are judged, and how long they take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from time import perf_counter
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from foretoken.drafters.base import reading
+from foretoken.drafters.base import Draft, Drafter, reading
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
-from foretoken.lab.certificate.controls import Control, Likeliest, OffByOne, next_row
-from foretoken.lab.certificate.identity import Identity, first_difference
-from foretoken.lab.certificate.odds import Test, binned
-from foretoken.lab.certificate.pit import Uniforms
+from foretoken.lab.certificate.identity import (
+    Identity,
+    ShapeNoise,
+    compare,
+    first_difference,
+    row_groups,
+)
+from foretoken.lab.certificate.odds import Test, Uniforms, binned
 from foretoken.lab.certificate.sampled import (
+    Log,
+    SampledTrial,
     Track,
-    Trial,
+    Watched,
     against_plain,
     against_the_law,
     completions,
 )
-from foretoken.lab.certificate.shapes import Shapes, compare, row_groups
-from foretoken.lab.certificate.watch import Log, Watched
 from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.models.base import Blocks, Model
 from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import NAMED
-from foretoken.sampling.verify import Rule, block
+from foretoken.sampling.verify import Outcome, Rule, block
 from foretoken.speculator import BATCH, Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A planted bug, and whether it was found."""
+
+    name: str
+    found: bool
+    p_value: float | None = None  # the least one of the tests, where tests look for it
+
+
+class NextRow(Outcome):
+    """The next token comes from the law one position too far on, behind a guess not kept."""
+
+    def next_law(self, n: Tensor) -> Tensor:
+        rows = torch.arange(len(n), device=n.device)
+        return self.p[rows, (n + 1) % (self.lengths + 1)]
+
+
+def next_row(rule: Rule) -> Rule:
+    """`rule`, with replacements from the wrong position."""
+
+    def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+        o = rule(p, q, x, lengths)
+        return NextRow(o.survival, o.p, o.q, o.x, o.lengths, o.scale)
+
+    return broken
+
+
+class Likeliest:
+    """A Drafter whose guesses are its likeliest tokens, reported as drawn from q."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.holds = drafter, (drafter,)
+        self.start, self.commit, self.leave = drafter.start, drafter.commit, drafter.leave
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        draft = self.drafter.propose(gamma, draw)
+        return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
+
+
+class OffByOne:
+    """A Model whose logits of a block are those of the place before.
+
+    A drafter that reads the target's states must read this model's (`drafters.base.reading`).
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.holds = model, (model,)
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
+        self.source_vocab_size = model.source_vocab_size
+        self.runtime, self.device = model.runtime, model.device
+        self.takes_tensors, self.computed = model.takes_tensors, model.computed
+        self.start, self.set_lengths = model.start, model.set_lengths
+        self.permute, self.leave = model.permute, model.leave
+
+    @property
+    def padding(self) -> int:
+        return self.model.padding
+
+    @property
+    def hidden(self) -> Tensor:
+        """States of the target, where it shows them."""
+        return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        return self.model.score(blocks, need).roll(1, 1)
+
 
 FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
 LAWS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
@@ -56,7 +129,7 @@ def laws(own: SamplingParams) -> Sequence[SamplingParams]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CertificatePlan:
     """How a pair is certified."""
 
     gamma: int = 3
@@ -90,9 +163,9 @@ class Plan:
         """New tokens of a sampled text: two steps at least."""
         return 2 * (self.gamma + 1)
 
-    def trial(self, params: SamplingParams) -> Trial:
+    def trial(self, params: SamplingParams) -> SampledTrial:
         """How texts of that law are sampled."""
-        return Trial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
+        return SampledTrial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +174,7 @@ class Certificate:
 
     prompts: int
     level: float
-    shapes: Shapes
+    shapes: ShapeNoise
     identity: Identity
     tests: list[Test]
     guesses: int
@@ -138,7 +211,7 @@ class Certificate:
 def certify(
     spec: Speculator,
     prompts: Prompt | Sequence[Prompt],
-    plan: Plan | None = None,
+    plan: CertificatePlan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
     """Whether `spec` keeps the target's law: greedy text, sampled text, guesses, passes, controls.
@@ -146,7 +219,7 @@ def certify(
     The models must be idle. Raises InputError where the pair cannot be certified or the models
     cannot continue the prompts; KeyboardInterrupt where it was interrupted.
     """
-    plan = plan or Plan()
+    plan = plan or CertificatePlan()
     prompts = as_list(prompts)
     require(spec, prompts, plan)
     level = FALSE_ALARM / count(prompts, plan)
@@ -172,12 +245,12 @@ def certify(
     )
 
 
-def count(prompts: list[Prompt], plan: Plan) -> int:
+def count(prompts: list[Prompt], plan: CertificatePlan) -> int:
     """Tests of a certificate, at most."""
     return len(plan.laws) * (min(len(prompts), SAMPLED) + 7)
 
 
-def require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
+def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> None:
     """InputError where there is nothing to certify; RefusedError where it cannot be."""
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
@@ -188,8 +261,8 @@ def require(spec: Speculator, prompts: list[Prompt], plan: Plan) -> None:
 
 
 def _greedy(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, track: Track
-) -> tuple[Shapes, Identity, list[list[int]]]:
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, track: Track
+) -> tuple[ShapeNoise, Identity, list[list[int]]]:
     """Block passes along plain greedy texts, greedy texts with guesses, and the plain ones, which
     are made one row at a time."""
     plain: list[list[int]] = []
@@ -199,14 +272,20 @@ def _greedy(
     return shapes, _identity(spec, prompts, plain, plan, shapes), plain
 
 
-def _shapes(spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: Plan) -> Shapes:
+def _shapes(
+    spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: CertificatePlan
+) -> ShapeNoise:
     greedy = SamplingParams(max_new_tokens=plan.greedy)
     requests = spec.requests(prompts[:BATCH], greedy, plan.seed)
     return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1)
 
 
 def _identity(
-    spec: Speculator, prompts: list[Prompt], plain: list[list[int]], plan: Plan, shapes: Shapes
+    spec: Speculator,
+    prompts: list[Prompt],
+    plain: list[list[int]],
+    plan: CertificatePlan,
+    shapes: ShapeNoise,
 ) -> Identity:
     greedy = SamplingParams(max_new_tokens=plan.greedy)
     requests = spec.requests(prompts, greedy, plan.seed)
@@ -225,14 +304,16 @@ def _identity(
     return Identity(gammas, texts, tokens, same, differences)
 
 
-def _texts(spec: Speculator, prompts: list[Prompt], plan: Plan, gamma: int) -> list[list[int]]:
+def _texts(
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, gamma: int
+) -> list[list[int]]:
     rule = plan.rule if gamma else PLAIN
     rows = spec.generate(prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=rule)
     return [row.tokens for row in uninterrupted(rows)]
 
 
 def _sampled(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> tuple[list[Test], Log]:
     """All tests of sampled text, law by law, and what the drafter did meanwhile."""
     watched = Watched(spec.drafter, plan.seed)
@@ -266,8 +347,8 @@ def _wrong_model(
     spec: Speculator,
     prompts: list[Prompt],
     texts: list[list[int]],
-    plan: Plan,
-    shapes: Shapes,
+    plan: CertificatePlan,
+    shapes: ShapeNoise,
 ) -> Iterable[Control]:
     target = OffByOne(spec.target)
     broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
@@ -278,7 +359,7 @@ def _wrong_model(
 
 
 def _wrong_rule(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> Control:
     # A named mode that has no verification rule: the bug is planted in block verification
     honest = NAMED.get(plan.rule, block) if isinstance(plan.rule, str) else plan.rule
@@ -295,7 +376,7 @@ def _wrong_rule(
 
 
 def _wrong_guesses(
-    spec: Speculator, prompts: list[Prompt], plan: Plan, level: float, track: Track
+    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> Control:
     def least(texts: int) -> float:
         watched = Watched(Likeliest(spec.drafter), plan.seed)
@@ -307,7 +388,9 @@ def _wrong_guesses(
     return _control("likeliest guesses with a dense q: guesses", least, plan, level)
 
 
-def _control(name: str, least: Callable[[int], float], plan: Plan, level: float) -> Control:
+def _control(
+    name: str, least: Callable[[int], float], plan: CertificatePlan, level: float
+) -> Control:
     """`least(texts)` is the least p-value of so many texts: a quarter of them, or all where these
     do not show the bug."""
     p_value = least(max(16, plan.texts // 4))
@@ -317,3 +400,44 @@ def _control(name: str, least: Callable[[int], float], plan: Plan, level: float)
 
 def _least(tests: list[Test]) -> float:
     return min((test.p_value for test in tests), default=1.0)
+
+
+STREAM = 5  # of random numbers: that of no part
+CONTROLS = 0.4  # texts with guesses for the planted bugs, of a law's: a quarter, half of them twice
+GREEDY = 6  # lone greedy texts a prompt: plain, with guesses, for the controls, and along them
+
+
+def expected(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> float:
+    """About the seconds that `certify` takes, from a hundredth of its work. Raises as it does."""
+    require(spec, prompts, plan)
+    few = prompts[:SAMPLED]
+    trial = replace(plan.trial(plan.laws[0]), texts=-(-BATCH // len(few)))
+    plain = replace(trial, gamma=0, rule=PLAIN)
+    guessed_seconds = _seconds(
+        lambda: against_the_law(
+            spec, spec.drafter, few, trial, 0.5, lambda numbers, what: numbers, stream=STREAM
+        )
+    )
+    plain_seconds = _seconds(
+        lambda: list(completions(spec, few, plain, STREAM, lambda numbers, what: numbers, ""))
+    )
+    token_seconds = (
+        _seconds(
+            lambda: spec.generate(
+                prompts[:1], max_new_tokens=plan.length, gamma=0, rule=PLAIN, ignore_eos=True
+            )
+        )
+        / plan.length
+    )
+    texts = plan.texts / trial.texts
+    sampled = texts * len(plan.laws) * (guessed_seconds + 2 * plain_seconds)
+    controls = texts * CONTROLS * guessed_seconds
+    return sampled + controls + GREEDY * len(prompts) * plan.greedy * token_seconds
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Of its second run: the first one is slower."""
+    work()
+    start = perf_counter()
+    work()
+    return perf_counter() - start

@@ -1,8 +1,5 @@
-"""p-values and power of a certificate's tests, from chi-square and normal tails in float64.
-
-A test's power is given as the smallest total variation that it catches with a chance of `POWER`.
-Knows numbers only.
-"""
+"""The statistics of a certificate: exact odds of counts and of uniform numbers, and what evidence
+could have shown. Knows no models."""
 
 from __future__ import annotations
 
@@ -135,3 +132,26 @@ def _solve(beyond: Callable[[float], bool]) -> float:
 
 def _float(x: float) -> Tensor:
     return torch.tensor(x, dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniforms:
+    """The numbers of some tokens, `[n]` each, float64."""
+
+    ranked: Tensor  # likeliest tokens first: shows a law that is too sharp or too flat
+    by_id: Tensor  # in the order of the ids: shows random numbers that were used twice
+
+
+def uniforms(law: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
+    """The numbers of `tokens [n]` under `law [n, V]`; `noise [n]` is uniform and fresh.
+
+    A token without mass gets the very end of the ranks.
+    """
+    p = law.double()
+    p = p / p.sum(-1, keepdim=True)
+    masses = p.gather(1, tokens[:, None])
+    ids = torch.arange(p.shape[1], device=p.device)
+    equals = p.where(p == masses, 0.0).sum(-1)
+    ranked = p.where(p > masses, 0.0).sum(-1) + noise * equals
+    by_id = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * masses[:, 0]
+    return Uniforms(ranked.cpu(), by_id.cpu())

@@ -1,28 +1,173 @@
-"""The sampled texts of a certificate: short continuations, speculative and plain, and their tests.
-
-Every token is tested against the law that the target gives it a token a pass, which is sharper than
-comparing two samples; the two samples are compared too, as that needs no law.
-"""
+"""A pair at its temperature: continuations whose law is known, and numbers that are uniform if
+every token follows its own law, watched at every step."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Drafter
-from foretoken.lab.certificate.continuations import Text, tables
-from foretoken.lab.certificate.odds import Test, balanced, binned, two_samples, unrelated
-from foretoken.lab.certificate.pit import uniforms
-from foretoken.lab.certificate.reference import replay
+from foretoken.drafters.base import Draft, Drafter
+from foretoken.lab.certificate.identity import replay
+from foretoken.lab.certificate.odds import (
+    Test,
+    Uniforms,
+    balanced,
+    binned,
+    two_samples,
+    uniforms,
+    unrelated,
+)
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.request import Completion, Request
-from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import Rule
 from foretoken.speculator import BATCH, Speculator
+
+Text = tuple[int, ...]
+
+
+class Cells:
+    """A text belongs to its longest frequent beginning; the empty beginning is always a cell."""
+
+    def __init__(self, sample: Iterable[Text], share: float = 0.04) -> None:
+        texts = list(sample)
+        counts = Counter(text[:n] for text in texts for n in range(1, len(text) + 1))
+        frequent = [head for head, count in counts.items() if count >= share * len(texts)]
+        self._cells = {head: i for i, head in enumerate([(), *sorted(frequent)])}
+
+    def counts(self, texts: Iterable[Text]) -> np.ndarray:
+        """Number of texts in each cell, float64."""
+        counts = np.zeros(len(self._cells))
+        for text in texts:
+            counts[self._of(text)] += 1
+        return counts
+
+    def _of(self, text: Text) -> int:
+        heads = (text[:n] for n in range(len(text), -1, -1))
+        return next(self._cells[head] for head in heads if head in self._cells)
+
+
+def tables(
+    sample: Sequence[list[Text]], ours: Sequence[list[Text]], theirs: Sequence[list[Text]]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Counts of two samples by prompt, in the cells of a third one."""
+    cells = [Cells(texts) for texts in sample]
+    return [
+        (cell.counts(a), cell.counts(b)) for cell, a, b in zip(cells, ours, theirs, strict=True)
+    ]
+
+
+@dataclass(slots=True)
+class Log:
+    """What a drafter did."""
+
+    guesses: int = 0
+    certain: int = 0  # of them: without a q
+    uniforms: list[Uniforms] = field(default_factory=list[Uniforms])  # of those with a q
+    lies: list[str] = field(default_factory=list[str])
+
+
+class Watched:
+    """A Drafter that does what `drafter` does, and logs it."""
+
+    def __init__(self, drafter: Drafter, seed: int) -> None:
+        self.drafter, self.log = drafter, Log()
+        self.holds = (drafter,)
+        self._noise = torch.Generator().manual_seed(seed)
+        self._texts: list[list[int]] = []
+        self._counted: list[int] = []  # how far each row's guesses are in the log's numbers
+        self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain guess behind it
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        heads = sources or [[] for _ in prompts]
+        self._texts += [[*head, *prompt] for head, prompt in zip(heads, prompts, strict=True)]
+        self._counted += [0] * len(prompts)
+        self.drafter.start(rows, prompts, sources)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        recorded = Recorded(draw)
+        draft = self.drafter.propose(gamma, recorded)  # pyright: ignore[reportArgumentType]
+        tokens = draft.tokens.cpu().long()
+        for b, count in enumerate(draft.lengths.tolist()):
+            self.log.guesses += count
+            if draft.q is None:
+                self.log.certain += count
+                self._check_certain(b, tokens[b, :count].tolist())
+            elif count:
+                self._check_drawn(b, tokens[b, :count], draft.q[b, :count], recorded)
+        return draft
+
+    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: Recorded) -> None:
+        first = len(self._texts[b])
+        new = max(0, self._counted[b] - first) if recorded.coupled else 0
+        self._counted[b] = max(self._counted[b], first + len(tokens))
+        noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
+        self.log.uniforms.append(uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
+        for i, token in enumerate(tokens.tolist()):
+            if i not in recorded.draws:
+                continue  # drawn by other means: the numbers tell
+            law, ids = recorded.draws[i]
+            if int(ids[b]) != token:
+                self.log.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
+            elif distance := float((law[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2):
+                self.log.lies.append(
+                    f"guess {token} was drawn from another law than the q reported, total "
+                    f"variation {distance:.2g}"
+                )
+
+    def _check_certain(self, b: int, guesses: list[int]) -> None:
+        for i, token in enumerate(guesses):
+            earlier = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
+            if earlier != token:
+                self.log.lies.append(
+                    f"guesses {earlier} and {token} after the same text, both said to be certain"
+                )
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for text, new in zip(self._texts, tokens, strict=True):
+            text += new
+        self.drafter.commit(tokens)
+
+    def leave(self, rows: list[int]) -> None:
+        stay = [b for b in range(len(self._texts)) if b not in rows]
+        self._texts = [self._texts[b] for b in stay]
+        self._counted = [self._counted[b] for b in stay]
+        self.drafter.leave(rows)
+
+
+class Recorded:
+    """A Draw that remembers the law and the ids of every guess."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self.draws: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draw, name)
+
+    def guess(
+        self, logits: Tensor, i: int, params: SamplingParams | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        ids, q = self._draw.guess(logits, i, params)
+        if q is not None:
+            self.draws[i] = q.clone(), ids
+        return ids, q
+
+    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        ids = self._draw(law, i, cdf)
+        self.draws[i] = law.clone(), ids
+        return ids
+
 
 ALONE = 11  # one text in so many runs alone; prime, so that every prompt has some of them
 
@@ -30,7 +175,7 @@ Track = Callable[[Sequence[int], str], Iterable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SampledTrial:
     """How texts are sampled: `texts` for every prompt, of `length` new tokens."""
 
     params: SamplingParams
@@ -51,7 +196,12 @@ class Trial:
 
 
 def completions(
-    spec: Speculator, prompts: Sequence[Prompt], trial: Trial, stream: int, track: Track, label: str
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    trial: SampledTrial,
+    stream: int,
+    track: Track,
+    label: str,
 ) -> Iterable[tuple[range, list[Completion]]]:
     """`trial.texts` completions of every prompt, batch by batch, with their numbers; number k
     continues prompt k % len(prompts). No two streams share a random number. Some texts with guesses
@@ -69,7 +219,11 @@ def completions(
 
 
 def _generate(
-    spec: Speculator, prompts: Sequence[Prompt], trial: Trial, stream: int, numbers: list[int]
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    trial: SampledTrial,
+    stream: int,
+    numbers: list[int],
 ) -> list[Completion]:
     rows = spec.generate(
         [prompts[k % len(prompts)] for k in numbers],
@@ -127,7 +281,7 @@ def against_the_law(
     spec: Speculator,
     drafter: Drafter,
     prompts: Sequence[Prompt],
-    trial: Trial,
+    trial: SampledTrial,
     level: float,
     track: Track,
     label: str = "speculative",
@@ -152,7 +306,7 @@ def against_plain(
     spec: Speculator,
     prompts: Sequence[Prompt],
     texts_of: list[list[Text]],
-    plain: Trial,
+    plain: SampledTrial,
     level: float,
     track: Track,
 ) -> list[Test]:

@@ -1,7 +1,8 @@
 """Measuring a pair: how far they agree, and what everything costs on this machine.
 
 Every prompt is continued plainly and speculatively, in turn, and its plain text is replayed to the
-drafter. What other gammas would gain is prediction.py's business.
+drafter. The target's pass over n new tokens of one row, v(n), is timed as the step times it: on the
+engine's threads, behind passes of the same size. plan.py says what other gammas would gain.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
+from time import perf_counter
 from typing import Any
 
-from foretoken import others
+import torch
+
+from foretoken.costing import contention
 from foretoken.drafters.none import NoDrafter
+from foretoken.engine.batch import threads
 from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
@@ -24,12 +29,61 @@ from foretoken.lab.limits import require
 from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.footprint import of_drafter, of_model
-from foretoken.lab.measurement.passes import passes
-from foretoken.lab.measurement.result import Measurement, Observed, Options, Position, Run, Step
+from foretoken.lab.measurement.result import (
+    MeasuredRun,
+    Measurement,
+    MeasureOptions,
+    Observed,
+    Position,
+    Step,
+)
 from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.lease import leased
+from foretoken.models.base import Model
 from foretoken.options import ROUNDED, Prompt
 from foretoken.request import Completion, Request, StepRecord
+from foretoken.sampling.distributions import check
 from foretoken.speculator import Speculator
+
+# Untimed passes ahead of the timed ones, which are then in the steady state of generation. A
+# runtime may lay out its work anew for another size, or for a while pad a smaller one to the last:
+# the first size follows a pass of any size, the others follow a smaller one.
+FIRST, SETTLE = 20, 2
+
+
+@torch.inference_mode()
+def passes(
+    target: Model, request: Request, text: list[int], most: int, repeats: int = 1
+) -> tuple[list[list[float]], int]:
+    """`repeats` seconds of a pass over 1, 2, .., `most` tokens, and the tokens it is behind.
+
+    `text`: prompt and new tokens of the request; the passes are behind half of the new ones, or
+    fewer where the target's context is too small. RefusedError where the target is in use.
+    """
+    context = (len(text) + len(request.prompt)) // 2
+    if target.context is not None:
+        context = min(context, max(0, target.context - most))
+        most = min(most, target.context - context)
+    ahead = (text[context:] or text) * most  # the tokens read; any will do
+    times: list[list[float]] = []
+    with leased(target), threads(target):
+        target.start([text[:context]], None if request.source is None else [request.source])
+        for n in range(1, most + 1):
+            settle = FIRST if n == 1 else SETTLE
+            seconds = [_pass(target, ahead[:n], context) for _ in range(settle + repeats)]
+            times.append(seconds[settle:])
+    return times, context
+
+
+def _pass(target: Model, block: list[int], context: int) -> float:
+    """Seconds of one pass behind `context` tokens, rolled back."""
+    start = perf_counter()
+    logits = target.score([block], [len(block)])
+    check(logits, "target", [context], [len(block)])  # reads the logits, so waits for them
+    seconds = perf_counter() - start
+    target.set_lengths([context])
+    return seconds
+
 
 PASSES = 16  # v(n) is measured for n up to this
 REPEATS = 9  # at least, of each pass
@@ -46,7 +100,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def measure(
     spec: Speculator,
     prompts: Sequence[Prompt],
-    options: Options,
+    options: MeasureOptions,
     *,
     rows: int | None = None,
     beside: int = 0,
@@ -79,20 +133,25 @@ def measure(
     measured = _summary(spec, options, observed, machine)
     if rows is None:
         return measured
-    reading = others.read()
+    reading = contention.read()
     costs = serving.serving(spec, prompts, options, rows, beside)
-    spans = [*(one.taken for one in observed), others.taken(reading)]
-    return replace(measured, serving=costs, others=others.share(spans))
+    spans = [*(one.taken for one in observed), contention.taken(reading)]
+    return replace(measured, serving=costs, others=contention.share(spans))
 
 
 def _observe(
-    spec: Speculator, prompt: Prompt, request: Request, options: Options, i: int, repeats: int
+    spec: Speculator,
+    prompt: Prompt,
+    request: Request,
+    options: MeasureOptions,
+    i: int,
+    repeats: int,
 ) -> Observed:
     """One prompt, costs included, so that a busy machine slows down all that is compared.
 
     The plain and the speculative run alternate in coming first.
     """
-    reading, runs = others.read(), dict[int, Completion]()
+    reading, runs = contention.read(), dict[int, Completion]()
     for gamma in (0, options.gamma) if i % 2 else (options.gamma, 0):
         runs[gamma] = _run(spec, prompt, options, i, gamma)
     plain = runs[0]
@@ -106,11 +165,13 @@ def _observe(
         loop=_summed(runs[options.gamma]),
         context=context,
         passes=seconds,
-        taken=others.taken(reading),
+        taken=contention.taken(reading),
     )
 
 
-def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: int) -> Completion:
+def _run(
+    spec: Speculator, prompt: Prompt, options: MeasureOptions, row: int, gamma: int
+) -> Completion:
     rows = spec.generate(
         [prompt],
         options.wishes,
@@ -121,9 +182,9 @@ def _run(spec: Speculator, prompt: Prompt, options: Options, row: int, gamma: in
     return completion
 
 
-def _summed(completion: Completion) -> Run:
+def _summed(completion: Completion) -> MeasuredRun:
     tokens, seconds, steps = completion.steady
-    return Run(tokens, seconds, [_step(step) for step in steps])
+    return MeasuredRun(tokens, seconds, [_step(step) for step in steps])
 
 
 def _step(step: StepRecord) -> Step:
@@ -140,7 +201,7 @@ def _step(step: StepRecord) -> Step:
 
 
 def _summary(
-    spec: Speculator, options: Options, observed: list[Observed], machine: Machine
+    spec: Speculator, options: MeasureOptions, observed: list[Observed], machine: Machine
 ) -> Measurement:
     peak = peak_bytes(spec.target.device)  # before the large read
     read, read_bytes = bandwidth(spec.target.device)
@@ -173,17 +234,17 @@ def _summary(
         read=read,
         peak_bytes=peak,
         prompts=observed,
-        others=others.share(one.taken for one in observed),
+        others=contention.share(one.taken for one in observed),
     )
 
 
-def _draft_dtype(spec: Speculator, options: Options) -> str:
+def _draft_dtype(spec: Speculator, options: MeasureOptions) -> str:
     """As it was asked for, or chosen at loading."""
     computed = getattr(getattr(spec.drafter, "model", None), "computed", "")
     return computed if computed in ROUNDED else options.draft_dtype or options.dtype
 
 
-def _in_loop(loops: list[Run]) -> Estimate | None:
+def _in_loop(loops: list[MeasuredRun]) -> Estimate | None:
     sums = [sum(step.overlap for step in loop.steps) for loop in loops]
     return ratio(sums, [sum(step.judged for step in loop.steps) for loop in loops], 0, 1)
 
@@ -204,7 +265,7 @@ def _passes(observed: list[Observed]) -> list[Spread]:
     return [_timed([seconds for times in same for seconds in times]) for same in by_size]
 
 
-def _overhead(runs: list[Run]) -> Spread:
+def _overhead(runs: list[MeasuredRun]) -> Spread:
     """Seconds of a step beside draft and score, a mean per run."""
     return _timed(
         [
@@ -221,7 +282,7 @@ def _timed(seconds: list[float]) -> Spread:
     return times
 
 
-def _tokens_per_call(loops: list[Run], gamma: int) -> Estimate:
+def _tokens_per_call(loops: list[MeasuredRun], gamma: int) -> Estimate:
     calls = [len(run.steps) for run in loops]
     return _known(ratio([run.tokens for run in loops], calls, 1, gamma + 1))
 

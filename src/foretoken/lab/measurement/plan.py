@@ -1,20 +1,206 @@
-"""Which draft and gamma to use, and whether to speculate at all.
+"""Plans from measurements: which draft and gamma to use, and whether to speculate at all.
 
-Compares measurements of one target on one machine; prediction.py says what a gamma would gain.
+The gain of a gamma is section 3.5 with measured rates in place of alpha^i. Tokens follow from how
+often guess i was kept, or not made (for guesses beyond the measured gamma, from alpha and how often
+the last two were made), time from the steps of the measured runs, with v(n) for how a pass grows
+with gamma. Compares measurements of one target on one machine.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from math import hypot, sqrt
+from statistics import median
 from typing import Any
 
+import numpy as np
+
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.export.base import Setting, require
-from foretoken.lab.export.vllm import VLLM, config
-from foretoken.lab.measurement.prediction import Prediction, best, predictions
-from foretoken.lab.measurement.result import Measurement, Options
+from foretoken.lab.estimate import Estimate
+from foretoken.lab.export import VLLM, ExportSetting, require, vllm_config
+from foretoken.lab.measurement.result import Measurement, MeasureOptions
+
+LEAST = 1e-9  # seconds of a pass at the low end of its interval
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The numbers that a prediction follows from; times in seconds."""
+
+    alpha: float  # where a guess is made
+    kept: tuple[float, ...]  # P(guess i is made and kept | all before it were), i = 1, 2, ..
+    offered: tuple[float, ...]  # share of steps in which the drafter makes guess i
+    guess: float
+    passes: tuple[float, ...]  # over 1, 2, .. tokens; the first in plain runs, others beside drafts
+    plain: float  # other work of a step without guesses
+    loop: float  # of a step with len(kept) guesses
+
+    @property
+    def max_gamma(self) -> int:
+        return len(self.passes) - 1
+
+    def survival(self, gamma: int) -> list[float]:
+        """s_0, .., s_gamma: P(the first i guesses are kept)."""
+        beyond = [self.alpha * self.goes_on] * (gamma - len(self.kept))
+        return np.cumprod([1.0, *self.kept[:gamma], *beyond]).tolist()
+
+    @property
+    def goes_on(self) -> float:
+        """How likely a drafter that made the last measured guess makes another."""
+        *_, before, last = 1.0, 1.0, *self.offered
+        return min(1.0, last / before) if len(self.offered) > 1 and before else 1.0
+
+    def round(self, gamma: int) -> float:
+        """Seconds of a step."""
+        last = self.offered[-1] if self.offered else 1.0
+        beyond = [last * self.goes_on**i for i in range(1, gamma + 1)]
+        shares = [*self.offered, *beyond][:gamma]
+        reached = [1.0, *shares, 0.0]  # P(d guesses or more), d = 0, 1, ..
+        score = sum((reached[d] - reached[d + 1]) * self.passes[d] for d in range(gamma + 1))
+        other = self.plain + (self.loop - self.plain) * gamma / max(1, len(self.kept))
+        return score + self.guess * sum(shares) + other
+
+    def speedups(self, tokens: int) -> list[float]:
+        """Plain over speculative seconds for a text of so many tokens, at gamma 0, 1, ..
+
+        Near the end gamma is cut to the tokens still missing less one, as in generation.
+        """
+        rounds = [self.round(g) for g in range(self.max_gamma + 1)]
+        laws = [_gains(self.survival(g)) for g in range(self.max_gamma + 1)]
+        speedups: list[float] = []
+        for gamma in range(self.max_gamma + 1):
+            cost = np.zeros(tokens + 1)  # of n tokens
+            for n in range(1, tokens + 1):
+                g = min(gamma, n - 1)
+                cost[n] = rounds[g] + laws[g] @ cost[n - g - 1 : n][::-1]
+            speedups.append(tokens * rounds[0] / float(cost[tokens]))
+        return speedups
+
+
+@dataclass(frozen=True, slots=True)
+class GammaPrediction:
+    """For one gamma; low and high follow from the 95 % intervals of the measurement."""
+
+    gamma: int
+    tokens_per_call: float  # of a long text
+    speedup: Estimate
+
+
+def predictions(measured: Measurement) -> list[GammaPrediction]:
+    """For gamma 0, 1, .. as far as passes were measured; for the measured gamma its speed-up."""
+    basis = _basis(measured)
+    shares = _shares(measured, basis)
+    ends = [(_shares(measured, a), _shares(measured, b)) for a, b in _ends(measured, basis)]
+    return [
+        GammaPrediction(
+            gamma,
+            sum(basis.survival(gamma)),
+            _scaled(measured.speedup, share, [(a[gamma] - b[gamma]) / 2 for a, b in ends]),
+        )
+        if gamma  # 0 is plain decoding
+        else GammaPrediction(0, 1.0, Estimate(1.0, 1.0, 1.0))
+        for gamma, share in enumerate(shares)
+    ]
+
+
+def formula(measured: Measurement) -> float:
+    """The speed-up of the measured gamma that follows from alpha and costs alone."""
+    return _basis(measured).speedups(_length(measured))[measured.options.gamma]
+
+
+def _shares(measured: Measurement, basis: Basis) -> list[float]:
+    """Speed-ups at gamma 0, 1, .. as shares of the measured gamma's, by the formula."""
+    speedups = basis.speedups(_length(measured))
+    return [one / speedups[measured.options.gamma] for one in speedups]
+
+
+def _scaled(clock: Estimate, share: float, halves: list[float]) -> Estimate:
+    """The measured speed-up times a share, whose half intervals are independent."""
+    value = clock.value * share
+    error = clock.value * sqrt(sum(half * half for half in halves))
+    below, above = (share * (end - clock.value) for end in (clock.low, clock.high))
+    return Estimate(value, max(0.0, value - hypot(below, error)), value + hypot(above, error))
+
+
+def _length(measured: Measurement) -> int:
+    return max(1, round(measured.tokens))
+
+
+def best(table: list[GammaPrediction]) -> GammaPrediction:
+    """The fastest with guesses; the smallest gamma on ties."""
+    return max(table[1:], key=lambda one: one.speedup.value)
+
+
+def _gains(survival: list[float]) -> np.ndarray:
+    """P(a step gives 1, 2, .. tokens)."""
+    return -np.diff([*survival, 0.0])
+
+
+def _rising(seconds: list[float]) -> list[float]:
+    """A pass over more tokens never takes less time; where it seems to, the machine was busy."""
+    return np.minimum.accumulate(seconds[::-1])[::-1].tolist()
+
+
+def _passes(measured: Measurement, alone: list[float]) -> tuple[float, ...]:
+    """Seconds of the pass in a step with 0, 1, .. guesses: with 0 as in the plain runs, else those
+    timed `alone`, times how much slower the passes beside a draft were in the runs."""
+    alone = _rising(alone)
+    steps = [step for one in measured.prompts for step in one.loop.steps if step.drafted]
+    slower = [step.score_seconds / alone[step.drafted] for step in steps]
+    beside = median(slower) if slower else 1.0
+    return (measured.plain_pass.median, *(beside * seconds for seconds in alone[1:]))
+
+
+def _basis(measured: Measurement) -> Basis:
+    alpha = measured.alpha.value
+    made = 1 - measured.silent  # without a guess, beta counts as 0
+    return Basis(
+        alpha=min(1.0, alpha / made) if made else 0.0,
+        kept=tuple(p.kept / p.asked if p.asked else alpha for p in measured.positions),
+        offered=tuple(p.offered for p in measured.positions),
+        guess=measured.draft_seconds.median if measured.draft_seconds else 0.0,
+        passes=_passes(measured, [p.median for p in measured.passes]),
+        plain=measured.plain_overhead.median,
+        loop=measured.loop_overhead.median,
+    )
+
+
+def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
+    """Both ends of the interval of each uncertain number, the others left as they are."""
+
+    def around(make: Callable[[float], Basis], error: float) -> tuple[Basis, Basis]:
+        return make(error), make(-error)
+
+    def alpha(error: float) -> Basis:
+        share = 1 + error / basis.alpha if basis.alpha else 1.0
+        shares_kept = tuple(min(1.0, max(0.0, rate * share)) for rate in basis.kept)
+        return replace(basis, alpha=min(1.0, max(0.0, basis.alpha + error)), kept=shares_kept)
+
+    def guess(error: float) -> Basis:
+        return replace(basis, guess=max(0.0, basis.guess + error))
+
+    def plain_pass(error: float) -> Basis:
+        return replace(basis, passes=(basis.passes[0] + error, *basis.passes[1:]))
+
+    def grown(n: int) -> tuple[Basis, Basis]:
+        def to(seconds: float) -> Basis:
+            times = [p.median for p in measured.passes]
+            moved = _passes(measured, [*times[:n], max(LEAST, seconds), *times[n + 1 :]])
+            return replace(basis, passes=(basis.passes[0], *moved[1:]))
+
+        own = measured.passes[n]
+        return to(own.median + own.error), to(own.median - own.error)
+
+    spread = measured.draft_seconds.error if measured.draft_seconds else 0.0
+    return [
+        around(alpha, measured.alpha.error),
+        around(guess, spread),
+        around(plain_pass, measured.plain_pass.error),
+        *(grown(n) for n in range(1, len(measured.passes))),
+    ]
+
 
 # "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
@@ -27,7 +213,7 @@ class Candidate:
     """A draft and its fastest gamma."""
 
     measurement: Measurement
-    best: Prediction
+    best: GammaPrediction
 
     @property
     def draft(self) -> str:
@@ -71,7 +257,7 @@ def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
     return Plan(sorted(candidates, key=lambda c: -c.best.speedup.value))
 
 
-def command(options: Options, gamma: int) -> str:
+def command(options: MeasureOptions, gamma: int) -> str:
     """`foretoken generate` as measured, with that gamma."""
     arguments = ["foretoken", "generate", "--prompt-file", options.prompts]
     for name in ("target", "draft"):
@@ -92,9 +278,9 @@ def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
     return flags
 
 
-def setting(measured: Measurement, gamma: int) -> Setting:
+def setting(measured: Measurement, gamma: int) -> ExportSetting:
     """The draft of a measurement at that gamma, as other systems are told of it."""
-    return Setting(
+    return ExportSetting(
         measured.target.name,
         measured.draft.name,
         gamma,
@@ -111,7 +297,7 @@ def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | No
     settings = setting(measured, gamma)
     try:
         require(VLLM, settings)
-        return config(settings)
+        return vllm_config(settings)
     except RefusedError:
         return None
 

@@ -1,7 +1,8 @@
-"""The result of `foretoken measure`: its dataclasses and its JSON file.
+"""The result of `foretoken measure`: its dataclasses, its JSON file, and a measurement under way.
 
-A file holds all that a plan needs, so that plans are made without the models. Knows no models; how
-a figure is computed is measure.py's business.
+A file holds all that a plan needs, so that plans are made without the models. A measurement under
+way has a line for every prompt measured, beside the file to be written: after a kill the same
+options resume it; other options, another machine or another version start afresh. Knows no models.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken.costs import Costs, Table, at
+from foretoken.costing.contention import Taken
+from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
-from foretoken.others import Taken
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 
@@ -38,7 +39,7 @@ LOADING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MeasureOptions:
     """The options of a measurement. Two compare where all but draft and gamma are equal."""
 
     target: str | None
@@ -94,7 +95,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One generation, without its first step, which reads of the prompt too."""
 
     tokens: int
@@ -108,8 +109,8 @@ class Observed:
 
     prompt_tokens: int
     overlaps: list[float | None]  # beta at every token of the target's own text; None: no guess
-    plain: Run
-    loop: Run
+    plain: MeasuredRun
+    loop: MeasuredRun
     context: int  # tokens that the passes are behind
     passes: list[list[float]]  # seconds of the target's passes over 1, 2, .. tokens
     taken: Taken | None = None  # by other processes meanwhile; None: not known
@@ -161,7 +162,7 @@ class Measurement:
     """A pair on a machine. Estimates have Student t intervals over prompts, times are medians."""
 
     date: str
-    options: Options
+    options: MeasureOptions
     machine: Machine
     target: Footprint
     draft: Footprint
@@ -263,3 +264,38 @@ def parse(document: Any, kind: type[Any], name: str) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
+
+
+class PartialMeasurement:
+    """The file `<out>.part.jsonl`: a head, then the prompts in order; `done`: those measured."""
+
+    def __init__(self, out: Path, options: MeasureOptions, machine: Machine) -> None:
+        self.path = out.with_name(out.name + ".part.jsonl")
+        head = {"version": VERSION, "options": asdict(options), "machine": asdict(machine)}
+        self.head = json.dumps(head)
+        self.done = self._read()
+        lines = [self.head, *(json.dumps(asdict(one)) for one in self.done)]
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
+
+    def add(self, observed: Observed) -> None:
+        """The next prompt was measured."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(observed)) + "\n")
+
+    def remove(self) -> None:
+        """The measurement was saved."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> list[Observed]:
+        """The usable lines; a last line that was cut off is dropped."""
+        try:
+            head, *lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            return []
+        observed: list[Observed] = []
+        for line in lines if head == self.head else []:
+            try:
+                observed.append(parse(files.parse_json(line), Observed, str(self.path)))
+            except (ValueError, InputError):
+                break
+        return observed

@@ -1,27 +1,83 @@
-"""What a batch of requests costs an engine here, as `foretoken simulate` needs it: steps of one row
-and of many, prompts that are read, and what an engine does beside its models.
+"""The costs of a batch of requests in an engine here: steps of one row and of many, prompts that
+are read, and an engine's work beside its models; also while other engines share the machine.
+`foretoken-lab simulate` needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, count
+from multiprocessing.connection import Connection
 from statistics import fmean, median
 from time import perf_counter
 
-from foretoken.claim import claimed
-from foretoken.costs import TICK, Table, at
+from foretoken.costing.costs import TICK, Table, at
 from foretoken.engine.batch import threads
-from foretoken.errors import RefusedError
-from foretoken.lab.measurement.beside import beside
-from foretoken.lab.measurement.result import Options, Serving
+from foretoken.errors import ForetokenError, RefusedError, one_line
+from foretoken.lab.measurement.result import MeasureOptions, Serving
+from foretoken.lease import leased
 from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.request import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
+
+
+@contextmanager
+def beside(
+    engines: int, options: MeasureOptions, prompts: Sequence[Prompt], rows: int
+) -> Iterator[None]:
+    """So many, in processes of their own, with the pair of `options`, each `rows` requests at a
+    time for as long as the block runs. RefusedError where one of them cannot work."""
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    pipes = [context.Pipe(duplex=False) for _ in range(engines)]
+    workers = [
+        context.Process(target=_work, args=(theirs, options, list(prompts), rows), daemon=True)
+        for _, theirs in pipes
+    ]
+    try:
+        for worker, (_, theirs) in zip(workers, pipes, strict=True):
+            worker.start()
+            theirs.close()  # so that its end is seen here
+        for ours, _ in pipes:
+            _require_begun(ours)
+        yield
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+                worker.join()
+
+
+def _require_begun(pipe: Connection) -> None:
+    try:
+        problem = pipe.recv()
+    except EOFError:
+        problem = "its process has ended"
+    if problem:
+        raise RefusedError(f"an engine beside the measured one cannot work: {problem}")
+
+
+def _work(pipe: Connection, options: MeasureOptions, prompts: list[Prompt], rows: int) -> None:
+    """Texts without an end; says "" when the first is there, or what is wrong."""
+    from foretoken import Engine, load  # late: torch, in the process that needs it
+
+    wishes = replace(options.wishes, ignore_eos=True)
+    try:
+        with Engine(load(options.target, options.draft, **options.loading), rows) as engine:
+            for number in count():
+                engine.add(prompts[number % len(prompts)], wishes, seed=(number, 1))
+                while engine.running + engine.waiting >= rows:
+                    engine.step()
+                if number == rows:
+                    pipe.send("")
+    except ForetokenError as error:
+        pipe.send(one_line(error))
+
 
 SIZES = (1, 16, 64, 128, 256, 512)  # tokens of a prompt that is read in one pass
 REPEATS = 5  # of each; the first two are not timed: a pass of another size is slower
@@ -38,7 +94,11 @@ def require(spec: Speculator) -> None:
 
 
 def serving(
-    spec: Speculator, prompts: Sequence[Prompt], options: Options, rows: int, engines: int = 0
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    options: MeasureOptions,
+    rows: int,
+    engines: int = 0,
 ) -> Serving:
     """Measure it, in some seconds, on requests like `prompts`, beside so many other engines at
     work. The models must be idle."""
@@ -73,18 +133,18 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
     context = target.context or SIZES[-1] + 1
     own: dict[int, float] = {}
     drafts: dict[int, float] = {0: 0.0}
-    with claimed(target, drafter) as claim, threads(target):
+    with leased(target, drafter) as lease, threads(target):
         for n in (n for n in SIZES if n < context):
             text = (ids * (1 + n // len(ids)))[: n + 1]
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
-                claim.expect(1)
+                lease.expect(1)
                 start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()
                 drafter.start([0], [text], None)
                 times.append((read - start, perf_counter() - read))
-                claim.leave([0])
+                lease.leave([0])
             own[n], drafts[n] = (median(each) for each in zip(*times[2:], strict=True))
     return _table(own), _table(drafts)
 

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 from foretoken.server.api.wire import Wishes
-from foretoken.server.engine.messages import Known
-from foretoken.server.engine.writing import Writing, Written
+from foretoken.server.process.generation import GeneratedText, Generation
+from foretoken.server.process.messages import TokenLogprob
 
 DONE = "data: [DONE]\n\n"
 
@@ -26,14 +26,14 @@ def event(data: Any, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def usage(writing: Writing) -> dict[str, Any]:
+def usage(generation: Generation) -> dict[str, Any]:
     """Tokens, the prompt's once however many texts continue it."""
-    texts = writing.texts
-    read = sum(text.prompt_tokens for text in texts[:: writing.n])
+    texts = generation.texts
+    read = sum(text.prompt_tokens for text in texts[:: generation.n])
     written = sum(len(text.tokens) for text in texts)
     steps = [step for text in texts for step in text.steps if step["predicted"]]
-    predicted = steps if writing.predicts else []  # else the texts themselves foresaw it
-    cached = [text.done.stats["cached_tokens"] for text in texts[:: writing.n] if text.done]
+    predicted = steps if generation.predicts else []  # else the texts themselves foresaw it
+    cached = [text.done.stats["cached_tokens"] for text in texts[:: generation.n] if text.done]
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
@@ -49,14 +49,14 @@ def usage(writing: Writing) -> dict[str, Any]:
     }
 
 
-def so_far(wishes: Wishes, writing: Writing) -> dict[str, Any]:
+def so_far(wishes: Wishes, generation: Generation) -> dict[str, Any]:
     """The usage of a chunk, for those who ask for it with each."""
     options = wishes.stream_options
     continuous = options is not None and options.continuous_usage_stats
-    return {"usage": usage(writing)} if continuous else {}
+    return {"usage": usage(generation)} if continuous else {}
 
 
-def rates(texts: Sequence[Written]) -> dict[str, Any]:
+def rates(texts: Sequence[GeneratedText]) -> dict[str, Any]:
     """What the texts' steps come to."""
     steps = [step for text in texts for step in text.steps]
     stats = [text.done.stats for text in texts if text.done is not None]
@@ -77,13 +77,13 @@ def rates(texts: Sequence[Written]) -> dict[str, Any]:
     }
 
 
-def metrics(writing: Writing, detail: str | None) -> dict[str, Any]:
+def metrics(generation: Generation, detail: str | None) -> dict[str, Any]:
     """vLLM's metrics of a request: {} where none are asked for; null where it has several texts."""
     if detail is None:
         return {}
-    if len(writing.texts) > 1:
+    if len(generation.texts) > 1:
         return {"metrics": None}
-    steps = [step for step in writing.texts[0].steps if step["drafted"]]
+    steps = [step for step in generation.texts[0].steps if step["drafted"]]
     accepted, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
     widest = max(drafted, default=0)
     counts: dict[str, Any] = {
@@ -123,14 +123,14 @@ def _by_position(steps: list[dict[str, Any]]) -> list[float]:
     return [k / m for k, m in zip(accepted_at, proposed, strict=False)]
 
 
-def known(each: Known) -> dict[str, Any]:
+def known(each: TokenLogprob) -> dict[str, Any]:
     """A token's logprob, as chat completions and responses tell it."""
     top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
     entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
     return entry | {"top_logprobs": top}
 
 
-def read(prompt: Sequence[Known]) -> list[dict[str, Any] | None]:
+def read(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
     """Logprobs of a prompt in vLLM's form: at every place the token's own and the likeliest ones',
     by their ids; null for the first token, of which nothing is known."""
     entries: list[dict[str, Any] | None] = [None]

@@ -11,8 +11,8 @@ from typing import Any
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import Text
-from foretoken.server.engine.messages import Known, Part
-from foretoken.server.engine.writing import Writing, Written
+from foretoken.server.process.generation import GeneratedText, Generation
+from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Echo:
     """A prompt that is told again: its text, and its first token where tokens are told too."""
 
     text: str = ""
-    first: tuple[Known, ...] = ()
+    first: tuple[TokenLogprob, ...] = ()
 
 
 def candidates(wishes: Text) -> int:
@@ -51,50 +51,52 @@ def options(wishes: Text, facts: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def body(wishes: Text, model: str, writing: Writing, echoed: Sequence[Echo]) -> dict[str, Any]:
+def body(
+    wishes: Text, model: str, generation: Generation, echoed: Sequence[Echo]
+) -> dict[str, Any]:
     """The whole answer, once all is written."""
     n, choices = wishes.n or 1, list[dict[str, Any]]()
     if wishes.max_tokens == 0:  # what the engine wrote to read the prompt
-        for text in writing.texts:
+        for text in generation.texts:
             text.text, text.tokens, text.logprobs = "", [], []
     for at, echo in enumerate(echoed):
-        texts = writing.texts[at * writing.n : (at + 1) * writing.n]
-        best = sorted(texts, key=_likelihood, reverse=True)[:n] if writing.n > n else texts
+        texts = generation.texts[at * generation.n : (at + 1) * generation.n]
+        best = sorted(texts, key=_likelihood, reverse=True)[:n] if generation.n > n else texts
         choices += [_choice(wishes, at * n + i, text, echo) for i, text in enumerate(best)]
     answer = _head(answers.fresh("cmpl"), model)
-    answer |= {"choices": choices, "usage": answers.usage(writing)}
-    answer |= answers.metrics(writing, wishes.speculation.metrics)
+    answer |= {"choices": choices, "usage": answers.usage(generation)}
+    answer |= answers.metrics(generation, wishes.speculation.metrics)
     if wishes.speculation.steps:
-        steps = [text.steps for text in writing.texts]
-        answer["speculation"] = answers.rates(writing.texts) | {"steps": steps}
+        steps = [text.steps for text in generation.texts]
+        answer["speculation"] = answers.rates(generation.texts) | {"steps": steps}
     return answer
 
 
 async def events(
-    wishes: Text, model: str, writing: Writing, echoed: Sequence[Echo]
+    wishes: Text, model: str, generation: Generation, echoed: Sequence[Echo]
 ) -> AsyncGenerator[str]:
     """Server-sent events: one for each step of each text."""
     head = _head(answers.fresh("cmpl"), model)
-    ahead = [len(echoed[i // writing.n].text) for i in range(len(writing.texts))]
+    ahead = [len(echoed[i // generation.n].text) for i in range(len(generation.texts))]
     offsets = [*ahead]
-    for i in range(len(writing.texts)):
-        if echo := echoed[i // writing.n].text:
+    for i in range(len(generation.texts)):
+        if echo := echoed[i // generation.n].text:
             yield answers.event(head | {"choices": [_piece(i, echo)]})
-    async for i, part in writing.parts():
+    async for i, part in generation.parts():
         if part.text or part.tokens or part.done is not None:
-            end = None if part.done is None else ahead[i] + len(writing.texts[i].text)
+            end = None if part.done is None else ahead[i] + len(generation.texts[i].text)
             chunk = _chunk(wishes, i, part, offsets, end)
-            yield answers.event(head | chunk | answers.so_far(wishes, writing))
+            yield answers.event(head | chunk | answers.so_far(wishes, generation))
     if wishes.stream_options is not None and wishes.stream_options.include_usage:
-        last: dict[str, Any] = {"choices": [], "usage": answers.usage(writing)}
-        last |= answers.metrics(writing, wishes.speculation.metrics)
+        last: dict[str, Any] = {"choices": [], "usage": answers.usage(generation)}
+        last |= answers.metrics(generation, wishes.speculation.metrics)
         if wishes.speculation.steps:
-            last["speculation"] = answers.rates(writing.texts)
+            last["speculation"] = answers.rates(generation.texts)
         yield answers.event(head | last)
     yield answers.DONE
 
 
-def _likelihood(text: Written) -> float:
+def _likelihood(text: GeneratedText) -> float:
     """Of a text's tokens, the mean logprob."""
     return fmean(each.logprob for each in text.logprobs) if text.logprobs else 0.0
 
@@ -103,7 +105,7 @@ def _head(id: str, model: str) -> dict[str, Any]:
     return {"id": id, "object": "text_completion", "created": int(time()), "model": model}
 
 
-def _choice(wishes: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
+def _choice(wishes: Text, i: int, text: GeneratedText, echo: Echo) -> dict[str, Any]:
     assert text.done is not None
     whole, prompt_logprobs = echo.text + text.text, text.done.prompt_logprobs or []
     choice = _piece(i, whole, text.done.reason) | {"stop_reason": text.done.stop}
@@ -120,7 +122,9 @@ def _choice(wishes: Text, i: int, text: Written, echo: Echo) -> dict[str, Any]:
     return choice
 
 
-def _chunk(wishes: Text, i: int, part: Part, offsets: list[int], end: int | None) -> dict[str, Any]:
+def _chunk(
+    wishes: Text, i: int, part: StepOutput, offsets: list[int], end: int | None
+) -> dict[str, Any]:
     ending = part.done
     choice = _piece(i, part.text, None if ending is None else ending.reason)
     if ending is not None:
@@ -138,7 +142,9 @@ def _piece(i: int, text: str, reason: str | None = None) -> dict[str, Any]:
     return {"index": i, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _logprobs(tokens: list[Known], count: int, offset: int, end: int | None) -> dict[str, Any]:
+def _logprobs(
+    tokens: list[TokenLogprob], count: int, offset: int, end: int | None
+) -> dict[str, Any]:
     """`end`: where the text ends, if it is known; tokens behind a stop string that is left out
     stand there."""
     offsets: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from foretoken.server.engine.link import RefusedRequest, UnavailableError
+from foretoken.server.process.client import RefusedRequest, UnavailableError
 
 if TYPE_CHECKING:
     from foretoken.server.api.wire import Wire

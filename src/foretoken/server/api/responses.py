@@ -14,7 +14,7 @@ from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.tools import functions
 from foretoken.server.api.turns import turns
 from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes, small
-from foretoken.server.engine.writing import Writing
+from foretoken.server.process.generation import Generation
 
 KEYS = ("role", "content", "type", "id", "status")  # of a message; the last two say nothing new
 ROLES = ("system", "developer", "user", "assistant")
@@ -112,12 +112,12 @@ def require(wishes: Responses) -> None:
         raise BadRequestError("text.format and structured_outputs are both given", "text")
 
 
-def body(wishes: Responses, model: str, writing: Writing) -> dict[str, Any]:
+def body(wishes: Responses, model: str, generation: Generation) -> dict[str, Any]:
     """The whole answer, once all is written."""
-    return _finished(_begun(wishes, model), wishes, writing, answers.fresh("msg"))
+    return _finished(_begun(wishes, model), wishes, generation, answers.fresh("msg"))
 
 
-async def events(wishes: Responses, model: str, writing: Writing) -> AsyncGenerator[str]:
+async def events(wishes: Responses, model: str, generation: Generation) -> AsyncGenerator[str]:
     """Typed server-sent events, numbered."""
     numbers, item = count(), answers.fresh("msg")
     head = _begun(wishes, model)
@@ -130,11 +130,11 @@ async def events(wishes: Responses, model: str, writing: Writing) -> AsyncGenera
     yield event("response.in_progress", response=head)
     yield event("response.output_item.added", output_index=0, item=_item(item, [], "in_progress"))
     yield event("response.content_part.added", **place, part=_part("", []))
-    async for _, part in writing.parts():
+    async for _, part in generation.parts():
         if part.text or part.logprobs:
             logprobs = [answers.known(each) for each in part.logprobs or []]
             yield event("response.output_text.delta", **place, delta=part.text, logprobs=logprobs)
-    response = _finished(head, wishes, writing, item)
+    response = _finished(head, wishes, generation, item)
     (message,) = response["output"]
     (content,) = message["content"]
     logprobs = content["logprobs"]
@@ -169,14 +169,14 @@ def _begun(wishes: Responses, model: str) -> dict[str, Any]:
 
 
 def _finished(
-    head: dict[str, Any], wishes: Responses, writing: Writing, item: str
+    head: dict[str, Any], wishes: Responses, generation: Generation, item: str
 ) -> dict[str, Any]:
-    (text,) = writing.texts
+    (text,) = generation.texts
     assert text.done is not None
     cut = text.done.reason == "length"
     status = "incomplete" if cut else "completed"
     logprobs = [answers.known(each) for each in text.logprobs] if wishes.tells else []
-    usage = answers.usage(writing)
+    usage = answers.usage(generation)
     response = head | {
         "status": status,
         "output": [_item(item, [_part(text.text, logprobs)], status)],
@@ -189,9 +189,9 @@ def _finished(
             "total_tokens": usage["total_tokens"],
         },
     }
-    response |= answers.metrics(writing, wishes.speculation.metrics)
+    response |= answers.metrics(generation, wishes.speculation.metrics)
     if wishes.speculation.steps:
-        response["speculation"] = answers.rates(writing.texts) | {"steps": [text.steps]}
+        response["speculation"] = answers.rates(generation.texts) | {"steps": [text.steps]}
     return response
 
 

@@ -9,12 +9,12 @@ import pytest
 from foretoken import theory
 from foretoken.lab.bench import figures as bench
 from foretoken.lab.bench.figures import AUTOMATIC, PLAIN
-from foretoken.lab.bench.race import Key, Round, Run
+from foretoken.lab.bench.race import Key, RaceRun, Round
 from foretoken.request import StepRecord
 
 
-def run(seconds: float, *, tokens: int = 11, first: int = 1, first_seconds: float = 1.0) -> Run:
-    return Run(list(range(tokens)), first, first_seconds, seconds)
+def run(seconds: float, *, tokens: int = 11, first: int = 1, first_seconds: float = 1.0) -> RaceRun:
+    return RaceRun(list(range(tokens)), first, first_seconds, seconds)
 
 
 def step(gamma: int, draft: float, score: float, verify: float = 0.0, accepted: int = 0):
@@ -66,12 +66,12 @@ def test_figures_of_a_stranger():
     assert (summary.first_seconds.q1, summary.first_seconds.q3) == (1.5, 3.5)
     assert summary.speedup == pytest.approx(10.0)
     assert (summary.shares, summary.predicted, summary.tokens_per_call) == (None,) * 3
-    assert summary.agreement == bench.Agreement(1.0, None)
+    assert summary.agreement == bench.RaceAgreement(1.0, None)
 
 
 def test_shares():
     steps = (step(2, 1.0, 4.0, 0.5), step(2, 1.0, 2.0, 0.5))
-    shares = bench.shares([Run([0], 1, 0.0, 12.0, steps, loop_seconds=10.0)])
+    shares = bench.shares([RaceRun([0], 1, 0.0, 12.0, steps, loop_seconds=10.0)])
     assert (shares.draft, shares.target, shares.verify) == pytest.approx((0.2, 0.6, 0.1))
     assert shares.rest == pytest.approx(0.1)
 
@@ -80,9 +80,9 @@ def rounds_of(gamma: int, draft: float, score: float, plain: float) -> list[Roun
     """Two rounds with the same steps, the second twice as slow."""
     return [
         {
-            PLAIN: [Run([0] * 9, 1, 0.0, 1.0, (step(0, 0.0, plain * slow),) * 8, 1.0)],
+            PLAIN: [RaceRun([0] * 9, 1, 0.0, 1.0, (step(0, 0.0, plain * slow),) * 8, 1.0)],
             ("foretoken", gamma): [
-                Run([0] * 9, 1, 0.0, 1.0, (step(gamma, draft * slow, score * slow),) * 4, 1.0)
+                RaceRun([0] * 9, 1, 0.0, 1.0, (step(gamma, draft * slow, score * slow),) * 4, 1.0)
             ],
         }
         for slow in (1, 2)
@@ -128,11 +128,11 @@ def test_agreement_says_how_far_and_where():
     other: Key = ("other", 0)
     text = [5, 6, 7, 8]
     rounds: list[Round] = [
-        {PLAIN: [Run(text, 1, 0.0, 1.0)] * 2, other: [Run(t, 1, 0.0, 1.0) for t in both]}
+        {PLAIN: [RaceRun(text, 1, 0.0, 1.0)] * 2, other: [RaceRun(t, 1, 0.0, 1.0) for t in both]}
         for both in ((text, [5, 6, 0, 8]), ([5, 6, 7, 1], text))
     ]
-    assert bench.agreement(rounds, other) == bench.Agreement((4 + 2 + 3 + 4) / 16, 2)
-    assert bench.agreement(rounds, PLAIN) == bench.Agreement(1.0, None)
+    assert bench.agreement(rounds, other) == bench.RaceAgreement((4 + 2 + 3 + 4) / 16, 2)
+    assert bench.agreement(rounds, PLAIN) == bench.RaceAgreement(1.0, None)
 
 
 def test_a_duel_is_of_each_ones_best():

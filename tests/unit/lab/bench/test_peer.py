@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.bench import peer
-from foretoken.lab.bench.peer import Guest, Peer
-from foretoken.lab.bench.race import OneByOne, Run, Task, Unable
+from foretoken.lab.bench import race as peer
+from foretoken.lab.bench.race import Guest, OneByOne, Peer, RaceRun, RaceTask, Unable
 from foretoken.sampling.distributions import SamplingParams
 
-TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)
+TASK = RaceTask([1, 2], 12, SamplingParams(1.0), seed=3)
 OTHER = replace(TASK, prompt=[8], seed=4)
 SCRIPT = """
 import json, sys
@@ -60,12 +59,15 @@ def test_a_peer_is_asked_in_json_lines(stranger: Peer):
     assert stranger.about == about
     guest = OneByOne(Guest(stranger, 4))
     assert guest.key == ("stranger", 4)
-    assert guest.turn([TASK, OTHER]) == [Run([1] * 12, 1, 0.1, 3.5), Run([8] * 12, 1, 0.1, 4.5)]
+    assert guest.turn([TASK, OTHER]) == [
+        RaceRun([1] * 12, 1, 0.1, 3.5),
+        RaceRun([8] * 12, 1, 0.1, 4.5),
+    ]
 
 
 def test_several_tasks_at_once(stranger: Peer):
     runs = stranger.run([TASK, OTHER], 4)
-    assert runs == [Run([1] * 12, 2, 0.1, 3.5), Run([8] * 12, 2, 0.1, 4.5)]
+    assert runs == [RaceRun([1] * 12, 2, 0.1, 3.5), RaceRun([8] * 12, 2, 0.1, 4.5)]
 
 
 def test_a_peer_that_refuses(stranger: Peer):

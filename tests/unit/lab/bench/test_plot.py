@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from foretoken.lab.bench.figures import Figures, Shares
-from foretoken.lab.bench.plot import draw, draw_batches
-from foretoken.lab.bench.throughput import Throughput
+from foretoken.lab.bench.figures import Figures, Throughput, TimeShares, draw, draw_batches
 from foretoken.lab.estimate import Spread
 
 
-def figures(name: str, gamma: int | None, shares: Shares | None) -> Figures:
+def figures(name: str, gamma: int | None, shares: TimeShares | None) -> Figures:
     time = Spread(0.1, 0.09, 0.12, 3)
     return Figures(name, gamma, time, time, 10.0, 1.0, None, shares, None, None)
 
 
 def test_both_pictures(tmp_path):
-    shares = Shares(0.2, 0.5, 0.1, 0.2)
+    shares = TimeShares(0.2, 0.5, 0.1, 0.2)
     table = [figures("foretoken", gamma, shares) for gamma in (0, 4, None)]
     paths = draw([*table, figures("a peer", 4, None)], tmp_path, "the title")
     assert [path.name for path in paths] == ["time-per-token.svg", "shares.svg"]

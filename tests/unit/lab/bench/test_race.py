@@ -8,18 +8,18 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import NumericsError
 from foretoken.lab.bench import race
 from foretoken.lab.bench.figures import PLAIN
-from foretoken.lab.bench.race import Key, Own, Run, Task, Unable
+from foretoken.lab.bench.race import Key, OwnContestant, RaceRun, RaceTask, Unable
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
 
 V = 6
-TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)
+TASK = RaceTask([1, 2], 12, SamplingParams(1.0), seed=3)
 
 
-def run(seconds: float) -> Run:
-    return Run(list(range(11)), 1, 1.0, seconds)
+def run(seconds: float) -> RaceRun:
+    return RaceRun(list(range(11)), 1, 1.0, seconds)
 
 
 def pair() -> Speculator:
@@ -30,7 +30,7 @@ def pair() -> Speculator:
 
 def test_our_own_turn():
     spec = pair()
-    (result,) = Own(spec, 3).turn([TASK])
+    (result,) = OwnContestant(spec, 3).turn([TASK])
     (completion,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
     assert result.tokens == completion.tokens and result.first_tokens == len(
         completion.steps[0].kept
@@ -47,7 +47,7 @@ class Echo:
     def __init__(self, key: Key, asked: list[tuple[Key, int]]) -> None:
         self.key, self.asked = key, asked
 
-    def turn(self, tasks: list[Task]) -> list[Run]:
+    def turn(self, tasks: list[RaceTask]) -> list[RaceRun]:
         self.asked += [(self.key, task.seed) for task in tasks]
         return [run(2.0) for _ in tasks]
 
@@ -60,7 +60,10 @@ def test_contestants_take_turns_and_the_first_round_warms_up(monkeypatch: pytest
     tasks = [TASK, TASK]
     rounds = list(
         race.race(
-            [a, b], lambda i: [Task(t.prompt, 1, t.params, i) for t in tasks], 2, turns_done.append
+            [a, b],
+            lambda i: [RaceTask(t.prompt, 1, t.params, i) for t in tasks],
+            2,
+            turns_done.append,
         )
     )
     order = [(key, i) for i in range(3) for key in (PLAIN, ("b", 1)) for _ in tasks]
@@ -75,7 +78,7 @@ class Quitter(Echo):
         super().__init__(key, [])
         self.turns = turns
 
-    def turn(self, tasks: list[Task]) -> list[Run]:
+    def turn(self, tasks: list[RaceTask]) -> list[RaceRun]:
         if len(self.asked) == self.turns:
             raise Unable("it ended: killed")
         return super().turn(tasks)
@@ -101,7 +104,7 @@ def test_the_others_go_on_without_one_who_cannot(monkeypatch: pytest.MonkeyPatch
 
 def test_our_own_failure_ends_the_race():
     class Broken(Echo):
-        def turn(self, tasks: list[Task]) -> list[Run]:
+        def turn(self, tasks: list[RaceTask]) -> list[RaceRun]:
             raise NumericsError("target logits are NaN")
 
     with pytest.raises(NumericsError):
@@ -115,4 +118,4 @@ def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
     spec = pair()
     monkeypatch.setattr(spec.target, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        next(race.race([Own(spec, 0)], lambda i: [TASK], 1))
+        next(race.race([OwnContestant(spec, 0)], lambda i: [TASK], 1))

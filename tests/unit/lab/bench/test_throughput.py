@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.bench.figures import PLAIN, Agreement
-from foretoken.lab.bench.peer import Guest
-from foretoken.lab.bench.race import Key, Own, Round, Run, Task
-from foretoken.lab.bench.throughput import occupancy, of_batch, padding, throughput
+from foretoken.lab.bench.figures import (
+    PLAIN,
+    RaceAgreement,
+    occupancy,
+    of_batch,
+    padding,
+    throughput,
+)
+from foretoken.lab.bench.race import Guest, Key, OwnContestant, RaceRun, RaceTask, Round
 from foretoken.models.table import TableModel
 from foretoken.request import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -18,7 +23,7 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 
 V = 6
-TASK = Task([1, 2], 12, SamplingParams(1.0), seed=3)
+TASK = RaceTask([1, 2], 12, SamplingParams(1.0), seed=3)
 
 
 def pair() -> Speculator:
@@ -52,7 +57,7 @@ def test_tasks_come_again_with_seeds_of_their_own():
 
 def test_our_own_turn_is_one_call():
     tasks, spec = of_batch([TASK, replace(TASK, prompt=[4])], 3), pair()
-    runs = Own(spec, 3).turn(tasks)
+    runs = OwnContestant(spec, 3).turn(tasks)
     for task, run in zip(tasks, runs, strict=True):
         how = {"max_new_tokens": 12, "temperature": 1.0, "gamma": 3}
         (alone,) = spec.generate([task.prompt], seed=[task.seed], **how)
@@ -67,16 +72,16 @@ def test_an_interruption_is_none_of_its_results(monkeypatch: pytest.MonkeyPatch)
     spec = pair()
     monkeypatch.setattr(spec.target, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Own(spec, 0).turn([TASK, TASK])
+        OwnContestant(spec, 0).turn([TASK, TASK])
 
 
 def test_a_guest_is_given_all_at_once():
     class Asked:
         name = "a peer"
 
-        def run(self, tasks: list[Task], gamma: int) -> list[Run]:
+        def run(self, tasks: list[RaceTask], gamma: int) -> list[RaceRun]:
             assert (len(tasks), gamma) == (3, 4)
-            return [Run([0] * 12, 0, 0.0, 1.0)] * 3
+            return [RaceRun([0] * 12, 0, 0.0, 1.0)] * 3
 
     guest = Guest(Asked(), 4)  # pyright: ignore[reportArgumentType]
     assert guest.key == ("a peer", 4) and len(guest.turn([TASK] * 3)) == 3
@@ -96,12 +101,12 @@ def test_figures_by_hand():
     """Of two texts of 10 tokens; a peer's come one after the other."""
     peer: Key = ("a peer", 2)
 
-    def own(seconds: float) -> list[Run]:
+    def own(seconds: float) -> list[RaceRun]:
         steps = (step(2), step(2))
-        return [Run([0] * 10, 1, 0.0, seconds, steps, loop_seconds=0.75 * seconds)] * 2
+        return [RaceRun([0] * 10, 1, 0.0, seconds, steps, loop_seconds=0.75 * seconds)] * 2
 
-    def others(seconds: float) -> list[Run]:
-        return [Run([0] * 9 + [i], 0, 0.0, seconds / (2 - i)) for i in range(2)]
+    def others(seconds: float) -> list[RaceRun]:
+        return [RaceRun([0] * 9 + [i], 0, 0.0, seconds / (2 - i)) for i in range(2)]
 
     rounds: list[Round] = [
         {PLAIN: own(seconds), peer: others(slower * seconds)}
@@ -116,6 +121,6 @@ def test_figures_by_hand():
     assert theirs.ahead == {"plain": pytest.approx(3.0)}  # the median of the rounds' ratios
     assert theirs.speedup == pytest.approx(1 / 3)
     assert theirs.tokens_per_second.median == pytest.approx(20 / 12)
-    assert theirs.agreement == Agreement(19 / 20, 9)
+    assert theirs.agreement == RaceAgreement(19 / 20, 9)
     nothing = theirs.tokens_per_call, theirs.occupancy, theirs.padding, theirs.reading
     assert nothing == (None,) * 4 and theirs.shares is None

@@ -1,6 +1,6 @@
 """Texts in cells."""
 
-from foretoken.lab.certificate.continuations import Cells, tables
+from foretoken.lab.certificate.sampled import Cells, tables
 
 SAMPLE = [(1, 2)] * 10 + [(1, 3)] * 5 + [(4, 5)] * 9 + [(6, 7)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from exact.guessers import Certain, Guesser
-from foretoken.lab.certificate.controls import Likeliest, OffByOne, next_row
+from foretoken.lab.certificate.certify import Likeliest, OffByOne, next_row
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw

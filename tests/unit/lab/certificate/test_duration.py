@@ -10,9 +10,8 @@ import pytest
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
-from foretoken.lab.certificate import duration
-from foretoken.lab.certificate.certify import Plan
-from foretoken.lab.certificate.duration import CONTROLS, GREEDY, expected
+from foretoken.lab.certificate import certify as duration
+from foretoken.lab.certificate.certify import CONTROLS, GREEDY, CertificatePlan, expected
 from foretoken.models.table import TableModel
 from foretoken.options import Prompt
 from foretoken.sampling.params import SamplingParams
@@ -20,7 +19,7 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 
 V = 6
-PLAN = Plan(gamma=1, texts=160, greedy=10, laws=(SamplingParams(1.0),))
+PLAN = CertificatePlan(gamma=1, texts=160, greedy=10, laws=(SamplingParams(1.0),))
 PROMPTS: list[Prompt] = [[1, 2], [3]]
 
 
@@ -31,7 +30,11 @@ def pair() -> Speculator:
 
 
 def timed(
-    monkeypatch: pytest.MonkeyPatch, guessed: float, plain: float, greedy: float, plan: Plan
+    monkeypatch: pytest.MonkeyPatch,
+    guessed: float,
+    plain: float,
+    greedy: float,
+    plan: CertificatePlan,
 ) -> float:
     """By a clock for which the parts take so long, of 8 texts a prompt or 4 greedy tokens."""
     clock = accumulate([0.0, guessed, 0.0, plain, 0.0, greedy])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.lab.certificate.odds import binned
-from foretoken.lab.certificate.pit import uniforms
+from foretoken.lab.certificate.odds import binned, uniforms
 from foretoken.sampling.distributions import sample
 
 P = torch.tensor([[0.1, 0.6, 0.0, 0.3]])

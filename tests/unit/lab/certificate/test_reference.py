@@ -6,7 +6,7 @@ import torch
 
 from exact.guessers import Certain, Guesser
 from foretoken.drafters.none import NoDrafter
-from foretoken.lab.certificate.reference import replay, singly
+from foretoken.lab.certificate.identity import replay, singly
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.lab.certificate.shapes import compare, row_groups
+from foretoken.lab.certificate.identity import compare, row_groups
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey

@@ -7,7 +7,7 @@ import torch
 
 from exact.guessers import Certain, Guesser, RoundedClaim
 from foretoken.drafters.base import Drafter
-from foretoken.lab.certificate.watch import Log, Watched
+from foretoken.lab.certificate.sampled import Log, Watched
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import RowKey

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from foretoken.errors import ForetokenError
-from foretoken.lab.export.base import Fact, Setting, System, converted, export
+from foretoken.lab.export import ExportSetting, Fact, System, converted, export
 
-SETTING = Setting("target", "draft", 3)
+SETTING = ExportSetting("target", "draft", 3)
 FACTS = (Fact("all", "s"), Fact("model", "s", "model"), Fact("lookup", "s", "lookup"))
 SYSTEM = System("other", "1.0", "https://other", FACTS, FACTS, lambda setting: [setting.target])
 

@@ -9,18 +9,22 @@ import shlex
 import pytest
 
 from foretoken.errors import ForetokenError
-from foretoken.lab.export.base import Setting, System, export
-from foretoken.lab.export.llama_cpp import LLAMA_CPP
-from foretoken.lab.export.openvino_genai import OPENVINO_GENAI
-from foretoken.lab.export.sglang import SGLANG
-from foretoken.lab.export.vllm import VLLM
+from foretoken.lab.export import (
+    LLAMA_CPP,
+    OPENVINO_GENAI,
+    SGLANG,
+    VLLM,
+    ExportSetting,
+    System,
+    export,
+)
 
 SYSTEMS = (VLLM, SGLANG, LLAMA_CPP, OPENVINO_GENAI)
-MODEL, LOOKUP = Setting("a/t", "b/d", 4), Setting("a/t", "lookup", 4)
-PLAIN, SAMPLED = Setting("a/t", "none", 0), Setting("a/t", "b/d", 4, temperature=0.7)
+MODEL, LOOKUP = ExportSetting("a/t", "b/d", 4), ExportSetting("a/t", "lookup", 4)
+PLAIN, SAMPLED = ExportSetting("a/t", "none", 0), ExportSetting("a/t", "b/d", 4, temperature=0.7)
 
 
-def last(system: System, setting: Setting) -> str:
+def last(system: System, setting: ExportSetting) -> str:
     return export(system, setting).steps[-1]
 
 
@@ -35,7 +39,7 @@ def test_vllm():
     }
     assert '"method": "ngram"' in last(VLLM, LOOKUP)
     assert last(VLLM, PLAIN) == "vllm serve a/t"
-    versioned = Setting("a/t", "none", 0, revision="v1")
+    versioned = ExportSetting("a/t", "none", 0, revision="v1")
     assert last(VLLM, versioned) == "vllm serve a/t --revision v1"
 
 
@@ -59,7 +63,7 @@ def test_llama_cpp():
         "llama-server --model a-t.gguf --model-draft b-d.gguf --spec-type draft-simple "
         "--spec-draft-n-max 4 --temp 0.7 --top-k 0 --top-p 1 --min-p 0"
     )
-    (lookup,) = export(LLAMA_CPP, Setting("/m/t.gguf", "lookup", 4)).steps
+    (lookup,) = export(LLAMA_CPP, ExportSetting("/m/t.gguf", "lookup", 4)).steps
     assert lookup.startswith(
         "llama-server --model /m/t.gguf --spec-type ngram-simple --spec-ngram-simple-size-m 4 "
     )
@@ -75,7 +79,7 @@ def test_openvino_genai():
     assert "do_sample=False, num_assistant_tokens=4)" in script[4]
     looked = export(OPENVINO_GENAI, LOOKUP).steps
     assert "prompt_lookup=True" in looked[2] and "max_ngram_size=3" in looked[3]
-    assert "temperature=0.7" in export(OPENVINO_GENAI, Setting("t", "none", 0, 0.7)).steps[3]
+    assert "temperature=0.7" in export(OPENVINO_GENAI, ExportSetting("t", "none", 0, 0.7)).steps[3]
     with pytest.raises(ForetokenError, match="temperature is 0.7: .* does not keep the target's"):
         export(OPENVINO_GENAI, SAMPLED)
 
@@ -84,7 +88,7 @@ def test_openvino_genai():
 def test_a_draft_without_a_tokenizer_gets_the_targets(system: System, tmp_path):
     """In a copy: its own folder stays as it is."""
     (tmp_path / "config.json").touch()
-    setting = Setting("t", str(tmp_path), 4)
+    setting = ExportSetting("t", str(tmp_path), 4)
     copy, *steps = export(system, setting).steps
     folder = f"{tmp_path.parent.name}-{tmp_path.name}-with-tokenizer"
     command = f"mkdir -p {folder} && cp {tmp_path}/* t/*tokenizer* {folder}"
@@ -97,7 +101,7 @@ def test_a_draft_without_a_tokenizer_gets_the_targets(system: System, tmp_path):
 
 def test_a_folder_that_is_converted_is_read_as_it_is(tmp_path):
     (tmp_path / "openvino_model.xml").touch()
-    script = export(OPENVINO_GENAI, Setting(str(tmp_path), "lookup", 4)).steps
+    script = export(OPENVINO_GENAI, ExportSetting(str(tmp_path), "lookup", 4)).steps
     assert script[0].startswith("import") and f'LLMPipeline("{tmp_path}"' in script[1]
 
 
@@ -111,7 +115,7 @@ def test_facts_name_their_sources(system: System):
 
 
 def test_what_was_seen_in_other_systems_is_told():
-    def told(system: System, setting: Setting) -> str:
+    def told(system: System, setting: ExportSetting) -> str:
         exported = export(system, setting)
         return "\n".join(
             f"{fact.text} [{fact.source}]" for fact in (*exported.law, *exported.lacks)

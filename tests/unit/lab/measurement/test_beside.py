@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import RefusedError
-from foretoken.lab.measurement.beside import beside
-from foretoken.lab.measurement.result import Options
+from foretoken.lab.measurement.result import MeasureOptions
+from foretoken.lab.measurement.serving import beside
 from served import LOADING, pair
 
 
-def options(target: str, draft: str) -> Options:
-    return Options(target, draft, "p.txt", "0", max_new_tokens=4, **LOADING)
+def options(target: str, draft: str) -> MeasureOptions:
+    return MeasureOptions(target, draft, "p.txt", "0", max_new_tokens=4, **LOADING)
 
 
 def test_they_work_for_as_long_as_the_block_runs(tmp_path: Path) -> None:

@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foretoken.costing.contention import Taken
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
 from foretoken.errors import InputError
+from foretoken.generation_config import Ends
 from foretoken.lab import machine
 from foretoken.lab.measurement.measure import PASSES, digest, measure
-from foretoken.lab.measurement.part import Part
-from foretoken.lab.measurement.prediction import predictions
-from foretoken.lab.measurement.result import Measurement, Options, load
+from foretoken.lab.measurement.plan import predictions
+from foretoken.lab.measurement.result import Measurement, MeasureOptions, PartialMeasurement, load
 from foretoken.models.table import TableModel
-from foretoken.others import Taken
 from foretoken.speculator import Speculator
 
 V, TOKENS = 5, 12
@@ -35,9 +34,9 @@ def small_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "READ_BYTES", 2**20)
 
 
-def options(prompts=PROMPTS, **settings) -> Options:
+def options(prompts=PROMPTS, **settings) -> MeasureOptions:
     settings = {"temperature": 1.0, "gamma": 3, "max_new_tokens": TOKENS} | settings
-    return Options("target", "draft", "prompts.txt", digest(prompts), **settings)
+    return MeasureOptions("target", "draft", "prompts.txt", digest(prompts), **settings)
 
 
 def pair(drafter: Drafter | None = None, **settings) -> Speculator:
@@ -200,20 +199,20 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
 
 def test_a_measurement_is_picked_up(found, tmp_path):
     prompts, wishes, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
-    part = Part(out, wishes, found.machine)
+    part = PartialMeasurement(out, wishes, found.machine)
     assert part.done == []
     for one in found.prompts[:2]:
         part.add(one)
     with part.path.open("a") as file:
         file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
-    again = Part(out, wishes, found.machine)
+    again = PartialMeasurement(out, wishes, found.machine)
     assert again.done == found.prompts[:2]
     new = []
     whole = measure(pair(), prompts, wishes, done=again.done, keep=new.append)
     assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
     assert new[0].overlaps == found.prompts[2].overlaps
     assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
-    other = Part(out, replace(wishes, seed=1), found.machine)
+    other = PartialMeasurement(out, replace(wishes, seed=1), found.machine)
     assert other.done == [] and len(other.path.read_text().splitlines()) == 1
     other.remove()
     assert list(tmp_path.iterdir()) == []
@@ -224,10 +223,10 @@ def test_what_other_processes_took_is_summed_over_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the prompts that were measured before an interruption, too."""
-    monkeypatch.setattr("foretoken.others.taken", lambda since: Taken(0.5, 1.0))
+    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: Taken(0.5, 1.0))
     first = measure(pair(), PROMPTS[:2], options(PROMPTS[:2]))
     assert first.others == 0.5
-    monkeypatch.setattr("foretoken.others.taken", lambda since: Taken(-0.1, 1.0))
+    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: Taken(-0.1, 1.0))
     both = measure(pair(), PROMPTS[:4], options(PROMPTS[:4]), done=first.prompts)
     assert (
         both.others == 0.2 and [one.taken.others for one in both.prompts] == [0.5] * 2 + [-0.1] * 2

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.measurement.plan import Plan, plan, setting, speculative_config
-from foretoken.lab.measurement.prediction import best, predictions
+from foretoken.lab.measurement.plan import (
+    Plan,
+    best,
+    plan,
+    predictions,
+    setting,
+    speculative_config,
+)
 from foretoken.lab.measurement.result import Measurement, parse
 from measurements import document
 

@@ -9,8 +9,7 @@ import pytest
 
 from foretoken import theory
 from foretoken.lab.estimate import Estimate
-from foretoken.lab.measurement.plan import Plan, plan
-from foretoken.lab.measurement.prediction import formula, predictions
+from foretoken.lab.measurement.plan import Plan, formula, plan, predictions
 from foretoken.lab.measurement.result import Measurement, parse
 from measurements import document
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.costs import Costs
+from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
 from foretoken.lab.measurement import serving as module
-from foretoken.lab.measurement.result import Options
+from foretoken.lab.measurement.result import MeasureOptions
 from foretoken.lab.measurement.serving import require, serving
 from foretoken.models.table import TableModel
 from foretoken.serving.engine import Engine
@@ -17,13 +17,13 @@ from oracle import random_model
 
 V = 6
 COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
-OPTIONS = Options("t", "d", "p.txt", "0", max_new_tokens=3)
+OPTIONS = MeasureOptions("t", "d", "p.txt", "0", max_new_tokens=3)
 
 
 def speculator(**more: object) -> Speculator:
     target = TableModel(random_model(1, V), V, **more)  # pyright: ignore[reportArgumentType]
     pair = Speculator(target, LMDrafter(TableModel(random_model(2, V), V), V))
-    pair._costs.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
+    pair.costing.measured.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
     return pair
 
 

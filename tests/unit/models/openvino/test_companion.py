@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from foretoken.drafters.base import require_apart
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.certificate.controls import OffByOne
+from foretoken.lab.certificate.certify import OffByOne
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.companion import Companion, require_alike

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.ends import Ends
 from foretoken.errors import InputError, RefusedError
+from foretoken.generation_config import Ends
 from foretoken.models.families import FAMILIES, T5, build
 from foretoken.models.openvino.core import core
 from foretoken.models.openvino.explicit import BUCKET, ExplicitModel, Slots

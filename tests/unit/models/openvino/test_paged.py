@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from foretoken.costing.gamma import Fixed
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
-from foretoken.gamma import Fixed
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.export_paged import export_paged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken import kept
+from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.base import Sized, Writes
 from foretoken.models.table import TableModel
@@ -144,7 +144,7 @@ def test_its_memory_is_what_the_model_says():
 
 def test_its_speed_is_known_where_that_of_its_model_is():
     model = translated()
-    assert kept.identity(LMDrafter(model)) is None
+    assert stored.identity(LMDrafter(model)) is None
     model.holds[0].identity = "tiny"
-    assert "tiny" in str(kept.identity(LMDrafter(model)))
-    assert kept.identity(LMDrafter(model)) != kept.identity(LMDrafter(model.holds[0]))
+    assert "tiny" in str(stored.identity(LMDrafter(model)))
+    assert stored.identity(LMDrafter(model)) != stored.identity(LMDrafter(model.holds[0]))

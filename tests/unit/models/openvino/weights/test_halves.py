@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 import pairs
 from foretoken import load
-from foretoken.lab.certificate.shapes import TOLERANCE
+from foretoken.lab.certificate.identity import TOLERANCE
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.core import core
 from foretoken.models.openvino.weights import halves

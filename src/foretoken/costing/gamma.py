@@ -1,0 +1,353 @@
+"""How many guesses to make before each step (paper, sections 3.5 and 5: varying gamma).
+
+A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
+frozen costs against how likely guesses are to be kept, learned from each row's own past, for all
+rows of a pass together: the guesses, row by row, that gain most tokens in the seconds of the step.
+What is foreseen of a row without its draft, by its request or its own text, costs no draft and has
+a past of its own: the better of the two guesses.
+Rows that ask for `deterministic` know no mates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.costing.costs import Costs
+from foretoken.request import Row, StepRecord
+
+MAX_GAMMA = 16
+DEPTHS = np.arange(1, MAX_GAMMA + 1)
+MEMORY = 256  # steps that a lone guess looks back at
+FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
+LEAST = 0.04  # share of the prior's weight that never fades
+DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
+AGAIN = 4  # steps for which an answer serves while nothing is guessed, so nothing is learned
+EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
+STAY = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
+BACK = 0.5  # the same where the draft is mostly silent: there, and back with the next step
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a pass holds anyway, beside a position of each row that a policy is asked for."""
+
+    rows: int = 0  # others that are advanced
+    positions: int = 0  # theirs, those of their guesses and of prompts that are read
+    depth: int = 0  # guesses of the one that has most
+
+
+NOTHING = Beside()
+
+
+class Gamma(Protocol):
+    """Asked before each step; the rows' records say what happened so far."""
+
+    @property
+    def most(self) -> int:
+        """Guesses that a row is asked for at most."""
+        ...
+
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        """Guesses for every row, 0 or more. The engine trims them near a row's end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same number."""
+
+    gamma: int
+
+    @property
+    def most(self) -> int:
+        return self.gamma
+
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        return [self.gamma] * len(rows)
+
+
+@dataclass(slots=True)
+class Adaptive:
+    """The best numbers by frozen costs and the rows' own pasts; 0 where no guess pays.
+
+    At 0 it still guesses now and then, for at most a hundredth of the time, to notice text that
+    becomes predictable again. Rows of several calls may share one: their guesses are then weighed
+    together.
+    """
+
+    costs: Costs
+    alone: Costs | None = None  # of one row, for deterministic rows
+    drafts: bool = True  # whether there is a drafter
+    _pasts: list[tuple[Row, Pasts]] = field(default_factory=list[tuple[Row, "Pasts"]], init=False)
+    _last: int = field(default=0, init=False)  # positions of the last pass that was asked for
+
+    @property
+    def most(self) -> int:
+        return MAX_GAMMA
+
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        if beside == NOTHING and self._learned_nothing(rows):
+            return [min(row.records[-1].gamma, row.room - 1) for row in rows]
+        pasts_of = {id(row): pasts for row, pasts in self._pasts}
+        if beside == NOTHING and rows and all(row.records for row in rows):
+            # a draft may have been silent
+            self._last = sum(map(_before, rows)) + rows[0].records[-1].padding
+        self._pasts = [(row, pasts_of.get(id(row)) or self._fresh(row)) for row in rows]
+        for row, pasts in self._pasts:
+            for past in pasts:
+                past.follow(row.records)
+        every = [(row, self._better(row, *pasts)) for row, pasts in self._pasts]
+        gammas = {
+            id(row): self._gammas([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
+            for row, past in every
+            if row.request.params.deterministic
+        }
+        for predicted in (True, False):
+            unasked = [each for each in every if id(each[0]) not in gammas]
+            some = [(row, past) for row, past in unasked if past.predicted == predicted]
+            if some:
+                drafted = (gammas.get(id(row), 0) for row, past in every if not past.predicted)
+                others = len(every) - len(some)
+                mates = Beside(
+                    beside.rows + others,
+                    beside.positions + others + sum(gammas.values()),
+                    max(beside.depth, *drafted, 0),
+                )
+                shared = self._gammas(some, self.costs, mates, self._last)
+                gammas |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
+        self._last = len(rows) + beside.positions + sum(gammas.values())
+        return [gammas[id(row)] for row in rows]
+
+    def _learned_nothing(self, rows: list[Row]) -> bool:
+        """Whether the last answer still serves: the same rows, none of which guessed."""
+        same = len(rows) == len(self._pasts) and all(
+            row is earlier for row, (earlier, _) in zip(rows, self._pasts, strict=True)
+        )
+        return same and all(
+            row.foresight is None
+            and not row.request.params.deterministic
+            and len(row.records) % AGAIN > 0
+            and not row.records[-1].drafted
+            for row in rows
+        )
+
+    def _fresh(self, row: Row) -> Pasts:
+        drafted, foresight = Past(self.costs.prior), row.foresight
+        return (drafted,) if foresight is None else (drafted, Past(foresight.prior, predicted=True))
+
+    def _better(self, row: Row, drafted: Past, foreseen: Past | None = None) -> Past:
+        """Of the two the one with which the row alone would gain most tokens a second; told to the
+        row."""
+        row.trusts = foreseen is not None and bool(row.predicted(1))
+        if foreseen is None or not row.trusts or not self.drafts:
+            return foreseen if foreseen is not None and row.trusts else drafted
+        most, costs = min(row.room - 1, MAX_GAMMA), self.alone or self.costs
+        by_draft = rate(drafted, most, prices_of(costs, 1))
+        row.trusts = rate(foreseen, most, prices_of(costs.undrafted, 1)) >= by_draft
+        return foreseen if row.trusts else drafted
+
+    def _gammas(
+        self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
+    ) -> list[int]:
+        """For these together, all of which are drafted for or none, behind a pass over `last`
+        positions; a guess of those that get none, where it is time for one."""
+        costs = costs.undrafted if rows[0][1].predicted else costs
+        prices = prices_of(costs, len(rows), beside)
+        most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
+        if prices.rows == 1:
+            gamma = [single(rows[0][1], most[0], prices, last)]
+        else:
+            gamma = allot([past for _, past in rows], most, prices, last)
+        rows_asked = zip(gamma, most, rows, strict=True)
+        return [g or _try(row.records, n, prices) for g, n, (row, _) in rows_asked]
+
+
+class Past:
+    """What a row's steps have shown of its draft, older ones less and less.
+
+    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept;
+    guesses behind a rejection were not judged and do not count. `prior`: a number of guesses to
+    begin with, and their mean beta. `predicted`: of the request's own prediction instead.
+    """
+
+    __slots__ = (
+        "steps",
+        "predicted",
+        "_hits",
+        "_seen",
+        "_asked",
+        "_guessed",
+        "_prior",
+        "_worth",
+        "_least",
+    )
+
+    def __init__(self, prior: tuple[float, float], *, predicted: bool = False) -> None:
+        self.steps, self.predicted = 0, predicted
+        self._hits: list[float] = []  # by place in the draft
+        self._seen: list[float] = []
+        self._asked = self._guessed = 0.0  # steps that asked for guesses, and got some
+        self._worth, self._prior = prior
+        self._least = LEAST * self._worth
+
+    def see(self, step: StepRecord) -> None:
+        """Another step of the row."""
+        self.steps += 1
+        if step.predicted != self.predicted:
+            return
+        fade = FADE if step.drafted else PLAIN_FADE
+        self._hits = [hit * fade for hit in self._hits]
+        self._seen = [count * fade for count in self._seen]
+        self._worth = max(self._worth * fade, self._least)
+        self._asked = self._asked * fade + (step.gamma > 0)
+        self._guessed = self._guessed * fade + (step.drafted > 0)
+        for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
+            if i == len(self._seen):
+                self._hits.append(0.0)
+                self._seen.append(0.0)
+            self._hits[i] += beta
+            self._seen[i] += 1.0
+
+    def follow(self, records: list[StepRecord]) -> None:
+        """The steps that are new of all these."""
+        for step in records[self.steps :]:
+            self.see(step)
+
+    @property
+    def survival(self) -> list[float]:
+        """P(the first i guesses are all kept), i = 1..MAX_GAMMA."""
+        weight = sum(self._seen) + self._worth
+        beta = (sum(self._hits) + self._worth * self._prior) / weight
+        chance, survival = 1.0, list[float]()
+        for hit, count in zip(self._hits, self._seen, strict=True):
+            beta = (hit + DEPTH_WEIGHT * beta) / (count + DEPTH_WEIGHT)
+            chance *= beta
+            survival.append(chance)
+        for _ in range(len(survival), MAX_GAMMA):
+            chance *= beta
+            survival.append(chance)
+        return survival
+
+    @property
+    def answers(self) -> float:
+        """P(the draft guesses at all); 1 until it has shown otherwise."""
+        return (1 + self._guessed) / (1 + self._asked)
+
+
+Pasts = tuple[Past, ...]  # of a row's draft, and of its prediction where it has one
+
+
+class Prices(NamedTuple):
+    """Seconds of a step of `rows` rows, for the guesses that some of them make."""
+
+    rows: int
+    drafting: NDArray[np.float64]  # [depth of the draft - 1, guesses in all], what it adds
+    passing: NDArray[np.float64]  # [guesses in all], the rest
+    alike: list[float]  # where all rows make as many, by their number
+    lone: list[float]  # of a row without others, by its guesses
+    positions: int  # of a pass without these guesses
+    change: float  # as `Costs.change`
+
+    def behind(self, last: int, answers: float) -> NDArray[np.float64]:
+        """`passing` behind a pass over so many positions, 0: of a size that does not matter, with a
+        draft that guesses so often."""
+        if not last or not self.change:
+            return self.passing
+        changed = np.arange(len(self.passing)) != last - self.positions
+        return self.passing + self.changing(answers) * changed
+
+    def changing(self, answers: float) -> float:
+        """What another size costs each of the steps that are expected to share it."""
+        return self.change / (BACK + (STAY - BACK) * answers)
+
+
+@lru_cache(256)
+def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
+    """For the guesses of `rows` rows, in a pass that holds so much beside them."""
+    B, positions = rows + beside.rows, rows + beside.positions
+    guesses = np.arange(rows * MAX_GAMMA + 1)
+    depths = np.maximum(DEPTHS, beside.depth)[:, None]
+    before = costs.drafting(beside.depth, 0, B)
+    drafting = np.asarray(costs.drafting(depths, guesses, B) - before)
+    passing = np.asarray(before + costs.passing(positions + guesses, B + guesses))
+    alike = [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
+    lone = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
+    return Prices(B, drafting, passing, alike, lone, positions, costs.change)
+
+
+def _before(row: Row) -> int:
+    """Positions of a row in its last pass; 0 where there was none."""
+    return 1 + row.records[-1].drafted if row.records else 0
+
+
+def rate(past: Past, most: int, prices: Prices) -> float:
+    """Tokens a second of a row alone, with its best number of guesses."""
+    tokens = 1 + past.answers * np.cumsum([0.0, *past.survival[:most]])
+    return float((tokens / prices.alike[: len(tokens)]).max())
+
+
+def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> list[int]:
+    """The guesses, at most `most[b]` of row b, with which a pass gains most tokens a second, behind
+    one over `last` positions.
+
+    For every depth of the draft, guesses are taken by their chances: each costs a position, and the
+    first of a depth a pass of the draft.
+    """
+    # a draft that stays silent gains nothing and costs what plain decoding does
+    answers = np.array([past.answers for past in pasts])
+    survivals = answers[:, None] * np.array([past.survival for past in pasts])  # [rows, MAX_GAMMA]
+    possible = np.array(most)[:, None] >= DEPTHS
+    chances, (row, place) = survivals[possible], possible.nonzero()
+    order = (-chances).argsort(kind="stable")
+    if not len(order):
+        return [0] * len(pasts)
+    row, within = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
+    tokens = prices.rows + (within * chances[order]).cumsum(1)
+    guesses = within.cumsum(1)
+    answered = (within * answers[row]).cumsum(1) / np.maximum(guesses, 1)  # the share of the steps
+    drafting = prices.drafting[DEPTHS[:, None] - 1, guesses]
+    passing = prices.behind(last, float(answers.max()))
+    more = passing[guesses] - passing[0] + drafting
+    rates = tokens / (passing[0] + answered * more)
+    depth, end = divmod(int(rates.argmax()), rates.shape[1])
+    if rates[depth, end] <= prices.rows / passing[0]:
+        return [0] * len(pasts)
+    chosen = row[: end + 1][within[depth, : end + 1]]
+    return [int(g) for g in np.bincount(chosen, minlength=len(pasts))]
+
+
+def single(past: Past, most: int, prices: Prices, last: int = 0) -> int:
+    """As `allot`, of a row alone in its pass: without arrays, in a tenth of the time."""
+    answers, survival = past.answers, past.survival[:most]
+    change = prices.changing(answers) if last else 0.0
+    plain = prices.lone[0] + change * (prices.positions != last)
+    best, fastest, tokens = 0, 1 / plain, 1.0
+    for g, chance in enumerate(survival, 1):
+        tokens += answers * chance
+        more = prices.lone[g] + change * (prices.positions + g != last) - plain
+        if tokens / (plain + answers * more) > fastest:
+            best, fastest = g, tokens / (plain + answers * more)
+    return best
+
+
+def _try(records: list[StepRecord], most: int, prices: Prices) -> int:
+    """Guesses where plain decoding seems best, if little was lost on such lately; else 0."""
+    if most < 1:
+        return 0
+    # a lone guess changes the size of the pass twice
+    seconds = [each + 2 * prices.change * (g > 0) for g, each in enumerate(prices.alike)]
+    plain = seconds[0]
+    # as many as show most for the time they take, were half of them kept
+    gamma = max(range(1, len(seconds)), key=lambda g: (1 - 0.5**g) / max(seconds[g] - plain, 1e-9))
+    gamma = min(gamma, most)
+    time = lost = 0.0
+    for step in records[-MEMORY:]:
+        took = seconds[min(step.drafted, len(seconds) - 1)]
+        time += took
+        lost += took - plain * (1 + step.accepted)
+    return gamma if max(0.0, lost) + seconds[gamma] - plain <= EXPLORE * time else 0

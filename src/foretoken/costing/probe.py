@@ -1,0 +1,238 @@
+"""Costs of steps, measured on the pair at hand: real steps through the engine, of several sizes.
+
+Their text is thrown away, so guesses may be made up where the drafter has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import zip_longest
+from statistics import median_low
+from time import perf_counter
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+
+from foretoken.costing import contention
+from foretoken.costing.costs import Costs, at, of
+from foretoken.costing.gamma import NOTHING, Beside
+from foretoken.drafters.base import Draft, Drafter, pack
+from foretoken.engine.batch import Batch
+from foretoken.lease import leased
+from foretoken.models.base import Model, Pads
+from foretoken.request import Request, Row, StepRecord
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.judge import choose
+from foretoken.sampling.verify import block
+
+# Guesses of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so costs
+# rise in steps, which a few sizes would not show.
+ALONE = (*range(9), 11, 12, 15)
+TWICE = 2  # steps of each size in a row: a pass of another size than the last is slower
+SETTLE = 2  # more at the beginning of a round: small passes may be padded to the last sizes
+WORTH = 10.0  # weight of the probe's alpha at most, in guesses of a new row
+SECONDS = 1.0  # no round after the second begins later than this
+ROUNDS = 5  # at most
+ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
+TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
+AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
+LEAST = 0.02  # of such a pass over one token, that a further one takes
+STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
+
+
+T = TypeVar("T")
+
+
+class Probed(NamedTuple):
+    """Costs, and what says how far they can be trusted."""
+
+    costs: Costs
+    spread: float | None  # the ratio of two halves of the rounds; None where there was one
+    others: float | None  # the share of the processors that others took; None where unknown
+
+
+def probe(
+    batch: Batch, request: Request, params: SamplingParams, eos: frozenset[int] = frozenset()
+) -> Probed:
+    """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
+    timed, and says nothing of how far the two models agree. Less is measured where the request's
+    limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
+    drafter, reading = _NeverSilent(batch.drafter), contention.read()
+    (row,) = _run(batch, drafter, [request], params, ALONE)
+    steps = _settled(row.records, ALONE)
+    token, change = _draft_sizes(batch.drafter)
+    costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
+    if not drafter.made_up:
+        costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
+    spread = _spread(steps, [step.drafted for step in steps], ALONE)
+    return Probed(costs, spread, contention.share([contention.taken(reading)]))
+
+
+def probe_shared(
+    costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
+) -> Probed:
+    """`costs`, extended by steps of so many rows, all like `request`."""
+    sizes, reading = shared(rows), contention.read()
+    rows_run = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
+    steps = _settled(rows_run[0].records, sizes)
+    together = zip(*(row.records for row in rows_run), strict=False)  # to where the first one ends
+    drafted = [sum(step.drafted for step in each) for each in together]
+    guesses = _settled(drafted, sizes)
+    spread = _spread(steps, guesses, sizes)
+    return Probed(
+        costs.among(steps, guesses, rows), spread, contention.share([contention.taken(reading)])
+    )
+
+
+def shared(rows: int) -> tuple[int, ...]:
+    """Guesses of so many rows together."""
+    return tuple(sorted({0, rows // 2, rows, 3 * rows}))
+
+
+def _spread(steps: list[StepRecord], guesses: list[int], sizes: tuple[int, ...]) -> float | None:
+    """By how much odd and even rounds differ, but for a few sizes."""
+    halves: list[dict[int, list[float]]] = [{}, {}]
+    for i, (step, count) in enumerate(zip(steps, guesses, strict=True)):
+        seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
+        halves[i // len(sizes) % 2].setdefault(count, []).append(seconds)
+    if not all(halves):
+        return None
+    even, odd = (tuple((n, median_low(half[n])) for n in sorted(half)) for half in halves)
+    ratios = [float(at(even, size)) / float(at(odd, size)) for size in sizes]
+    return sorted(max(ratio, 1 / ratio) for ratio in ratios)[-1 - len(sizes) // STRAY]
+
+
+def _run(
+    batch: Batch,
+    drafter: _NeverSilent,
+    requests: list[Request],
+    params: SamplingParams,
+    sizes: tuple[int, ...],
+) -> list[Row]:
+    """Rows that have been through rounds over the sizes, at least two; the first one has guessed
+    most."""
+    rows = [Row.of(replace(request, params=params)) for request in requests]
+    batch = Batch(batch.target, cast(Drafter, drafter))
+    run = batch.run(rows, choose(block), _Rounds(sizes))
+    length = len(_round(sizes))
+    start = perf_counter()
+    with closing(run):
+        for _ in run:
+            rounds, within = divmod(len(rows[0].records), length)
+            late = perf_counter() - start > SECONDS
+            if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
+                break
+    return rows
+
+
+def _round(sizes: tuple[int, ...]) -> list[int]:
+    """The guesses of a round's steps."""
+    return [sizes[0]] * SETTLE + [size for size in sizes for _ in range(TWICE)]
+
+
+def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
+    """The overlaps at the places of the text, up to its first end."""
+    for step in steps:
+        for token, overlap in zip_longest(step.kept, step.overlaps):
+            if overlap is not None:
+                yield overlap
+            if token in eos:
+                return
+
+
+def _learned(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
+    """As `Costs.prior`, behind guesses with these overlaps."""
+    worth, alpha = prior
+    weight = worth + len(overlaps)
+    return min(WORTH, weight), (worth * alpha + sum(overlaps)) / weight
+
+
+def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:
+    """Of the steps the last of each size in each round; all where no round got so far."""
+    length = len(_round(sizes))
+    last = range(SETTLE + TWICE - 1, length, TWICE)
+    return [x for i, x in enumerate(each) if i % length in last] or each
+
+
+def _change(steps: list[StepRecord]) -> float:
+    """Seconds that the first pass of a size takes more than the next one of it: the median."""
+    more = [
+        one.score_seconds - other.score_seconds
+        for before, one, other in zip(steps, steps[1:], steps[2:], strict=False)
+        if before.drafted != one.drafted == other.drafted
+    ]
+    return max(0.0, median_low(more)) if more else 0.0
+
+
+@torch.inference_mode()
+def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
+    """What a second token takes more in a pass of the draft's model, and what a pass of another
+    size than the last; zeros where that makes no difference."""
+    model = getattr(drafter, "model", None)
+    if not isinstance(model, Pads) or (model.context or 2 * AHEAD) < 2 * AHEAD:
+        return 0.0, 0.0
+    settled: dict[int, list[float]] = {1: [], 2: []}
+    changes: list[float] = []
+    with leased(model):
+        model.start([[0] * AHEAD])
+        for n in (1, 2) * ROUNDS:
+            first, *_, last = (_pass(model, n) for _ in range(AGAIN))
+            settled[n].append(last)
+            changes.append(first - last)
+    one, two = median_low(settled[1]), median_low(settled[2])
+    return max(LEAST * one, two - one), max(0.0, median_low(changes))
+
+
+def _pass(model: Model, n: int) -> float:
+    """Seconds of a pass over n tokens, rolled back."""
+    start = perf_counter()
+    model.score([[0] * n], [1])
+    seconds = perf_counter() - start
+    model.set_lengths([AHEAD])
+    return seconds
+
+
+class _Rounds:
+    """A policy that repeats the round for ever."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.round = _round(sizes)
+
+    @property
+    def most(self) -> int:
+        return max(self.round)
+
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        step = len(rows[0].records)
+        all_, more = divmod(self.round[step % len(self.round)], len(rows))
+        return [all_ + (b < more) for b in range(len(rows))]
+
+
+class _NeverSilent:
+    """The drafter, with made-up guesses where it has none: passes are timed at full length."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.holds = drafter, (drafter,)
+        self.made_up = False
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.drafter.start(rows, prompts, sources)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        draft = self.drafter.propose(list(gamma), draw)
+        drafted = getattr(draft.lengths, "tolist", list)()  # the step refuses another type
+        pairs = zip(drafted, gamma, strict=False)
+        short = len(drafted) == len(gamma) and all(n < g for n, g in pairs)
+        self.made_up |= short and any(gamma)
+        return pack([[0] * g for g in gamma]) if short else draft
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        self.drafter.commit(tokens)
+
+    def leave(self, rows: list[int]) -> None:
+        self.drafter.leave(rows)

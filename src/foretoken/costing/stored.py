@@ -1,0 +1,194 @@
+"""Costs on disk: how far they can be trusted, and when they are measured again.
+
+Kept whatever the machine did meanwhile, by what speed depends on: shapes, precision, runtime,
+machine and versions, not the weights' values. Costs that are poor, or that real steps contradict,
+serve until another process measures them again; it waits four times as long for each next attempt,
+so a machine that is never idle does not pay for its costs at every start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from time import time
+from typing import Any, cast
+
+import torch
+
+from foretoken.costing.contention import MOST
+from foretoken.costing.costs import Costs, at, parsed
+from foretoken.request import StepRecord
+from foretoken.storage.cache import remember, remembered
+from foretoken.storage.lineage import versions
+
+FILE, FORMAT = "costs.json", 8
+AGREE = 1.25  # largest ratio of a measurement's two halves: on a busy machine it is larger
+WAIT, LONGER, LONGEST = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
+FAR = 1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
+MANY, WINDOW = 16, 256  # steps of a size that tell, at least and at most: the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Costs, and the circumstances of their measurement."""
+
+    costs: Costs
+    spread: float | None  # the ratio of its two halves; None where there were none
+    others: float | None  # the share of the processors that others took meanwhile; None: unknown
+    label: str = ""  # for `foretoken doctor --cache`
+    when: float = field(default_factory=lambda: time())  # of the last attempt, since 1970
+    attempts: int = 1
+    off: float | None = None  # the factor by which later steps contradict them
+
+    @property
+    def doubt(self) -> float:
+        """Above 1 for a measurement that should be repeated, for less is better."""
+        apart = float("inf") if self.spread is None else (self.spread - 1) / (AGREE - 1)
+        return max(apart, (self.others or 0.0) / MOST)
+
+    def due(self, alone: Kept | None = None) -> bool:
+        """Whether to measure again. alone: the costs of one row, which these extend."""
+        if alone is not None and alone.when > self.when:
+            return True
+        wait = min(LONGEST, WAIT * LONGER ** min(self.attempts - 1, 9))
+        return (self.doubt > 1 or self.off is not None) and abs(time() - self.when) >= wait
+
+    def again(self, new: Kept) -> Kept:
+        """The better of the two; the new one where real steps contradict these."""
+        better = new if self.off is not None or new.doubt <= self.doubt else self
+        return replace(better, when=new.when, attempts=self.attempts + 1, off=None)
+
+
+class Watch:
+    """Real steps of single rows against the costs of one kind of sampling."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their guesses
+        self._told: bool | None = None
+
+    def see(self, steps: list[StepRecord], costs: Costs) -> bool:
+        """Whether these change what is known of the costs' truth."""
+        before = 0
+        for step in steps:
+            positions = 1 + step.drafted + step.padding
+            if step.rows == 1 and positions == before:  # the pass of another size takes longer
+                newest = deque[float](maxlen=WINDOW)
+                self._ratios.setdefault(step.drafted, newest).append(_ratio(step, costs))
+            before = positions if step.rows == 1 else 0
+        before_told, factor = self._told, self.off
+        self._told = None if factor is None else factor > FAR
+        return self._told != before_told
+
+    @property
+    def off(self) -> float | None:
+        """The factor by which the costs are wrong: of steps of one size against those of another,
+        or of all, if they take less than they should. Steps that all take longer say that this
+        machine is busy now. None where too few are known."""
+        ratios = [median(each) for each in self._ratios.values() if len(each) >= MANY]
+        return max(max(ratios) / min(ratios), 1 / max(ratios)) if ratios else None
+
+
+def _ratio(step: StepRecord, costs: Costs) -> float:
+    """What a step took over what it should take."""
+    drafting = 0.0 if step.predicted else at(costs.draft, step.drafted)
+    expected = drafting + costs.passing(1 + step.drafted + step.padding, 1 + step.drafted)
+    took = step.draft_seconds + step.score_seconds + step.verify_seconds
+    return max(took, 1e-9) / float(expected)
+
+
+def contradict(name: str, costs: Costs, off: float) -> None:
+    """Keep beside these costs what real steps say of them."""
+    kept, wrong = recall(name), off if off > FAR else None
+    if kept is not None and kept.costs == costs and (kept.off is None) != (wrong is None):
+        keep(name, replace(kept, off=wrong))
+
+
+def recalled(
+    name: str | None, alone: str | None, measure: Callable[[], Kept], *, again: bool
+) -> Costs:
+    """The costs under `name`, measured where none are kept, or where they are due and `again` says
+    that this process may; `alone`: the name of those that they extend."""
+    kept = recall(name) if name else None
+    if kept is not None and not (again and kept.due(recall(alone) if alone else None)):
+        return kept.costs
+    new = measure()
+    best = new if kept is None else kept.again(new)
+    if name:
+        keep(name, best)
+    return best.costs
+
+
+def recall(name: str) -> Kept | None:
+    """What is kept under `name`; None where there is nothing, or it is broken."""
+    return _parsed(remembered(FILE).get(name))
+
+
+def keep(name: str, kept: Kept) -> None:
+    remember(FILE, name, asdict(kept))
+
+
+def entries() -> list[Kept]:
+    """All that is kept, the newest first."""
+    every = (_parsed(entry) for entry in remembered(FILE).values())
+    return sorted((kept for kept in every if kept), key=lambda kept: -kept.when)
+
+
+def _parsed(entry: Any) -> Kept | None:
+    try:
+        parts = dict(cast(dict[str, Any], entry))
+        numbers = {name: parts[name] for name in ("spread", "others", "off")}
+        numbers = {name: None if x is None else float(x) for name, x in numbers.items()}
+        when, attempts, label = float(parts["when"]), int(parts["attempts"]), str(parts["label"])
+        return Kept(parsed(parts["costs"]), label=label, when=when, attempts=attempts, **numbers)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def key(target: object, drafter: object, *more: object) -> str | None:
+    """The key under which costs are kept; None for a model or drafter without an identity."""
+    parts = [identity(target), identity(drafter)]
+    if None in parts:
+        return None
+    content = json.dumps([FORMAT, *parts, *more, _machine(), versions()])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def identity(part: Any) -> str | None:
+    """What determines a model's or drafter's speed: its own `identity`, else its config.
+
+    None where that is unknown: a network in memory may differ from its config, and a drafter of
+    the user's own from its class.
+    """
+    own = getattr(part, "identity", None)
+    if isinstance(own, str):
+        return own
+    if getattr(part, "singular", False):  # made of parts, or with settings of its own
+        return None
+    network = getattr(part, "model", None)
+    if network is None:
+        built_in = type(part).__module__.startswith("foretoken.drafters.")
+        return type(part).__qualname__ if built_in else None
+    if not getattr(network, "name_or_path", None):
+        return identity(network)
+    config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}
+    facts = [type(network).__qualname__, network.dtype, part.device, part.runtime, config]
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _machine() -> list[Any]:
+    """The hardware that passes run on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu]

@@ -1,0 +1,58 @@
+"""What is shown of a row while it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foretoken.request import Begun, Piece, Row, StepRecord
+
+if TYPE_CHECKING:
+    from foretoken.text.transcript import Transcript
+
+
+@dataclass(slots=True)
+class OutputStream:
+    """A row, and how much of it has been shown. The pieces' texts and tokens concatenate to the
+    completion's; between two of them no step may run."""
+
+    row: Row
+    transcript: Transcript | None  # among the row's endings; None without a tokenizer
+    number: int = 0  # of the row among those that are shown together
+    sent: int = 0  # tokens
+    told: int = 0  # steps
+    before: int = 0  # tokens that were written elsewhere
+    skipped: int = 0  # characters that were shown there, and are not shown again
+
+    def resume(self, begun: Begun) -> None:
+        """The fresh row goes on behind what was written of it elsewhere."""
+        tokens = [token for step in begun.steps for token in step.kept]
+        self.row.commit(tokens)
+        self.row.records += begun.steps
+        self.sent = self.before = len(tokens)
+        self.told, self.skipped = len(begun.steps), begun.shown
+
+    def piece(self) -> Piece | None:
+        """What is new; None where there are no new tokens."""
+        tokens = self.row.new_tokens[self.sent :]
+        if not tokens:
+            return None
+        wanted = self.row.request.params.logprobs is not None
+        likelihoods = self.row.logprobs[self.sent - self.before :] if wanted else None
+        self.sent += len(tokens)
+        return Piece(self.text(), tokens, likelihoods, self.number)
+
+    def text(self) -> str | None:
+        """What may be shown of the text and has not been; None without a tokenizer."""
+        if self.transcript is None:
+            return None
+        text = self.transcript.shown()
+        new = text[self.skipped :]
+        self.skipped -= len(text) - len(new)
+        return new
+
+    def records(self) -> list[StepRecord]:
+        """The steps that are new."""
+        fresh = self.row.records[self.told :]
+        self.told += len(fresh)
+        return fresh

@@ -1,0 +1,119 @@
+"""One run at a time: who may put rows into a model or a drafter that several objects share.
+
+A run that Ctrl-C breaks off anywhere, even while it cleans up, ends with its `Lease`; rows it left
+behind are removed by the next lease of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock, Thread, current_thread
+from typing import cast
+from weakref import ref
+
+from foretoken.drafters.base import Drafter, held
+from foretoken.errors import RefusedError
+from foretoken.models.base import Model
+
+
+class Tenancy:
+    """A target and a drafter in use: all that the next lease needs to clean up after this one."""
+
+    def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
+        self.drafter = drafter
+        self.parts = [*held(target), *(held(drafter) if drafter else ())]
+        self.rows = 0  # in the target and the drafter, at most
+        self.thread: Thread = current_thread()
+        self.over = False
+        self._lease = ref(lease)  # dead once the run is gone, however it ended
+
+    @property
+    def ended(self) -> bool:
+        return self.over or self._lease() is None
+
+    def clear(self) -> None:
+        """Remove all rows, also after a removal that was broken off."""
+        if self.drafter is not None and self.rows:
+            self.drafter.leave(list(range(self.rows)))
+        for part in self.parts:
+            if hasattr(part, "permute"):
+                cast(Model, part).permute([])
+        self.rows = 0
+
+
+TENANTS: dict[int, Tenancy] = {}  # by id of every part; its tenancy keeps the part alive
+LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
+
+
+class Lease:
+    """The right to put rows into a target, a drafter and all that they hold."""
+
+    def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
+        self.target, self.drafter = target, drafter
+        self.tenancy = Tenancy(self, target, drafter)
+
+    def take(self) -> None:
+        """Raises RefusedError where another run has one of the parts."""
+        with LOCK:
+            before = [TENANTS[id(part)] for part in self.tenancy.parts if id(part) in TENANTS]
+            for tenancy in before:
+                if not tenancy.ended:
+                    raise _refusal(tenancy.thread)
+            for tenancy in before:
+                _evict(tenancy)
+            TENANTS.update((id(part), self.tenancy) for part in self.tenancy.parts)
+
+    def expect(self, rows: int) -> None:
+        """So many rows are about to join."""
+        self.tenancy.rows += rows
+
+    def leave(self, rows: list[int]) -> None:
+        """These rows are finished; those behind move up."""
+        if rows:
+            self.target.leave(rows)
+            if self.drafter is not None:
+                self.drafter.leave(rows)
+            self.tenancy.rows -= len(rows)
+
+    def release(self) -> None:
+        """All rows leave, and the parts are free."""
+        self.tenancy.over = True
+        with LOCK:
+            _evict(self.tenancy)
+
+
+@contextmanager
+def leased(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
+    """A lease for the length of a `with`, which leaves no rows; RefusedError as `Lease.take`."""
+    lease = Lease(target, drafter)
+    try:
+        lease.take()
+        yield lease
+    finally:
+        lease.release()
+
+
+def _evict(tenancy: Tenancy) -> None:
+    """Free the parts that it still has. If Ctrl-C breaks this off, the next lease does it."""
+    owned = [id(part) for part in tenancy.parts if TENANTS.get(id(part)) is tenancy]
+    try:
+        if len(owned) == len(tenancy.parts):  # else `take` was broken off, before any row joined
+            tenancy.clear()
+    except Exception:  # of a user's drafter: raised once, not at every later lease
+        for part in owned:
+            del TENANTS[part]
+        raise
+    for part in owned:
+        del TENANTS[part]
+
+
+def _refusal(thread: Thread) -> RefusedError:
+    if thread is current_thread():
+        return RefusedError(
+            "a stream of this target or draft is still open; read it to its end or close it first"
+        )
+    return RefusedError(
+        f"thread {thread.name!r} is generating with this target or draft, or has a stream of it "
+        "open; wait for it, or load a pair for each thread"
+    )

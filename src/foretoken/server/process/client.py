@@ -1,0 +1,334 @@
+"""The HTTP process's end of the pipe: requests go out, their events come back; an engine that dies
+is started again, and its requests are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Literal, NamedTuple, Protocol
+
+from foretoken.server.process.messages import (
+    Abort,
+    Add,
+    Ask,
+    Failed,
+    FromEngine,
+    Ready,
+    Refusal,
+    Reply,
+    StepOutput,
+    StepOutputs,
+    Stop,
+    ToEngine,
+)
+from foretoken.server.process.worker import Setup, work
+
+State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
+AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is started again
+TICK = 1.0  # seconds between two looks at an engine
+STALL = 300.0  # seconds without a step while somebody waits: tens are a slow machine's
+READING = 0.1  # and for each token of prompts, which may be read in one step
+log = logging.getLogger(__name__)
+
+
+class RefusedRequest(Exception):
+    """A request that the engine did not honour, or could not finish."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.kind, self.message, self.option = refusal.kind, refusal.message, refusal.option
+
+
+class UnavailableError(Exception):
+    """There is no engine now; `after`: seconds until it is worth another try."""
+
+    def __init__(self, message: str, after: int) -> None:
+        super().__init__(message)
+        self.message, self.after = message, after
+
+
+class Pipe(Protocol):
+    """As multiprocessing's `Connection`: EOFError or OSError once the other end is gone."""
+
+    def recv(self) -> Any: ...
+
+    def send_bytes(self, buf: Any, /) -> None: ...
+
+
+class Process(Protocol):
+    """What ends with its engine."""
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, at most so many seconds."""
+        ...
+
+    def kill(self) -> None:
+        """End it now, if it has not ended; its pipe ends too."""
+        ...
+
+
+class Child(NamedTuple):
+    """An engine's process, while it loads or runs, and the pipe to it."""
+
+    process: Process
+    pipe: Pipe
+
+
+def spawned(setup: Setup) -> Child:
+    """An engine in a process of its own, which ends with this one."""
+    context = get_context("spawn")  # a fork would take threads' locks along
+    own_end, child_end = context.Pipe()
+    process = context.Process(
+        target=work, args=(child_end, setup), name="foretoken engine", daemon=True
+    )
+    process.start()
+    child_end.close()
+    return Child(process, own_end)
+
+
+class EngineClient:
+    """An engine's process, from `start` to `stop`. `begin`: what starts it, and does not wait."""
+
+    def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
+        self.setup, self._begin = setup, begin
+        self.state: State = "loading"
+        self.facts: dict[str, Any] = {}
+        self.problem = ""  # why it failed
+        self.running = self.waiting = self.restarts = 0
+        self.preempted = 0  # of all engines
+        self._preempted = 0  # of this one
+        self._ids = count()
+        self._inboxes: dict[int, asyncio.Queue[Reply | Refusal | StepOutput]] = {}
+        self._prompts: dict[int, int] = {}  # tokens of each, where they are known
+        self._stuck: set[int] = set()  # who has waited since the last step
+        self._silent = 0.0  # seconds for which they have
+        self._process: Process | None = None
+        self._deaths = 0  # since it was ready last
+        self._idle = asyncio.Event()
+        self._outgoing: SimpleQueue[Any] = SimpleQueue()
+        self.failed = lambda: None  # called where no engine can be started
+
+    @property
+    def open(self) -> int:
+        """Requests and questions without an end."""
+        return len(self._inboxes)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many engines are in each state: as a fleet's, of one."""
+        return {self.state: 1}
+
+    def start(self) -> None:
+        """Start the process; it is ready when `state` says so."""
+        self._loop = asyncio.get_running_loop()
+        self._process, pipe = self._begin(self.setup)
+        self._outgoing.put(None)  # the end of the former
+        self._outgoing = SimpleQueue()
+        for name, life in (("events", self._listen), ("outgoing", self._post)):
+            more = (self._outgoing,) if life == self._post else ()
+            Thread(target=life, args=(pipe, *more), name=name, daemon=True).start()
+        self._watch(self._process)
+
+    async def stop(self, patience: float) -> None:
+        """No new requests; those that run may end within so many seconds."""
+        if self.state in ("draining", "stopped"):
+            return
+        self.state = "draining"
+        self._note_idle()
+        try:
+            await asyncio.wait_for(self._idle.wait(), patience)
+        except TimeoutError:
+            log.warning("%s requests are cut off", len(self._inboxes))
+            self._fail("the server is shutting down; send the request to another, or later")
+        self.state = "stopped"
+        self._send(Stop())
+        if self._process is not None:
+            await asyncio.to_thread(self._process.join, 5)
+            self._process.kill()
+
+    async def submit(
+        self, prompt: Any, options: dict[str, Any]
+    ) -> AsyncGenerator[int | StepOutput]:
+        """The number of tokens of the prompt, then what every step adds to the text, the last with
+        its end. Leaving it frees the row within a step. Raises RefusedRequest and
+        UnavailableError."""
+        self._require_ready()
+        id, inbox = self._open()
+        ended = False
+        try:
+            self._send(Add(id, prompt, options))
+            while True:
+                message = await inbox.get()
+                if isinstance(message, Refusal):
+                    ended = True
+                    raise RefusedRequest(message)
+                if isinstance(message, Reply):
+                    self._prompts[id] = message.value
+                    yield message.value
+                    continue
+                ended = message.done is not None
+                yield message
+                if ended:
+                    return
+        finally:
+            self._close(id)
+            if not ended:
+                self._send(Abort(id))
+
+    async def ask(self, name: str, **arguments: Any) -> Any:
+        """An answer that takes no step."""
+        self._require_ready()
+        id, inbox = self._open()
+        try:
+            self._send(Ask(id, name, arguments))
+            message = await inbox.get()
+        finally:
+            self._close(id)
+        if isinstance(message, Refusal):
+            raise RefusedRequest(message)
+        assert isinstance(message, Reply)
+        return message.value
+
+    def _require_ready(self) -> None:
+        if self.state == "ready":
+            return
+        reasons = {
+            "loading": "the model is loading",
+            "restarting": "the engine is starting again",
+            "failed": f"the engine cannot start: {self.problem}",
+        }
+        raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
+
+    def _open(self) -> tuple[int, asyncio.Queue[Reply | Refusal | StepOutput]]:
+        id = next(self._ids)
+        inbox = self._inboxes[id] = asyncio.Queue()
+        return id, inbox
+
+    def _close(self, id: int) -> None:
+        self._inboxes.pop(id, None)
+        self._prompts.pop(id, None)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._inboxes:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _send(self, message: ToEngine) -> None:
+        """Hand it to the thread that sends: a pipe that is full makes its writer wait."""
+        try:
+            self._outgoing.put(ForkingPickler.dumps(message))
+        except RecursionError:
+            id, problem = getattr(message, "id", -1), "the request is nested too deeply; flatten it"
+            self._deliver(Refusal(id, "input", problem, _deepest(message)))
+
+    @staticmethod
+    def _post(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
+        """A thread's life: what the engine is told."""
+        while (message := outgoing.get()) is not None:
+            try:
+                pipe.send_bytes(message)
+            except (OSError, ValueError):  # it has died, which `_listen` sees too
+                return
+
+    def _listen(self, pipe: Pipe) -> None:
+        """A thread's life: what the engine says, to the loop."""
+        while True:
+            try:
+                message: FromEngine | None = pipe.recv()
+            except Exception as error:  # of what it said last, nothing can be told
+                if not isinstance(error, EOFError | OSError):
+                    log.exception("the engine cannot be understood")
+                message = None
+            try:
+                self._loop.call_soon_threadsafe(self._hear, message)
+            except RuntimeError:  # the loop is closed
+                return
+            if message is None:
+                return
+
+    def _hear(self, message: FromEngine | None) -> None:
+        match message:
+            case StepOutputs(parts, running, waiting, preempted):
+                self.running, self.waiting = running, waiting
+                self.preempted += preempted - self._preempted
+                self._preempted = preempted
+                self._stuck.clear()
+                for part in parts:
+                    self._deliver(part)
+            case Reply() | Refusal():
+                self._deliver(message)
+            case Ready(facts):
+                self.facts, self._deaths = facts, 0
+                log.info("%s is ready, on %s", facts["target"], facts["runtime"])
+                if self.state in ("loading", "restarting"):
+                    self.state = "ready"
+            case Failed(problem):
+                self.state, self.problem = "failed", problem
+                self.failed()
+            case None:
+                self._died()
+
+    def _deliver(self, message: Reply | Refusal | StepOutput) -> None:
+        inbox = self._inboxes.get(message.id)
+        if inbox is not None:  # else nobody waits any more
+            inbox.put_nowait(message)
+
+    def _watch(self, process: Process) -> None:
+        """Every second, as no clock is to be trusted after a suspension: an engine that takes no
+        step for those who wait hangs. It is ended, which `_listen` hears."""
+        if process is not self._process:
+            return
+        self._loop.call_later(TICK, self._watch, process)
+        self._stuck &= self._inboxes.keys()
+        if not self._stuck:
+            self._stuck, self._silent = set(self._inboxes), 0.0
+            return
+        self._silent += TICK
+        if self._silent > STALL + READING * sum(self._prompts.values()):
+            log.error("the engine has taken no step for %.0f s; it is ended", self._silent)
+            self._stuck.clear()
+            process.kill()
+
+    def _fail(self, reason: str) -> None:
+        for id, inbox in self._inboxes.items():
+            inbox.put_nowait(Refusal(id, "dead", reason))
+
+    def _died(self) -> None:
+        """The process is gone: its requests fail, and another one is started."""
+        if self._process is not None:
+            self._process.kill()  # what only closed its pipe
+        self._fail("the engine stopped while it wrote this text; send the request again")
+        self.running = self.waiting = self._preempted = 0
+        if self.state in ("failed", "stopped", "draining"):
+            return
+        self.state = "restarting"
+        after = AGAIN[min(self._deaths, len(AGAIN) - 1)]
+        self._deaths += 1
+        self.restarts += 1
+        log.error("the engine's process ended; it is started again in %s s", after)
+        self._loop.call_later(after, self._restart)
+
+    def _restart(self) -> None:
+        if self.state == "restarting":
+            self.start()
+
+
+def _deepest(message: ToEngine) -> str | None:
+    """The argument that is nested too deeply to be sent."""
+    prompt: dict[str, Any] = {"prompt": message.prompt} if isinstance(message, Add) else {}
+    more = getattr(message, "options", {}) or getattr(message, "arguments", {})
+    for name, value in (prompt | more).items():
+        try:
+            ForkingPickler.dumps(value)
+        except RecursionError:
+            return name
+    return None

@@ -1,0 +1,264 @@
+"""Several engines as one: who takes a request, what becomes of it when its engine dies, and what
+all of them come to. Where an engine runs is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from foretoken.server.process.client import (
+    Child,
+    EngineClient,
+    RefusedRequest,
+    State,
+    UnavailableError,
+)
+from foretoken.server.process.messages import StepOutput
+from foretoken.server.process.statistics import together
+from foretoken.server.process.worker import Setup
+
+MOVES = 3  # engines that a text may lose: one that ends them itself is not to end all
+WAIT = 300.0  # seconds that a text waits for an engine, where all are being started again
+TICK = 0.05  # seconds between two looks for one
+SHARE = 0.5  # of a prompt: an engine that has read as much is preferred
+SLACK = 4  # texts that it may then write more than the one with fewest
+CHARACTERS, IDS = 64, 16  # of a prompt that one digest more stands for
+KEPT_DIGESTS = 2**17  # digests: prompts of 8 million characters
+log = logging.getLogger(__name__)
+
+
+def digests(prompt: Any, options: dict[str, Any]) -> list[int]:
+    """Of a prompt's beginnings, the shortest first: of a text, of ids, or of messages in which
+    every turn extends the last. Those of other salts and templates differ."""
+    size = CHARACTERS
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        prompt = "".join(f"{turn.get('role')}\0{turn.get('content')}\0" for turn in prompt)
+    elif isinstance(prompt, list):
+        size = IDS
+    about = options.get("cache_salt"), options.get("chat_template")
+    running, hashes = hashlib.blake2b(repr(about).encode(), digest_size=8), list[int]()
+    for start in range(0, len(prompt) - size + 1, size):
+        running.update(repr(prompt[start : start + size]).encode(errors="surrogatepass"))
+        hashes.append(int.from_bytes(running.digest()))
+    return hashes
+
+
+class ReadPrefixes:
+    """Who has read what; what was asked for longest ago is forgotten."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[int, set[Hashable]] = OrderedDict()
+
+    def known(self, reader: Hashable, prompt: list[int]) -> int:
+        """How many of these digests, from the first on, this reader has read."""
+        for count, digest in enumerate(prompt):
+            if reader not in self._readers.get(digest, ()):
+                return count
+        return len(prompt)
+
+    def note(self, reader: Hashable, prompt: list[int]) -> None:
+        """This reader reads them now."""
+        for digest in prompt:
+            self._readers.setdefault(digest, set()).add(reader)
+            self._readers.move_to_end(digest)
+        while len(self._readers) > KEPT_DIGESTS:
+            self._readers.popitem(last=False)
+
+
+class EngineFleet:
+    """`count` engines behind one client's face. The first is started alone: what steps cost is
+    measured there, undisturbed, and the others are given it."""
+
+    def __init__(self, setup: Setup, begin: Callable[[Setup], Child], count: int) -> None:
+        self.setup, self._begin = setup, begin
+        self.problem = ""  # why it failed
+        self.failed = lambda: None  # called where one of the first engines cannot be started
+        self._clients = [self._new_client() for _ in range(count)]
+        self._leaving: list[EngineClient] = []  # which take no more texts
+        self._gone = Counter[str]()  # what those did that have left
+        self._prefixes = ReadPrefixes()
+        self._end: State | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Start the engines; one of them is ready when `state` says so."""
+        self._clients[0].start()
+        self._do(self._rest())
+
+    async def stop(self, patience: float) -> None:
+        """No new requests; those that run may end within so many seconds."""
+        if self._end is not None:
+            return
+        self._end = "draining"
+        for task in self._tasks:
+            task.cancel()
+        clients = [*self._clients, *self._leaving]
+        await asyncio.gather(*(client.stop(patience) for client in clients))
+        self._end = "stopped"
+
+    def scale(self, count: int, patience: float) -> None:
+        """So many engines from now on. Those that are too many take no more texts and end with
+        those they have; what is left of them after so many seconds goes on elsewhere."""
+        assert count > 0
+        while len(self._clients) < count:
+            self._clients.append(client := self._new_client())
+            client.start()
+        while len(self._clients) > count:
+            client = min(
+                reversed(self._clients), key=lambda client: (client.state == "ready", client.open)
+            )
+            self._clients.remove(client)
+            self._leaving.append(client)
+            self._do(self._drained(client, patience))
+
+    @property
+    def state(self) -> State:
+        if self._end is not None:
+            return self._end
+        if self.problem:
+            return "failed"
+        states = {client.state for client in self._clients}
+        best: tuple[State, ...] = ("ready", "loading", "restarting", "failed")
+        return next(state for state in best if state in states or state == "failed")
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many engines are in each state."""
+        return dict(Counter(client.state for client in [*self._clients, *self._leaving]))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts = [client.facts for client in self._clients if client.state == "ready"]
+        return facts[0] if facts else self._clients[0].facts
+
+    @property
+    def running(self) -> int:
+        return self._sum("running")
+
+    @property
+    def waiting(self) -> int:
+        return self._sum("waiting")
+
+    @property
+    def preempted(self) -> int:
+        return self._sum("preempted")
+
+    @property
+    def restarts(self) -> int:
+        return self._sum("restarts")
+
+    async def submit(
+        self, prompt: Any, options: dict[str, Any]
+    ) -> AsyncGenerator[int | StepOutput]:
+        """As a client's; where the engine dies the text goes on in another one."""
+        steps, shown, started = list[dict[str, Any]](), 0, False
+        for moves_left in reversed(range(MOVES + 1)):
+            client = await self._taking(prompt, options, wait=started)
+            wishes = options | ({"begun": (steps, shown)} if steps else {})
+            try:
+                async with aclosing(client.submit(prompt, wishes)) as messages:
+                    async for message in messages:
+                        if isinstance(message, StepOutput):
+                            steps, shown = [*steps, *message.steps], shown + len(message.text)
+                        elif started:
+                            continue
+                        started = True
+                        yield message
+                return
+            except RefusedRequest as error:
+                if error.kind != "dead" or self._end is not None or not moves_left:
+                    raise
+                log.warning("a text of %s steps goes on in another engine", len(steps))
+
+    async def ask(self, name: str, **arguments: Any) -> Any:
+        """An answer that takes no step; of the speculation, that of all engines together."""
+        if name == "speculation":
+            ready = [client for client in self._clients if client.state == "ready"]
+            outcomes = await asyncio.gather(
+                *(client.ask("ledger") for client in ready), return_exceptions=True
+            )
+            answers = [each for each in outcomes if not isinstance(each, BaseException)]
+            if answers:
+                return together(answers) | {"running": self.running, "waiting": self.waiting}
+        client = await self._taking("", {}, wait=False)
+        return await client.ask(name, **arguments)
+
+    async def _taking(self, prompt: Any, options: dict[str, Any], *, wait: bool) -> EngineClient:
+        """The engine for a request, which is noted to read it."""
+        prefix = digests(prompt, options)
+        for _ in range(int(WAIT / TICK) if wait else 1):
+            ready = [client for client in self._clients if client.state == "ready"]
+            if ready and self.state == "ready":
+                client = self._nearest(ready, prefix)
+                self._prefixes.note(_name(client), prefix)
+                return client
+            if wait and self.state not in ("loading", "restarting"):
+                break
+            await asyncio.sleep(TICK if wait else 0)
+        problem = f": {self.problem}" if self.problem else ""
+        raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
+
+    def _nearest(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
+        """Where most of a prompt has been read, if that is much of it and others have not far less
+        to do; else where there is least to do."""
+        least = min(ready, key=lambda client: client.open)
+        near = [client for client in ready if client.open <= least.open + SLACK]
+        read = {id(client): self._prefixes.known(_name(client), prefix) for client in near}
+        best = max(near, key=lambda client: (read[id(client)], -client.open))
+        return best if read[id(best)] > SHARE * len(prefix) else least
+
+    async def _rest(self) -> None:
+        """Start the others once the first is ready."""
+        first, *others = self._clients
+        while first.state in ("loading", "restarting"):
+            await asyncio.sleep(TICK)
+        if first.state != "ready":  # it cannot be started, nor could they
+            return
+        self.setup = replace(self.setup, costs=first.facts.get("costs"))
+        first.setup = self.setup
+        for client in others:
+            client.setup = self.setup
+            client.start()
+        while any(client.state == "loading" for client in self._clients):
+            await asyncio.sleep(TICK)
+        for client in self._clients:
+            client.failed = lambda: None  # from now on the others go on without it
+
+    async def _drained(self, client: EngineClient, patience: float) -> None:
+        await client.stop(patience)
+        self._leaving.remove(client)
+        for name in ("preempted", "restarts"):
+            self._gone[name] += getattr(client, name)
+
+    def _new_client(self) -> EngineClient:
+        client = EngineClient(self.setup, self._begin)
+        client.failed = lambda: self._fail(client)
+        return client
+
+    def _fail(self, client: EngineClient) -> None:
+        self.problem = client.problem
+        self.failed()
+
+    def _sum(self, name: str) -> int:
+        clients = [*self._clients, *self._leaving]
+        return self._gone[name] + sum(getattr(client, name) for client in clients)
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _name(client: EngineClient) -> tuple[int, int]:
+    """An engine by what it has read: one that was started again has read nothing."""
+    return id(client), client.restarts
+
+
+Engines = EngineClient | EngineFleet

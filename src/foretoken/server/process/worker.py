@@ -1,0 +1,446 @@
+"""The engine's own process: one thread hears requests, another takes the steps.
+
+It is spawned with plain data, loads the models itself, and talks through a pipe, so that nothing a
+model or a C library does can take the HTTP process with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any, cast
+
+from foretoken.errors import (
+    BusyError,
+    ControlError,
+    ForetokenError,
+    InputError,
+    LostError,
+    about,
+    one_line,
+)
+from foretoken.server.logs import Logs
+from foretoken.server.process.messages import (
+    Abort,
+    Add,
+    Ask,
+    Done,
+    Failed,
+    FromEngine,
+    Kind,
+    Ready,
+    Refusal,
+    Reply,
+    StepOutput,
+    StepOutputs,
+    Stop,
+    TokenLogprob,
+)
+
+if TYPE_CHECKING:
+    from foretoken.request import Completion
+    from foretoken.sampling.checks import Structured
+    from foretoken.sampling.logprobs import Logprobs
+    from foretoken.server.process.spelling import Spelling
+    from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats
+    from foretoken.serving.engine import Engine, Event
+    from foretoken.speculator import Speculator
+
+WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
+LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
+COMPILING = 4  # grammars at a time
+UNBOUNDED = 4096  # new tokens of a text, for a model without a context
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the engine's process is made from: arguments of `foretoken.load` and of `Engine`."""
+
+    target: str | None
+    draft: str | None
+    loading: dict[str, Any] = field(default_factory=dict[str, Any])
+    engine: dict[str, Any] = field(default_factory=dict[str, Any])
+    logs: Logs = Logs()
+    costs: bytes | None = None  # what steps cost, where that was measured elsewhere
+
+
+def work(pipe: Connection, setup: Setup) -> None:
+    """The process's whole life."""
+    for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
+        signal.signal(name, signal.SIG_IGN)
+    setup.logs.begin()
+    Thread(target=end_with, args=(parent_process(),), name="end", daemon=True).start()
+    try:
+        from transformers.utils import logging as transformers
+
+        from foretoken.loading.load import load
+        from foretoken.serving.engine import Engine
+
+        transformers.disable_progress_bar()
+        spec = load(setup.target, setup.draft, **setup.loading)
+        if setup.costs is not None:
+            spec.costing.freeze(pickle.loads(setup.costs))
+        engine = Engine(spec, **setup.engine)
+        measure(spec, engine.max_rows)
+    except (ForetokenError, OSError) as error:
+        pipe.send(Failed(one_line(error)))
+        return
+    with engine:
+        Worker(pipe, spec, engine).run()
+
+
+def end_with(parent: BaseProcess | None) -> None:
+    """A thread's life: a process that loads, or whose step hangs, hears no pipe."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def measure(spec: Speculator, rows: int) -> None:
+    """What steps cost, before requests wait for it."""
+    from foretoken.drafters.none import NoDrafter
+    from foretoken.sampling.params import SamplingParams
+
+    if not isinstance(spec.drafter, NoDrafter):
+        spec.step_costs(SamplingParams(temperature=1.0), rows)
+
+
+class Worker:
+    """An engine between two ends of a pipe."""
+
+    def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
+        from foretoken.server.process.sandbox import GrammarSandbox
+        from foretoken.server.process.spelling import Spelling
+        from foretoken.server.process.statistics import SpecDecodeStats
+
+        self.pipe, self.spec, self.engine = pipe, spec, engine
+        self.spelling: Spelling = Spelling(spec.tokenizer)
+        self.statistics = SpecDecodeStats()
+        self.requests: dict[int, RequestProfile] = {}  # by the engine's ids
+        self.adding: set[int] = set()  # the pipe's ids of those that are being added
+        self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
+        self.sandbox = GrammarSandbox(spec.tokenizer)
+        self.compiling = ThreadPoolExecutor(COMPILING, "foretoken grammars")
+        self.sending, self.awake = Lock(), Condition()
+        self.over = False
+
+    def run(self) -> None:
+        """Until the other end says so, or is gone, or part of the model: then a process is to be
+        started anew."""
+        Thread(target=self._listen, name="foretoken requests", daemon=True).start()
+        self._send(Ready(self._facts()))
+        while self._wait():
+            try:
+                events = self.engine.step()
+            except LostError as error:
+                log.error("%s", one_line(error))
+                break
+            except Exception as error:  # nobody knows of which request
+                log.exception("a step failed")
+                self._fail(one_line(error))
+                continue
+            self._tell(events)
+        self.compiling.shutdown(wait=False, cancel_futures=True)
+        self.sandbox.close()
+
+    def _listen(self) -> None:
+        """A thread's life: what is asked. The process ends with it, whatever ended it."""
+        try:
+            self._hear()
+        finally:
+            with self.awake:
+                self.over = True
+                self.awake.notify()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError):  # the HTTP process is gone
+                message = Stop()
+            match message:
+                case Add():
+                    with self.awake:
+                        self.adding.add(message.id)
+                    if "structured" in message.options:  # may take long; others do not wait
+                        self.compiling.submit(self._add, message)
+                    else:
+                        self._add(message)
+                case Abort(id):
+                    self._abort(id)
+                case Ask(id, name, arguments):
+                    self._answer(id, name, arguments)
+                case _:
+                    return
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False at the end."""
+        with self.awake:
+            self.awake.wait_for(lambda: self.requests or self.over)
+            return not self.over
+
+    def _add(self, message: Add) -> None:
+        from foretoken.request import Begun
+        from foretoken.sampling.params import SamplingParams
+        from foretoken.server.process.spelling import record
+        from foretoken.server.process.statistics import RequestProfile
+
+        options = dict(message.options)
+        most = options.pop("most_tokens", None)
+        names = ("chat_template", "chat_template_kwargs")
+        template = {name: options.pop(name) for name in names if name in options}
+        try:
+            with about("prompt"):
+                ids = self._ids(message.prompt, template)
+            count = options.get("max_new_tokens")
+            options["max_new_tokens"] = self._limit(len(ids), count, most)
+            if "prediction" in options:
+                with about("prediction"):
+                    options["prediction"] = self._prediction(options["prediction"])
+            if "begun" in options:
+                steps, shown = options["begun"]
+                options["begun"] = Begun([record(step) for step in steps], shown)
+            if "structured" in options:
+                wish = SamplingParams(structured=options["structured"]).structured
+                with about("structured"):
+                    self.sandbox.require(cast("Structured", wish))
+            number = self.engine.add(ids, **options)
+            with self.awake:
+                early = self.early.pop(number, [])
+                if message.id not in self.adding:  # aborted meanwhile
+                    self._drop(number)
+                    return
+                self.requests[number] = RequestProfile.of(message.id, len(ids), options)
+                self._send(Reply(message.id, len(ids)))
+                if early:
+                    self._tell(early)
+                self.awake.notify()
+        except Exception as error:
+            self._refuse(message.id, error)
+        finally:
+            with self.awake:
+                self.adding.discard(message.id)
+                if not self.adding:
+                    self.early.clear()
+
+    def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
+        self._require_short(prompt)
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return self.spec.ids(prompt)
+        (formatted,) = self.spec.prompts(prompt, **template)
+        return self.spec.ids(formatted)
+
+    def _prediction(self, text: str) -> tuple[int, ...]:
+        """What a client expects, no longer than any text can be."""
+        self._require_short(text, "prediction")
+        ids, context = self.spec.prediction(text), self.engine.longest
+        if context is not None and len(ids) > context:
+            raise _TooLongError(
+                f"the prediction has {len(ids)} tokens, the context is {context}; shorten it"
+            )
+        return ids
+
+    def _require_short(self, prompt: Any, name: str = "prompt") -> None:
+        """Before it is tokenized, which takes seconds for a text of some MB."""
+        parts = [part.get("content") for part in prompt] if _spoken(prompt) else [prompt]
+        size, context = sum(len(part or "") for part in parts), self.engine.longest
+        if context is not None and size > WIDEST * context:
+            raise _TooLongError(
+                f"the {name} has {size} characters, far beyond the context of {context} tokens; "
+                "shorten it"
+            )
+
+    def _limit(self, prompt: int, count: int | None, most: int | None) -> int:
+        """New tokens of a text: as many as are asked for, else what the context leaves and the
+        server allows."""
+        context = self.engine.longest
+        if context is not None and prompt + (count or 1) > context:
+            behind = f" and max_tokens is {count}" if count else ""
+            short = prompt < context
+            remedy = "ask for fewer tokens" if short else "shorten it"
+            raise _TooLongError(
+                f"the prompt has {prompt} tokens{behind}, the context is {context}; {remedy}"
+            ).about("max_new_tokens" if short else "prompt")
+        if count is not None:
+            return count
+        room = UNBOUNDED if context is None else context - prompt
+        return room if most is None else min(room, most)
+
+    def _abort(self, id: int) -> None:
+        with self.awake:
+            self.adding.discard(id)
+            for number in [n for n, asked in self.requests.items() if asked.id == id]:
+                del self.requests[number]
+                self._drop(number)
+            self._tell([])  # no step follows that of the last text
+
+    def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
+        questions = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "speculation": self._speculation,
+            "ledger": self._ledger,
+        }
+        try:
+            self._send(Reply(id, questions[name](**arguments)))
+        except Exception as error:
+            self._refuse(id, error)
+
+    def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
+        with about("prompt"):
+            answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+        return answer | (
+            {"token_strs": [*map(self.spelling.text, answer["tokens"])]} if texts else {}
+        )
+
+    def _detokenize(self, tokens: list[int]) -> str:
+        from foretoken.text.decoding import decode
+
+        with about("tokens"):
+            ids = self.spec.ids(tokens)
+        if self.spec.tokenizer is None:
+            raise InputError("there is no tokenizer; the model has none")
+        return decode(self.spec.tokenizer, ids)
+
+    def _speculation(self) -> dict[str, Any]:
+        return self.statistics.report(self.spec) | {
+            "running": self.engine.running,
+            "waiting": self.engine.waiting,
+        }
+
+    def _ledger(self) -> tuple[SpecDecodeStats, dict[str, Any]]:
+        """As the sums of several engines need it."""
+        with self.awake:
+            return deepcopy(self.statistics), self._speculation()
+
+    def _facts(self) -> dict[str, Any]:
+        from foretoken.drafters.none import NoDrafter
+
+        spec, tokenizer = self.spec, self.spec.tokenizer
+        drafts = not isinstance(spec.drafter, NoDrafter)
+        return {
+            "target": _name(spec.target_name),
+            "draft": _name(spec.draft_name) if drafts else None,
+            "context": self.engine.longest,
+            "vocab_size": spec.target.vocab_size,
+            "chat": bool(getattr(tokenizer, "chat_template", None)),
+            "text": tokenizer is not None,
+            "runtime": spec.target.runtime,
+            "draft_runtime": getattr(spec.drafter, "runtime", "python") if drafts else None,
+            "dtype": spec.target.computed,
+            "temperature": spec.suggested.get("temperature"),
+            "top_p": spec.suggested.get("top_p"),
+            "top_k": spec.suggested.get("top_k"),
+            "max_rows": self.engine.max_rows,
+            "pid": os.getpid(),
+            "costs": pickle.dumps(self.spec.costing.measured),  # for others; read where torch is
+        }
+
+    def _tell(self, events: list[Event]) -> None:
+        parts: list[StepOutput] = []
+        drafts = any(step.drafted for event in events for step in event.steps)
+        with self.awake:
+            for event in events:
+                ended = event.finish_reason is not None
+                asked = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
+                if asked is None:  # aborted meanwhile, or not known yet
+                    if self.adding:
+                        self.early.setdefault(event.id, []).append(event)
+                    continue
+                asked.mixed |= asked.plain and drafts
+                self.statistics.note(event, asked)
+                if event.error is not None:
+                    kind = "refused" if isinstance(event.error, ControlError) else "failed"
+                    option = getattr(event.error, "option", None)
+                    self._send(Refusal(asked.id, kind, one_line(event.error), option))
+                    continue
+                parts.append(self._part(asked.id, event))
+        preempted = self.engine.stats().preempted
+        self._send(StepOutputs(parts, self.engine.running, self.engine.waiting, preempted))
+
+    def _part(self, id: int, event: Event) -> StepOutput:
+        likelihoods = None if event.logprobs is None else self._known(event.logprobs)
+        steps = [self.spelling.step(step) for step in event.steps]
+        ending = None if event.completion is None else self._done(event.completion)
+        return StepOutput(id, event.text or "", event.tokens, likelihoods, steps, ending)
+
+    def _done(self, completion: Completion) -> Done:
+        likelihoods, stop = completion.prompt_logprobs, completion.stop_reason
+        return Done(
+            completion.finish_reason,
+            None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
+            completion.stats.to_dict(),
+            None if likelihoods is None else self._known(likelihoods),
+        )
+
+    def _known(self, logprobs: list[Logprobs]) -> list[TokenLogprob]:
+        word = self.spelling.word
+
+        def known(each: Logprobs) -> TokenLogprob:
+            top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
+            entry = (*word(each.token), max(LEAST, each.logprob))
+            return TokenLogprob(*entry, top, each.token, each.rank)
+
+        return [known(each) for each in logprobs]
+
+    def _fail(self, message: str) -> None:
+        """All requests end: what broke the step off may break the next one off too."""
+        with self.awake:
+            for number, asked in self.requests.items():
+                self._drop(number)
+                self._send(Refusal(asked.id, "failed", message))
+            self.requests.clear()
+            self._tell([])  # no step follows this one
+
+    def _drop(self, own: int) -> None:
+        with suppress(InputError):  # it has just finished
+            self.engine.abort(own)
+
+    def _refuse(self, id: int, error: Exception) -> None:
+        kind: Kind = "failed"
+        if isinstance(error, _TooLongError):
+            kind = "length"
+        elif isinstance(error, BusyError):
+            kind = "busy"
+        elif isinstance(error, InputError):
+            kind = "input"
+        elif isinstance(error, ForetokenError):
+            kind = "refused"
+        else:
+            log.exception("a request failed")
+        busy = "the queue is full; send the request again later"
+        option = getattr(error, "option", None)
+        self._send(Refusal(id, kind, busy if kind == "busy" else one_line(error), option))
+
+    def _send(self, message: FromEngine) -> None:
+        with self.sending:
+            try:
+                self.pipe.send(message)
+            except OSError:  # the HTTP process is gone; `_hear` ends this one
+                pass
+
+
+def _spoken(prompt: Any) -> bool:
+    """Whether these are messages."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+
+
+def _name(model: str) -> str:
+    """A model's name without where it lies: that is no client's concern."""
+    return Path(model).name if Path(model).exists() else model
+
+
+class _TooLongError(InputError):
+    """A prompt and its limit, or a prediction, beyond the context."""

@@ -1,0 +1,176 @@
+"""A model in memory whose own `generate` is speculative."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from traceback import walk_tb
+from types import MethodType
+from typing import TYPE_CHECKING, Any, cast
+
+from foretoken.drafters.base import Drafter
+from foretoken.errors import ForeignError, InputError, one_line, shown
+from foretoken.generation_config import CHANGES_LAW, FOLLOWED
+from foretoken.loading.load import load
+from foretoken.loading.wrapped import unwrapped
+from foretoken.speculator import Speculator
+from foretoken.transformers_integration.generate_call import ending_strings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+    from transformers.generation.streamers import BaseStreamer
+
+log = logging.getLogger(__name__)
+LEFT = ContextVar("LEFT", default=False)  # whether transformers decodes: its drafts stay its own
+MARK = "foretoken_replaced"  # what an attached `generate` stands for is kept under this name
+
+
+def attach(
+    model: PreTrainedModel,
+    draft: str | Path | PreTrainedModel | Drafter | Speculator | None = None,
+    *,
+    strict: bool = False,
+    **options: Any,
+) -> Speculator:
+    """Make `model.generate` speculative, and return the Speculator that it uses.
+
+    draft, options: as `load` takes them. From now on `model.generate(...)` is
+    `model.generate(..., custom_generate=spec)`, unless the call has a `custom_generate` of its own.
+    A call that a Speculator does not decode (`Speculator.__call__` says which), such as one with
+    num_beams=3, goes to the `generate` that was there before, with one line at INFO from the logger
+    "foretoken" that says why; strict=True raises a ForeignError instead. Attaching again
+    replaces the draft, `detach` takes it back. A copy of the model has to be attached itself.
+    """
+    model = cast(Any, unwrapped(model, "model"))
+    if not isinstance(strict, bool):
+        raise InputError(f"strict is {shown(strict)}; give True or False")
+    if not callable(getattr(model, "generate", None)):
+        raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
+    parameters = signature(load).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    for name in options:
+        if name not in names:
+            near = get_close_matches(name, names, 1, 0.5)
+            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
+            raise InputError(f"{name} is no option of attach; {remedy}")
+    detach(model)
+    if not strict and options.get("generation_config") is None:
+        options |= _passed_over(model)
+    spec = load(model, draft, **options)
+    open_: Any = model  # nn.Module declares no method of its own as an attribute
+    replaced = vars(model).get("generate")  # somebody else's, if any
+
+    @wraps(open_.generate)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        theirs = replaced or MethodType(type(self).generate, self)
+        args, kwargs = _named(theirs, args, kwargs)
+        if LEFT.get() or kwargs.get("custom_generate") is not None:
+            return theirs(*args, **kwargs)
+        try:
+            return _speculative(theirs, spec, args, kwargs)
+        except Exception as error:
+            reached = _reached(error)
+            if strict or (reached and not isinstance(error, ForeignError)):
+                raise
+            log.info("transformers decodes this call: %s", one_line(error))
+        if reached and kwargs.get("streamer") is not None:
+            kwargs["streamer"] = Prompted(kwargs["streamer"])
+        token = LEFT.set(True)
+        try:
+            return theirs(*args, **kwargs)
+        finally:
+            LEFT.reset(token)
+
+    setattr(generate, MARK, replaced)
+    # a method, so that a copy of the model does not generate with this one
+    open_.generate = MethodType(generate, model)
+    return spec
+
+
+class Prompted:
+    """A streamer that was given the prompt, and is given it once more by another `generate`."""
+
+    def __init__(self, streamer: BaseStreamer) -> None:
+        self.streamer, self.begun = streamer, False
+
+    def put(self, value: Tensor) -> None:
+        """All but the first value."""
+        if self.begun:
+            self.streamer.put(value)
+        self.begun = True
+
+    def end(self) -> None:
+        """Nothing follows."""
+        self.streamer.end()
+
+
+def _passed_over(model: PreTrainedModel) -> dict[str, str]:
+    """The option of `load` for a model whose generation config asks for what no Speculator decodes:
+    its calls go to transformers as long as they ask for it."""
+    config = getattr(model, "generation_config", None)
+    for entry in CHANGES_LAW.keys() - FOLLOWED:
+        if (value := getattr(config, entry, None)) not in CHANGES_LAW[entry]:
+            text = "the model's generation config sets %s=%s: transformers decodes such calls, and "
+            log.info(
+                text + "the Speculator's own generate ignores this config", entry, shown(value)
+            )
+            return {"generation_config": "ignore"}
+    return {}
+
+
+def _named(
+    method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments by name, where the method names all of them."""
+    parameters = signature(method).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    by_place = dict(zip(names, args, strict=False))
+    if len(by_place) < len(args) or by_place.keys() & kwargs.keys():
+        return args, kwargs  # left for the method to refuse
+    return (), by_place | kwargs
+
+
+def _speculative(
+    method: Any, spec: Speculator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The call as `spec` decodes it."""
+    if kwargs.get("cache_implementation") == "paged":  # which no custom_generate hears of
+        raise ForeignError("cache_implementation='paged' is not followed here; leave it out")
+    kwargs = {**kwargs, "custom_generate": spec}
+    _end_by_strings(kwargs, spec)
+    return method(*args, **kwargs)
+
+
+def _reached(error: Exception) -> bool:
+    """Whether it was raised by a Speculator, rather than by what transformers prepares for one:
+    without one, it may succeed (it hides the call's tokenizer from a custom_generate, which
+    token_healing and a config's stop_strings need)."""
+    frames = walk_tb(error.__traceback__)
+    return any(frame.f_code is Speculator.__call__.__code__ for frame, _ in frames)
+
+
+def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
+    """Turn a call's stop strings into a criterion: transformers does not hand the call's tokenizer
+    to a custom_generate."""
+    tokenizer = kwargs.pop("tokenizer", None) or spec.tokenizer
+    strings = ending_strings(kwargs.pop("stop_strings", None), tokenizer)
+    if strings:
+        kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), *strings]
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Give the model back the `generate` that it had before `attach`; without one, do nothing."""
+    model = cast(Any, unwrapped(model, "model"))
+    method: Any = vars(model).get("generate")
+    if not hasattr(method, MARK):
+        return
+    replaced = getattr(method, MARK)
+    del model.generate
+    if replaced is not None:
+        vars(model)["generate"] = replaced

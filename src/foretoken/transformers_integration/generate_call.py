@@ -1,0 +1,269 @@
+"""What transformers' `generate` hands to a decoding method, as requests of our own.
+
+By then the generation config is complete, processors and criteria are built from it, rows are
+padded and repeated, an encoder has run. What the config explains becomes our own controls, which
+are equal to the letter and know no padding; what is the user's own is passed on. So nothing is
+applied twice, and what cannot be honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from foretoken.controls.own import require_own
+from foretoken.controls.required import require
+from foretoken.errors import ForeignError, InputError, RefusedError
+from foretoken.generation_config import forced
+from foretoken.models.base import Model
+from foretoken.models.base import longest as longest_of
+from foretoken.request import Request
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.transformers_integration.processors import given, require_anywhere
+from foretoken.transformers_integration.unsupported import require_known
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Entries that are fields of ours by the same name
+SAME = (
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "remove_invalid_values",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
+
+ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """A call, as a decoding method gets it."""
+
+    model: PreTrainedModel
+    ids: Tensor  # [B, n], padded on the left: prompts, or what decoders begin with
+    config: GenerationConfig
+    processors: Sequence[Any]
+    criteria: Sequence[Any]
+    inputs: Tensor | None  # what an encoder has read, before its rows were repeated
+    rest: Mapping[str, Any]  # for the model's forward
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def reports(self) -> bool:
+        """Whether scores or logits are to be returned."""
+        config = self.config
+        return bool(
+            config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        )
+
+    @property
+    def samples(self) -> bool:
+        return bool(self.config.do_sample)
+
+    def prompts(self) -> list[list[int]]:
+        """What each row continues, without its padding."""
+        mask = self.rest.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
+        keep = _mask(self.ids, mask)
+        if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
+            raise ForeignError(
+                "attention_mask leaves out tokens behind others; pad rows on the left"
+            )
+        positions = self.rest.get("position_ids")
+        if positions is not None:
+            places = (keep.cumsum(1) - 1).to(positions.device)
+            if positions.ndim != 2 or ((positions != places) & keep.to(positions.device)).any():
+                raise ForeignError("position_ids do not count a row's tokens; leave them out")
+        return [row[kept].tolist() for row, kept in zip(self.ids, keep, strict=True)]
+
+    def sources(self) -> list[tuple[list[int], Tensor]]:
+        """What the encoder has read for each row, without padding, and its states there `[n, H]`.
+        ForeignError where it was given no ids."""
+        inputs = self.inputs
+        if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
+            raise ForeignError("the encoder was given no input_ids; give these, and nothing else")
+        inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
+        keep = _mask(inputs, self.rest.get("attention_mask"))
+        if not bool(keep[:, 0].all()) or bool((keep[:, 1:] > keep[:, :-1]).any()):
+            raise ForeignError("attention_mask leaves out tokens of the encoder before others")
+        states = self.rest["encoder_outputs"][0]
+        rows = zip(inputs, states, keep, strict=True)
+        return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
+
+    @contextmanager
+    def heard(self, target: Model) -> Iterator[None]:
+        """The encoder does not run twice for the target: it knows the states that there are. One
+        that does not run on torch, or runs in exact shapes, reads the sources itself."""
+        if not isinstance(encoded := getattr(target, "heard", None), dict):
+            yield
+            return
+        try:
+            encoded.update((tuple(ids), states) for ids, states in self.sources())
+            yield
+        finally:
+            encoded.clear()
+
+    def guesses(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
+        """The gamma that transformers' names ask for, in the call or in its config; None where
+        nobody asks. `looks_up`: whether the draft copies from the prompt."""
+        lookup = self.config.prompt_lookup_num_tokens if lookup is None else lookup
+        if lookup is not None:
+            if not looks_up:
+                raise ForeignError(
+                    "prompt_lookup_num_tokens is given, but the draft is another; leave it out, "
+                    "or load with draft='lookup'"
+                )
+            return lookup
+        count = self.config.num_assistant_tokens
+        return assistant if assistant is not None or count in ASSISTANT_TOKENS else count
+
+    def eos(self) -> frozenset[int]:
+        """The ids that end a text."""
+        ids = getattr(self.config, "_eos_token_tensor", None)
+        return frozenset() if ids is None else frozenset(cast(list[int], ids.flatten().tolist()))
+
+    def requests(self, target: Model) -> list[Request]:
+        """Its rows. Raises InputError for invalid values, else ForeignError."""
+        require_known(self.config, self.rest)
+        sources = [ids for ids, _ in self.sources()] if self.encoder_decoder else None
+        prompts = self.prompts()
+        params = self._params()
+        require(params, target, tokenizer=False)
+        V = target.source_vocab_size or target.vocab_size
+        for b, ids in enumerate(sources or prompts):
+            if not 0 <= min(ids) <= max(ids) < V:
+                raise InputError(f"row {b} of input_ids holds ids outside 0..{V - 1}")
+        limit = params.max_new_tokens
+        longest = max(map(len, prompts))
+        most = longest_of(target)
+        if most is not None and longest + limit > most:
+            raise ForeignError(
+                f"a row may grow to {longest + limit} tokens, the model holds {most}; "
+                f"give max_new_tokens={most - longest} or less"
+            )
+        seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
+        last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
+        return [
+            Request(
+                prompt,
+                limit,
+                RowKey(seed, b),
+                self.eos(),
+                sources[b] if sources else None,
+                forced(params, len(prompt), last),
+                params,
+            )
+            for b, prompt in enumerate(prompts)
+        ]
+
+    def _params(self) -> SamplingParams:
+        config, width = self.config, self.ids.shape[1]
+        limit = max(1, min(_lengths(self.criteria)) - width)
+        least = max(config.min_new_tokens or 0, (config.min_length or 0) - width, 0)
+        fields: dict[str, Any] = {name: getattr(config, name, None) for name in SAME}
+        return SamplingParams(
+            **fields,
+            **(_sampling(config) if self.samples else {}),
+            max_new_tokens=limit,
+            min_new_tokens=min(least, limit),
+            processors=tuple(self._own_processors()),
+            stopping=tuple(self._own_criteria()),
+        )
+
+    def _own_processors(self) -> list[Any]:
+        """Those that the config does not explain."""
+        first = self.ids if self.inputs is None else self.inputs
+        build: Any = self.model._get_logits_processor
+        built = build(
+            generation_config=self.config,
+            input_ids_seq_length=self.ids.shape[1],
+            encoder_input_ids=first,
+            device=first.device,
+            model_kwargs=self.rest,
+        )
+        processors = given(self.processors, built)
+        _require_own(processors)
+        if any(len(self.ids) > 1 or len(prompt) < self.ids.shape[1] for prompt in self.prompts()):
+            require_anywhere(processors)
+        return processors
+
+    def _own_criteria(self) -> list[Any]:
+        """Those that the config does not explain; lengths are ours to count."""
+        processors: list[Any] = []
+        explained = not self.eos()
+        for each in self.criteria:
+            name = type(each).__name__
+            if name == "EosTokenCriteria" and {*each.eos_token_id.flatten().tolist()} == self.eos():
+                explained = True
+            elif name != "MaxLengthCriteria":
+                processors.append(each)
+        _require_own(processors)
+        if not explained:
+            raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
+        if processors and not self.eos() and len(self.ids) > 1:
+            raise ForeignError(
+                f"{type(processors[0]).__name__} may end one row before another, and without an "
+                "eos_token_id nothing is put behind it; give one, or one row"
+            )
+        return processors
+
+
+def _require_own(objects: Sequence[Any]) -> None:
+    """ForeignError for a class of transformers that no row alone can call."""
+    try:
+        require_own(objects)
+    except RefusedError as error:
+        raise ForeignError(str(error)) from None
+
+
+def ending_strings(
+    strings: str | list[str] | None, tokenizer: PreTrainedTokenizerBase | None
+) -> list[Any]:
+    """transformers' criterion that ends a text with one of these; [] without any."""
+    if not strings:
+        return []
+    if tokenizer is None:
+        raise InputError("stop_strings needs a tokenizer; load the Speculator with one")
+    from transformers import StopStringCriteria  # late: takes seconds
+
+    return [StopStringCriteria(tokenizer, strings)]
+
+
+def _sampling(config: GenerationConfig) -> dict[str, Any]:
+    """Our fields of a config that samples; values at which transformers does nothing are off."""
+    cutoffs = {name: getattr(config, name) or 0.0 for name in ("epsilon_cutoff", "eta_cutoff")}
+    return {
+        "temperature": 1.0 if config.temperature is None else config.temperature,
+        "top_k": config.top_k or 0,
+        "top_p": 1.0 if config.top_p is None else min(1.0, config.top_p),
+        "min_p": config.min_p or 0.0,
+        "typical_p": 1.0 if config.typical_p is None else min(1.0, config.typical_p),
+        **{name: value if 0 < value < 1 else 0.0 for name, value in cutoffs.items()},
+    }
+
+
+def _lengths(criteria: Sequence[Any]) -> list[int]:
+    """Tokens of a row, padding included, at which it ends."""
+    return [each.max_length for each in criteria if type(each).__name__ == "MaxLengthCriteria"]
+
+
+def _mask(ids: Tensor, mask: Tensor | None) -> Tensor:
+    """`[B, n]`, False where a row is padded."""
+    return torch.ones_like(ids, dtype=torch.bool) if mask is None else (mask != 0).to(ids.device)

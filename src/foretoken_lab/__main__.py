@@ -1,0 +1,5 @@
+"""python -m foretoken_lab"""
+
+from foretoken_lab.cli import main
+
+main()

@@ -1,0 +1,122 @@
+"""`foretoken-lab train lm` and `seq2seq`: small models from text, or from pairs of texts."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from foretoken.cli import option, trained
+from foretoken.cli.command import quiet
+
+app = typer.Typer(no_args_is_help=True, help="Train small targets, and drafts for them.")
+
+
+@app.command()
+def lm(
+    data: Annotated[Path, Option(help="Text file, .txt or .txt.gz, or a folder of such.")],
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and model; resumed if there.")],
+    layers: Annotated[int, Option()] = 16,
+    hidden: Annotated[int, Option(help="Width of the residual stream.")] = 192,
+    feed_forward: Annotated[int, Option()] = 512,
+    heads: Annotated[int, Option()] = 6,
+    kv_heads: Annotated[int, Option()] = 2,
+    vocab_size: Annotated[int, Option(help="Of a new tokenizer.")] = 4096,
+    steps: Annotated[int, Option()] = 2000,
+    batch: Annotated[int, Option(help="Windows a step.")] = 8,
+    context: Annotated[int, Option(help="Tokens a window.")] = 512,
+    learning_rate: Annotated[float, Option()] = 3e-3,
+    patience: trained.Patience = 0,
+    bfloat16: trained.Bfloat16 = False,
+    seed: option.Seed = 0,
+    tokenizer: Annotated[
+        Path | None, Option(help="Folder whose tokenizer to use; left out: train one.")
+    ] = None,
+    init: Annotated[Path | None, Option(help="Folder of weights to start from.")] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken_lab.train.lm import DecoderShape, train_lm
+
+    quiet()
+    shape = DecoderShape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
+    recipe = TrainingRecipe(
+        steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16
+    )
+    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
+    with trained.bar("training", steps) as bar:
+        report = partial(trained.report_loss, bar)
+        summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
+    model = out / "model"
+    lines = [
+        f"{trained.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
+        f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
+        f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
+    ]
+    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)
+
+
+@app.command()
+def seq2seq(
+    data: Annotated[
+        Path,
+        Option(help='Pairs: .tsv, source, tab, target; or .jsonl {"source": ..., "target": ...}.'),
+    ],
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and model; resumed if there.")],
+    encoder_layers: Annotated[int, Option()] = 3,
+    decoder_layers: Annotated[int, Option()] = 4,
+    hidden: Annotated[int, Option(help="Width of the residual stream.")] = 192,
+    feed_forward: Annotated[int, Option()] = 480,
+    heads: Annotated[int, Option()] = 4,
+    vocab_size: Annotated[int, Option(help="Of a new tokenizer.")] = 4096,
+    length: Annotated[int, Option(help="Tokens of a target at most; the rest is cut.")] = 128,
+    dropout: Annotated[float, Option()] = 0.0,
+    bfloat16: trained.Bfloat16 = False,
+    steps: Annotated[int, Option()] = 2000,
+    batch: Annotated[int, Option(help="Tokens a step, of sources, targets and padding.")] = 4096,
+    learning_rate: Annotated[float, Option()] = 3e-3,
+    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 100,
+    patience: trained.Patience = 0,
+    save_every: Annotated[int, Option(help="Steps between checkpoints and their loss.")] = 100,
+    seed: option.Seed = 0,
+    tokenizer: Annotated[
+        Path | None, Option(help="Folder whose tokenizer to use; left out: train one.")
+    ] = None,
+    init: Annotated[Path | None, Option(help="Folder of weights to start from.")] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Train an encoder-decoder, T5 with the gated GELU of v1.1, on pairs of texts.
+
+    One pair in sixteen is held out; the weights with the lowest loss on these are kept. The same
+    command resumes a run that was killed. With --tokenizer TARGET the model is a draft for that
+    target.
+    """
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken_lab.train.seq2seq import PairLesson, Seq2SeqShape, train_seq2seq
+
+    quiet()
+    shape = Seq2SeqShape(encoder_layers, decoder_layers, hidden, feed_forward, heads, vocab_size)
+    lesson = PairLesson(length, dropout)
+    rate = {"learning_rate": learning_rate, "warmup": warmup}
+    ends = {"save_every": save_every, "patience": patience}
+    recipe = TrainingRecipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
+    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
+    try:
+        with trained.bar("training", steps) as bar:
+            report = partial(trained.report_loss, bar)
+            summary = train_seq2seq(data, out, shape, lesson, recipe, tokenizer, init, report)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    model = out / "model"
+    lines = [
+        f"{trained.size(model, summary)}, {summary['epochs']:.3g} times over the pairs",
+        f"held-out pairs: {summary['held_out_nats_per_token']:.4f} nats a token at step "
+        f"{summary['best_step']}",
+    ]
+    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)

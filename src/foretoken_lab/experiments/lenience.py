@@ -1,0 +1,218 @@
+"""Table 5 and its text (appendix A.5): alpha with lenience, at temperature 1 and at 0, and what
+speed follows. Text written so is no longer in the target's law; by how much is said beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foretoken import theory
+from foretoken.errors import InputError
+from foretoken.lab.agreement import ScoredPlace, replayed
+from foretoken.lab.estimate import ratio
+from foretoken.sampling.params import SamplingParams
+from foretoken_lab.experiments import paper
+from foretoken_lab.experiments.experiment import (
+    Case,
+    Found,
+    Plot,
+    ResultRow,
+    Section,
+    Table,
+    done,
+    estimate,
+    plus_minus,
+    rounded,
+    spanned,
+)
+from foretoken_lab.recipes.pairs import Pairs
+from foretoken_lab.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STANDARD = SamplingParams(1.0)  # the law that lenience compares with, also at temperature 0
+GAMMAS = range(65)
+
+
+def cases(recipe: Recipe) -> list[Case]:
+    """Every draft at temperature 1 and at 0, as far as the recipe has them."""
+    return [
+        {"draft": draft.label, "temperature": temperature}
+        for draft in recipe.drafts
+        for temperature in recipe.temperatures
+        if temperature in (0, 1)
+    ]
+
+
+def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
+    """alpha at every lenience, on one text for all: `alphas` in the order of `lenience`."""
+    spec, lenience = pairs.spec(case["draft"]), pairs.recipe.lenience
+    greedy = case["temperature"] == 0
+    drafted = SamplingParams() if greedy else STANDARD
+    chance = greedily if greedy else lenient
+    texts: list[list[list[float]]] = []  # of every text, place and lenience
+    for request, tokens in pairs.texts(case["temperature"]):
+        places = replayed(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
+        texts.append([chance(place, lenience) for place in places])
+    lengths = [len(text) for text in texts]
+    alphas: list[dict[str, Any]] = []
+    for i in range(len(lenience)):
+        acceptance = ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
+        if acceptance is None:
+            raise InputError("1 text; give two prompts or more, intervals are over texts")
+        alphas.append(asdict(acceptance))
+    return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
+
+
+def lenient(place: ScoredPlace, lenience: list[float]) -> list[float]:
+    """sum min(p / l, q) at each l."""
+    if place.guess is None:
+        return [0.0] * len(lenience)
+    if place.q is None:
+        mass = float(place.p[place.guess])
+        return [min(1.0, mass / each) for each in lenience]
+    p, q = place.p.double().numpy(), place.q.double().numpy()
+    return [theory.lenient_beta(p, q, each) for each in lenience]
+
+
+def greedily(place: ScoredPlace, lenience: list[float]) -> list[float]:
+    """Whether the guess has p >= l max p, at each l; the share of q's mass where it is a law."""
+    if place.guess is None:
+        return [0.0] * len(lenience)
+    p = place.p.double().numpy()
+    if place.q is None:
+        return [float(p[place.guess] >= each * p.max()) for each in lenience]
+    q = np.asarray(place.q.double().numpy())
+    return [theory.greedy_lenient_beta(p, q, each) for each in lenience]
+
+
+def section(recipe: Recipe, results: Found) -> Section | None:
+    """Both tables beside the paper's, and the factors that follow."""
+    rows = done(results, "lenience")
+    if not rows:
+        return None
+    head = ("draft", *(f"l = {value:g}" for value in recipe.lenience))
+    tables = [
+        Table(_caption(temperature), head, [*_lines(recipe, group)])
+        for temperature in (1, 0)
+        if (group := [row for row in rows if row.case["temperature"] == temperature])
+    ]
+    return Section(
+        "Table 5: what lenience would gain",
+        [*_paragraphs(recipe, rows)],
+        tables,
+        [Plot("lenience", "alpha over 1 / l at temperature 1", partial(_draw, recipe, rows))],
+    )
+
+
+def _caption(temperature: int) -> str:
+    if temperature:
+        return "alpha with lenience at T=1, and the factor of Theorem 3.8 at its best gamma"
+    return "The same at T=0, where a guess passes that has p >= l max p"
+
+
+def _lines(recipe: Recipe, rows: list[ResultRow]) -> Iterator[tuple[str, ...]]:
+    """Ours, the paper's, and factors with the paper's c; at T=1 the distance from the law."""
+    for row in rows:
+        draft, greedy = recipe.draft(row.case["draft"]), row.case["temperature"] == 0
+        alphas = [estimate(one) for one in row.result["alphas"]]
+        yield draft.label, *(plus_minus(one) for one in alphas)
+        printed = [_printed(recipe, row, value) for value in recipe.lenience]
+        if any(value is not None for value in printed):
+            yield f"– {draft.paper}, paper", *map(rounded, printed)
+        yield (
+            f"– factor with c = {paper.LENIENT_C:g}",
+            *(f"{_factor(one.value, paper.LENIENT_C):.2f}" for one in alphas),
+        )
+        if not greedy and recipe.lenience[0] == 1:
+            first = alphas[0].value
+            yield "– distance from the law", *(f"{one.value - first:.3f}" for one in alphas)
+
+
+def _factor(alpha: float, c: float) -> float:
+    return max(theory.walltime_factor(alpha, gamma, c) for gamma in GAMMAS)
+
+
+def _paragraphs(recipe: Recipe, rows: list[ResultRow]) -> Iterator[str]:
+    yield (
+        "With lenience l a guess is compared with l q in place of q: alpha is then sum min(p / l, "
+        "q), no token is above p / l, and the distance from the law (total variation) is alpha "
+        "with lenience minus alpha without."
+    )
+    if len(recipe.lenience) > 1 and recipe.lenience == sorted(recipe.lenience, reverse=True):
+        for temperature in (1, 0):
+            group = [row for row in rows if row.case["temperature"] == temperature]
+            if group:
+                yield _rise(recipe, group, temperature)
+    yield (
+        "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma "
+        f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); the last chapter has "
+        "those at T=0."
+    )
+
+
+def _rise(recipe: Recipe, rows: list[ResultRow], temperature: int) -> str:
+    """How far alpha rises from the first lenience to the last, here and in the paper."""
+    ends = recipe.lenience[0], recipe.lenience[-1]
+    rises = [_last(row) - estimate(row.result["alphas"][0]).value for row in rows]
+    paragraph = (
+        f"At T={temperature} alpha rises by {spanned(rises)} here from l = {ends[0]:g} to "
+        f"{ends[1]:g}, to {spanned([_last(row) for row in rows])}."
+    )
+    pairs = [
+        (own, end - start)
+        for own, row in zip(rises, rows, strict=True)
+        if (start := _printed(recipe, row, ends[0])) is not None
+        and (end := _printed(recipe, row, ends[1])) is not None
+    ]
+    if not pairs:
+        return paragraph + " The paper has no counterpart of these lines."
+    more = sum(own > theirs for own, theirs in pairs)
+    return (
+        f"{paragraph} In the paper it rises by {spanned([theirs for _, theirs in pairs])} on the "
+        f"lines that have a counterpart, less than here in {more} of {len(pairs)}. That it rises "
+        "must agree, as what is kept only grows; by how much depends on how sharp both laws are."
+    )
+
+
+def _last(row: ResultRow) -> float:
+    return estimate(row.result["alphas"][-1]).value
+
+
+def _printed(recipe: Recipe, row: ResultRow, lenience: float) -> float | None:
+    name = recipe.draft(row.case["draft"]).paper
+    return paper.lenient(name, lenience, row.case["temperature"])
+
+
+def _attainable() -> str:
+    alphas = next(line.alphas for line in paper.TABLE_5 if line.draft == "T5-small")
+    return ", ".join(f"{_factor(alpha, paper.LENIENT_C):.2f}" for alpha in alphas)
+
+
+def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
+    """Ours with intervals; the paper's as dashes."""
+    axes = figure.add_subplot()
+    loose = [1 / value for value in recipe.lenience]
+    for i, draft in enumerate(recipe.drafts):
+        group = [r for r in rows if (r.case["draft"], r.case["temperature"]) == (draft.label, 1)]
+        for row in group:
+            alphas = [estimate(one) for one in row.result["alphas"]]
+            values, errors = [one.value for one in alphas], [one.error for one in alphas]
+            axes.errorbar(loose, values, errors, marker="o", ms=3, capsize=2, label=draft.label)
+        printed = [paper.lenient(draft.paper, value, 1) for value in recipe.lenience]
+        points = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), ls="--", lw=1, color=f"C{i}")
+    axes.set_xscale("log")
+    axes.set_xticks(loose, [f"1/{value:g}" for value in recipe.lenience])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("1 / lenience (dashed: the paper's)")
+    axes.set_ylabel("alpha")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")

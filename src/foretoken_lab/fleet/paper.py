@@ -1,0 +1,266 @@
+"""A pair on paper, and a replica of it: models that run nothing, whose clock goes on by measured
+costs; a guess is kept with the beta that was measured at its place of a text.
+
+Everything between them is the engine's own code: scheduler, batch, step, rule and keyed numbers. A
+vocabulary of two tokens is enough: a guess is always 0, and beta is the target's probability of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretoken.costing.costs import at
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma
+from foretoken.drafters.base import Draft, pack
+from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.lab.measurement.result import Serving
+from foretoken.models.base import Blocks
+from foretoken.models.padding import Padding
+from foretoken.models.rows import staying
+from foretoken.request import Request, Row
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.judge import Block, Judge, Verdict, choose
+from foretoken.sampling.verify import block
+
+BLOCK = choose(block)
+PADDED = 16  # positions that are added to a pass at most
+
+
+@dataclass(frozen=True, slots=True)
+class PaperText:
+    """A request: its prompt's length, and beta at every new token; None where the draft is silent.
+    Its ids are a prompt of its number and zeros."""
+
+    number: int
+    prompt: int
+    betas: tuple[float | None, ...]
+
+    @property
+    def ids(self) -> list[int]:
+        return [self.number] + [0] * (self.prompt - 1)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds of a replica, which go on as work is done."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def add(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class PaperParts:
+    """What target, drafter and judge of a replica share."""
+
+    texts: list[PaperText]  # by number
+    serving: Serving
+    clock: Clock = field(default_factory=Clock)
+
+
+class PaperTarget:
+    """The Model protocol over the lengths of texts."""
+
+    runtime = "paper"
+    computed = "float64"
+    takes_tensors = False
+    encoder_decoder = False
+    vocab_size = 2
+    context: int | None = None
+    source_context: int | None = None
+    source_vocab_size: int | None = None
+    device = torch.device("cpu")
+
+    def __init__(self, parts: PaperParts) -> None:
+        self.parts, self.padding = parts, 0
+        costs = parts.serving.costs
+        self.sizes = Padding()
+        self.sizes.price(lambda n: float(at(costs.score, n)), costs.change, single=False)
+        self._numbers: list[int] = []  # of the rows' texts; -1: nothing is read
+        self._lengths: list[int] = []
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not self._lengths:
+            self.sizes.forget()
+        first = len(self._lengths)
+        self._numbers += [-1] * len(prompts)
+        self._lengths += [0] * len(prompts)
+        if any(prompts):
+            self.score([*([] for _ in range(first)), *prompts], [0] * len(self._lengths))
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
+        self._pass(blocks, sum(need))
+        for b, part in enumerate(blocks):
+            if part and not self._lengths[b]:
+                self._numbers[b] = part[0]
+            self._lengths[b] += len(part)
+        laws = [self._laws(b, n, max(need)) for b, n in enumerate(need)]
+        chances = torch.tensor(laws, dtype=torch.float64).reshape(len(blocks), max(need), 1)
+        return torch.cat([chances, 1 - chances], 2).log()
+
+    def _pass(self, blocks: list[list[int]], judged: int) -> None:
+        """The time of a pass: of the positions that are judged, and what it takes more for those
+        that are only read."""
+        sizes = [len(part) for part in blocks if part]
+        tokens, last = sum(sizes), self.sizes.last
+        self.padding = self.sizes.missing(tokens, PADDED, single=max(sizes) == 1)
+        size = tokens + self.padding
+        self.parts.clock.add(
+            self.parts.serving.passing(size, tokens - judged, len(blocks), changed=size != last)
+        )
+
+    def _laws(self, b: int, need: int, width: int) -> list[float]:
+        """The probabilities of 0 behind the last `need` tokens of a row; 1 in the padding."""
+        if not need:
+            return [1.0] * width
+        text = self.parts.texts[self._numbers[b]]
+        first = self._lengths[b] - need + 1 - text.prompt
+        betas = (text.betas[place % len(text.betas)] for place in range(first, first + need))
+        return [*(beta or 0.0 for beta in betas), *[1.0] * (width - need)]
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        self._lengths = list(lengths)
+
+    def permute(self, rows: list[int]) -> None:
+        self._numbers = [self._numbers[b] for b in rows]
+        self._lengths = [self._lengths[b] for b in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self._lengths), rows))
+
+
+class PaperDrafter:
+    """Guesses 0 wherever a guess was made when betas were measured."""
+
+    def __init__(self, parts: PaperParts) -> None:
+        self.parts = parts
+        self._texts: list[PaperText] = []
+        self._lengths: list[int] = []  # new tokens
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        texts = [self.parts.texts[prompt[0]] for prompt in prompts]
+        self._texts += texts
+        self._lengths += [
+            len(prompt) - text.prompt for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        read = sum(map(len, prompts)) - len(prompts)
+        if read:
+            self.parts.clock.add(float(at(self.parts.serving.draft_reading, read)))
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        rows = zip(self._texts, self._lengths, gamma, strict=True)
+        counts = [_offered(text, length, g) for text, length, g in rows]
+        self.parts.clock.add(self.parts.serving.drafting(counts))
+        return pack([[0] * count for count in counts], calls=max(counts))
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        pairs = zip(self._lengths, tokens, strict=True)
+        self._lengths = [length + len(new) for length, new in pairs]
+
+    def leave(self, rows: list[int]) -> None:
+        stay = staying(len(self._texts), rows)
+        self._texts = [self._texts[b] for b in stay]
+        self._lengths = [self._lengths[b] for b in stay]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaperJudge:
+    """The engine's judge of block verification, whose time is what follows a pass."""
+
+    parts: PaperParts
+    judge: Judge = BLOCK
+
+    @property
+    def draws(self) -> type[Draw]:
+        return self.judge.draws
+
+    def __call__(self, block: Block, draw: Draw) -> Verdict:
+        judged = len(block.x) + int(block.lengths.sum())
+        self.parts.clock.add(float(at(self.parts.serving.costs.verify, judged)))
+        return self.judge(block, draw)
+
+
+def _offered(text: PaperText, place: int, most: int) -> int:
+    """Guesses up to the first place where the draft was silent."""
+    betas = text.betas
+    for i in range(most):
+        if betas[(place + i) % len(betas)] is None:
+            return i
+    return most
+
+
+@dataclass(slots=True)
+class Served:
+    """A request on its way; in seconds since the first request of all."""
+
+    row: Row
+    due: float
+    began: float = math.inf  # when its first token was there
+    ended: float = math.inf
+
+
+class PaperReplica:
+    """A batch of at most `serving.rows` rows, of requests whose `texts` are known. gamma: a fixed
+    number of guesses; None: chosen before every step, as an engine does by itself."""
+
+    def __init__(self, texts: list[PaperText], serving: Serving, gamma: int | None) -> None:
+        parts = PaperParts(texts, serving)
+        target, drafter = PaperTarget(parts), PaperDrafter(parts)
+        self.serving, self.clock, self.judge = serving, parts.clock, PaperJudge(parts)
+        self.scheduler = Scheduler(target, drafter, serving.rows, clock=self.clock)
+        self.gamma: Gamma = Adaptive(serving.costs) if gamma is None else Fixed(gamma)
+        self.open: list[Served] = []  # in the order in which they came
+        self.busy = 0.0  # seconds in which it had something to do
+        self.row_seconds = 0.0  # these, times the rows that ran
+        self._last = 0  # requests that ended with the last step
+
+    def submit(self, request: Request, time: float) -> Served:
+        """A request that comes now, or while a step runs that began before."""
+        if not self.open:
+            self.clock.seconds = max(self.clock.seconds, time)
+        served = Served(Row.of(request), time)
+        self.open.append(served)
+        self.scheduler.submit([Task(served.row, self.judge, self.gamma)])
+        return served
+
+    def until(self, seconds: float) -> None:
+        """Take all steps that begin before then."""
+        while self.open and self.clock.seconds < seconds:
+            self.step()
+
+    def unfinished(self, seconds: float) -> int:
+        """Requests that were not done then, as whoever sends requests knows."""
+        return len(self.open) + (self._last if self.clock.seconds > seconds else 0)
+
+    def step(self) -> None:
+        """Advance all that run, and note whose first or last token came."""
+        start, waiting = self.clock.seconds, len(self.scheduler.waiting)
+        self.scheduler.step()
+        queued = len(self.scheduler.waiting)
+        rows = len(self.open) - queued  # those that have finished since are still there
+        around = float(at(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
+        self.clock.add(around)
+        now = self.clock.seconds
+        self.busy, self.row_seconds = (
+            self.busy + now - start,
+            self.row_seconds + (now - start) * rows,
+        )
+        for one in self.open:
+            if one.row.records:
+                one.began = min(one.began, now)
+            if one.row.finish_reason is not None:
+                one.ended = now
+        before = len(self.open)
+        self.open = [one for one in self.open if one.row.finish_reason is None]
+        self._last = before - len(self.open)

@@ -1,0 +1,1 @@
+"""Trainers of small models from text: decoders, and encoder-decoders."""

@@ -1,0 +1,141 @@
+"""Answers in this process are what `generate` gives, and say what their steps did."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+import foretoken
+from foretoken.cli.messages import Template
+from foretoken.cli.sources import LocalModel, Reply, TextError, local
+from foretoken.errors import ForetokenError, InputError
+from tiny import byte_level, llama, t5
+
+TEMPLATE = Template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+TALK = [{"role": "user", "content": "Where?"}]
+
+
+@pytest.fixture(scope="module")
+def spec() -> foretoken.Speculator:
+    models = llama(320, eos_token_id=None), llama(320, seed=1, num_hidden_layers=1)
+    return foretoken.load(*models, tokenizer=byte_level())
+
+
+def opened(
+    spec: foretoken.Speculator, messages: bool = False, template: Template = TEMPLATE, **dials
+):
+    dials = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | dials
+    return local(spec, template, messages=messages, **dials)
+
+
+def answered(source: LocalModel, prompt, number: int = 0, **wishes):
+    """All of an answer: its text, its tokens as they are spelled, and the reply."""
+    reply = Reply()
+    parts = list(source.parts(prompt, wishes, number, reply))
+    tokens = [token for part in parts for token in part.tokens]
+    return "".join(part.text for part in parts), tokens, reply
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_text_is_what_generate_gives(spec, number):
+    wishes = {"temperature": 1.0, "max_new_tokens": 20}
+    (completion,) = spec.generate("It was", gamma=2, seed=[(5, number)], **wishes)
+    with opened(spec) as source:
+        text, tokens, reply = answered(source, "It was", number, **wishes)
+    assert text == completion.text == "".join(token.text for token in tokens)
+    fates = [
+        "accepted" if i < step.accepted else "plain" if not step.drafted
+        else "corrected" if step.accepted < step.drafted else "bonus"
+        for step in completion.steps for i in range(len(step.kept))
+    ]  # fmt: skip
+    assert [token.fate for token in tokens] == fates and {"accepted", "corrected"} <= {*fates}
+    stats = completion.stats
+    assert (reply.tokens, reply.calls, reply.drafted, reply.accepted, reply.finish_reason) == (
+        20, stats.target_calls, stats.drafted, stats.accepted, "length")  # fmt: skip
+    assert sum(reply.overlaps) / len(reply.overlaps) == pytest.approx(stats.alpha)
+    assert reply.seconds > 0 and reply.bias == 0
+
+
+def test_plain_decoding_is_plain(spec):
+    with opened(spec, gamma=0) as source:
+        _, tokens, reply = answered(source, "It was", max_new_tokens=4)
+    assert {token.fate for token in tokens} == {"plain"} and reply.drafted == 0
+
+
+def test_lenience_is_counted(spec):
+    (completion,) = spec.generate("It was", gamma=2, seed=[(5, 0)], lenience=0.2, temperature=1.0)
+    with opened(spec, lenience=0.2) as source:
+        text, _, reply = answered(source, "It was", temperature=1.0)
+    assert text == completion.text and reply.bias / reply.tokens == pytest.approx(
+        completion.stats.bias
+    )
+
+
+def test_messages_go_through_the_template(spec):
+    (completion,) = spec.generate([TALK], gamma=2, chat_template=TEMPLATE.text, max_new_tokens=9)
+    with opened(spec, messages=True) as source:
+        assert answered(source, TALK, max_new_tokens=9)[0] == completion.text
+
+
+def test_an_answer_has_as_much_room_as_there_is(spec):
+    with opened(spec, messages=True) as source:
+        _, tokens, reply = answered(source, TALK)
+    prompt = spec.prompts([TALK], TEMPLATE.text)[0]
+    assert len(tokens) == reply.tokens == spec.target.context - len(prompt)
+    with opened(spec) as source:
+        assert answered(source, "It was")[2].tokens == 64
+
+
+def test_a_text_that_is_dropped_leaves_no_row(spec):
+    with opened(spec) as source:
+        reply = Reply()
+        with closing(source.parts("It was", {}, 0, reply)) as parts:
+            first = next(parts)
+        assert source.engine.running == source.engine.waiting == 0
+        assert reply.finish_reason is None and 0 < reply.tokens < 64
+        whole = answered(source, "It was")[0]
+    assert whole.startswith(first.text)
+
+
+def test_ids_where_there_is_no_tokenizer():
+    bare = foretoken.load(llama(64), "none")
+    (completion,) = bare.generate([1, 2], max_new_tokens=5)
+    with opened(bare, gamma=None) as source:
+        text, tokens, _ = answered(source, "1, 2", max_new_tokens=5)
+        assert text == ",".join(map(str, completion.tokens))
+        assert [token.text for token in tokens] == [str(token) for token in completion.tokens]
+        with pytest.raises(InputError, match="no tokenizer, and 'It was' is not ids"):
+            answered(source, "It was")
+
+
+def test_encoder_decoders_continue_too():
+    spec = foretoken.load(t5(320), "none", tokenizer=byte_level())
+    (completion,) = spec.generate("It was", max_new_tokens=8)
+    with opened(spec, gamma=None) as source:
+        assert answered(source, "It was", max_new_tokens=8)[0] == completion.text
+
+
+def test_a_text_that_fails_is_not_the_last(spec):
+    with opened(spec) as source:
+        with pytest.raises(TextError, match="no token"):
+            answered(source, "It was", suppress_tokens=list(range(320)))
+        assert answered(source, "It was", max_new_tokens=3)[2].tokens == 3
+
+
+def test_what_cannot_be_is_told_at_once(spec):
+    bare = foretoken.load(llama(64), "none")
+    says = "has no chat template, .* --chat-template FILE, .* foretoken chat --raw"
+    for other in (spec, bare):
+        with pytest.raises(InputError, match=says), opened(other, True, Template()):
+            pass
+    with opened(bare) as source, pytest.raises(ForetokenError, match="tokenizer"):
+        source.require({"stop_strings": ["a"]})
+    with opened(spec) as source, pytest.raises(InputError, match="the model holds 96"):
+        answered(source, "It was " * 100)
+
+
+def test_names(spec):
+    with opened(spec) as source:
+        assert source.name == f"{spec.target_name}, {spec.draft_name}" and source.colours
+        assert source.runtime == "transformers, draft transformers"

@@ -1,0 +1,138 @@
+"""Costs: tables from step records, between and beyond their points, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from foretoken.costing import costs
+from foretoken.costing.costs import Costs, at, dearest, kind, parsed
+from foretoken.costing.gamma import Past, allot, prices_of
+from foretoken.request import StepRecord
+from foretoken.sampling.distributions import SamplingParams
+
+
+def record(drafted: int, draft=0.0, score=1.0, verify=0.0) -> StepRecord:
+    x = (0,) * drafted
+    return StepRecord(drafted, x, 0, (1,), (0.5,) * drafted, drafted, draft, score, verify, 1)
+
+
+WHOLE = {
+    "draft": [[0, 0.0], [4, 0.8]],
+    "score": [[1, 2.0], [5, 3.0]],
+    "verify": [[1, 0.0], [5, 0.2]],
+    "rows": [[1, 1.0]],
+    "prior": [3.0, 0.8],
+    "change": 0.0,
+    "draft_token": 0.0,
+    "draft_change": 0.0,
+}
+KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+
+
+def test_a_table_is_straight_between_its_points_and_beyond():
+    table = ((1, 1.0), (2, 3.0), (4, 5.0))
+    assert [at(table, x) for x in (0, 1, 2, 3, 4, 6)] == [1, 1, 3, 4, 5, 7]
+    assert at(((1, 2.0), (2, 1.0)), 9) == 1  # noise: it does not fall for ever
+    assert at(((3, 7.0),), 1) == at(((3, 7.0),), 9) == 7
+
+
+def test_tables_are_typical_times_by_number_of_guesses():
+    steps = [record(0, score=s) for s in (9.0, 1.0, 2.0, 2.0, 1.0)]
+    steps += [record(4, 0.8, 3.0, 0.2), record(4, 1.6, 99.0, 0.2), record(4, 0.4, 3.0, 0.2)]
+    measured = costs.of(steps)
+    assert measured == Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+
+
+def test_seconds_of_a_step():
+    assert KNOWN.seconds(0) == 2
+    assert KNOWN.seconds(4) == pytest.approx(0.8 + 3 + 0.2)
+    assert KNOWN.seconds(2) == pytest.approx(0.4 + 2.5 + 0.1)
+    assert KNOWN.c == pytest.approx(0.2 / 2) and KNOWN.v(1) == 1 and KNOWN.v(5) == 1.6
+
+
+def test_without_guesses_c_is_0():
+    assert costs.of([record(0)]).c == 0
+
+
+def test_rows_that_share_a_pass():
+    steps = [record(0, score=4.0), record(3, 1.2, 9.0)]
+    measured = KNOWN.among(steps, [0, 24], rows=8)
+    assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (32, 9.0))
+    assert measured.rows == ((1, 1.0), (8, pytest.approx(2.0)))
+    assert measured.seconds(3, 8) == pytest.approx(1.2 + 9)
+    assert measured.seconds(4, 1) == KNOWN.seconds(4)
+    alone = measured.seconds(3, 4)
+    assert KNOWN.seconds(3) < alone < measured.seconds(3, 8)
+
+
+def test_a_pass_of_several_rows_takes_no_longer_than_a_larger_one_of_a_single_row():
+    """The pass of a lone row over five tokens was disturbed."""
+    measured = KNOWN.among([record(0, score=2.5), record(3, 1.2, 9.0)], [0, 24], rows=8)
+    assert measured.score == ((1, 2.0), (5, 2.5), (8, 2.5), (32, 9.0))
+
+
+def test_rows_that_guess_otherwise_count_by_their_guesses_together():
+    """One row of eight makes two guesses, the others one, so nine are in the pass."""
+    steps = [record(0, score=4.0), record(2, 1.2, 6.0), record(3, 1.2, 9.0)]
+    measured = KNOWN.among(steps, [0, 9, 24], rows=8)
+    assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (17, 6.0), (32, 9.0))
+
+
+def test_costs_are_read_from_json():
+    assert parsed(WHOLE) == KNOWN
+    extended = KNOWN.among([record(0), record(3, 1.0, 2.0)], [0, 6], 2)
+    assert parsed(json.loads(json.dumps(asdict(extended)))) == extended != KNOWN
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        3,
+        [],
+        {"draft": 1},
+        {"draft": [[0, 0]], "score": [[1, 1]]},
+        {"draft": [[0, 0]], "score": [[1, -1.0]], "verify": [[1, 0]]},
+        {"draft": [[0, 0]], "score": [[2, 1.0], [1, 1.0]], "verify": [[1, 0]]},
+        {"draft": [[0, 0]], "score": [[1, "x"]], "verify": [[1, 0]]},
+        {"draft": [], "score": [[1, 1.0]], "verify": [[1, 0]]},
+        {"draft": [[0, 0]], "score": [[1, 1]], "verify": [[1, 0]], "more": [[1, 0]]},
+        WHOLE | {"score": [[1, 0.0], [5, 0.0]]},
+        WHOLE | {"score": [[1, 0.0], [5, 1.0]]},
+        WHOLE | {"rows": [[1, 0.0]]},
+        WHOLE | {"prior": [10**400, 0.5]},
+        WHOLE | {"change": -1.0},
+        WHOLE | {"change": None},
+        WHOLE | {"score": [[1e400, 1.0]]},
+        WHOLE | {"score": [[1, 10**400]]},
+    ],
+)
+def test_what_is_no_costs_is_refused(broken):
+    with pytest.raises(ValueError, match="cost"):
+        parsed(broken)
+
+
+def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
+    measured = costs.of([record(0, score=0.0), record(4, score=0.0)])
+    assert measured.seconds(0) > 0 and measured.v(5) == 1 and measured.c == 0
+    assert parsed(asdict(measured)) == measured
+    assert allot([Past(measured.prior)], [4], prices_of(measured, 1)) == [4]
+
+
+def test_kinds_of_sampling():
+    assert kind(SamplingParams()) == kind(SamplingParams(top_k=3)) == "greedy"
+    assert kind(SamplingParams(0.7)) == kind(SamplingParams(1.0)) == "sampled"
+    for more in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert kind(SamplingParams(1.0, **more)) == "truncated"
+
+
+def test_the_dearest_of_several_laws_without_their_controls() -> None:
+    greedy, plain = SamplingParams(repetition_penalty=2.0), SamplingParams(0.5, logprobs=1)
+    cut = SamplingParams(1.0, typical_p=0.9, stop_strings="x")
+    assert [kind(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "truncated"]
+    assert dearest([greedy, plain]).standard == SamplingParams(0.5).standard
+    assert dearest([greedy, plain]).logprobs is None
+    assert dearest([cut, greedy, plain]).typical_p == 0.9

@@ -1,0 +1,395 @@
+"""Policies: what they ask for, from a row's own past; and automatic gamma on replayed texts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from statistics import fmean
+
+import pytest
+
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import (
+    MAX_GAMMA,
+    Adaptive,
+    Beside,
+    Fixed,
+    Past,
+    allot,
+    prices_of,
+    single,
+)
+from foretoken.request import Request, Row, StepRecord
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.theory import optimal_gamma
+from scripts import benchmark
+
+_script = benchmark("replay")
+Oracle, Text, replay = _script.Oracle, _script.Text, _script.replay
+TOKENS, PRIOR = 256, (3.0, 0.8)
+GAMMAS = (0, 1, 2, 3, 4, 6, 10, 16)
+
+
+def costs(c: float, slope: float, hump: float = 0.0) -> Costs:
+    """In passes of the target: a guess, each further token, and the step from one to two."""
+    score = ((1, 1.0), (2, 1 + slope + hump), (17, 1 + 16 * slope + hump))
+    return Costs(((0, 0.0), (16, 16 * c)), score, ((1, 0.0),))
+
+
+CHEAP, SMALL, DEAR, STOCK = (
+    costs(0.01, 0.02),
+    costs(0.12, 0.06),
+    costs(0.3, 0.08),
+    costs(0.03, 0.005, 0.6),
+)
+
+
+def record(asked: int, overlaps=(), drafted: int | None = None) -> StepRecord:
+    drafted = asked if drafted is None else drafted
+    accepted = sum(overlap == 1 for overlap in overlaps)
+    kept = (1,) * (accepted + 1)
+    return StepRecord(
+        asked, (0,) * drafted, accepted, kept, tuple(overlaps), drafted, 0.0, 0.0, 0.0, 1
+    )
+
+
+def row(records: list[StepRecord], limit: int = 10**6) -> Row:
+    return Row(Request([0], limit, RowKey(0, 0)), [0], records)
+
+
+def judged(alpha: float, asked: int) -> StepRecord:
+    return record(asked, [alpha] * max(1, round(asked * alpha)))
+
+
+def text(alphas: list[float], span: int, seed: int, greedy: bool, decay: float = 1.0) -> Text:
+    """Betas spread around an alpha that changes every `span` tokens."""
+    dice, betas = random.Random(seed), []
+    for i in range(TOKENS + 20):
+        alpha = alphas[i // span % len(alphas)]
+        betas.append(dice.betavariate(2 * alpha, 2 - 2 * alpha) if 0 < alpha < 1 else alpha)
+    return Text(TOKENS, betas, [dice.random() for _ in betas], greedy, decay)
+
+
+def past(records: list[StepRecord]) -> Past:
+    estimate = Past(PRIOR)
+    for step in records:
+        estimate.see(step)
+    return estimate
+
+
+def seconds(policy, texts: list[Text], known: Costs) -> float:
+    return fmean(replay(policy(t) if callable(policy) else policy, t, known)[0] for t in texts)
+
+
+# The choice
+
+
+def test_fixed_is_fixed():
+    assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)]) == [3, 3]
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize(("c", "slope"), [(0.01, 0.0), (0.05, 0.04), (0.2, 0.1)])
+def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
+    priced = costs(c, slope)
+    past = [judged(alpha, MAX_GAMMA)] * 100
+    wanted = optimal_gamma(alpha, c, v=lambda n: 1 + slope * (n - 1), max_gamma=MAX_GAMMA)
+    assert Adaptive(priced).ask([row(past)]) == [wanted]
+
+
+def test_the_extremes():
+    assert Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 50)]) == [MAX_GAMMA]
+    assert Adaptive(DEAR).ask([row([record(1, [0.0])] * 50)]) == [0]
+    free = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
+    assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)]) == [MAX_GAMMA]
+
+
+def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs():
+    priced = costs(0.05, 0.04)
+    wanted = {Adaptive(priced).ask([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
+    assert len(wanted) == 2
+    steps = [judged(0.7, min(wanted))] * 60 + [judged(0.74, min(wanted))] * 60
+    for change, gamma in ((0.0, max(wanted)), (1.0, min(wanted))):
+        sticky = Adaptive(replace(priced, change=change))
+        assert sticky.ask([row(steps[:60])]) == [min(wanted)]
+        assert sticky.ask([row(steps)]) == [gamma]
+        assert sticky.ask([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
+
+
+def test_where_sizes_cost_it_is_near_the_best_fixed_gamma():
+    priced = replace(costs(0.03, 0.02), change=0.3)
+    for alpha, greedy in product((0.2, 0.5, 0.8, 0.95), (False, True)):
+        texts = [text([alpha], TOKENS, seed, greedy) for seed in range(8)]
+        seconds = [sum(replay(Fixed(g), t, priced)[0] for t in texts) for g in range(17)]
+        automatic = sum(replay(Adaptive(priced), t, priced)[0] for t in texts)
+        assert min(seconds) / automatic > 0.95
+
+
+def test_a_draft_that_is_mostly_silent_and_wrong_is_not_asked_again_and_again():
+    silent, wrong = record(4, drafted=0), record(4, [0.0], drafted=1)
+    steps = [silent, silent, silent, wrong] * 10
+    assert Adaptive(costs(0.0, 0.1)).ask([row(steps)]) == [0]
+    right = [silent, silent, silent, record(4, [1.0] * 4)] * 10
+    assert Adaptive(costs(0.0, 0.1)).ask([row(right)]) == [MAX_GAMMA]
+
+
+def test_an_answer_serves_again_while_nothing_was_guessed():
+    one, policy = row([judged(0.9, 4)] * 40), Adaptive(SMALL)
+    (first,) = policy.ask([one])
+    for _ in range(3):
+        one.records.append(record(first, drafted=0))
+        assert policy.ask([one]) == [first]
+    one.records += [record(first, [0.0])] * 9
+    assert policy.ask([one])[0] < first
+
+
+def test_never_more_than_there_is_room_for():
+    for room in range(1, 8):
+        (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)])
+        assert gamma == room - 1
+
+
+def test_what_lies_behind_a_rejection_does_not_count():
+    """Censored: a draft of 8 rejected at once says of the first place what a draft of 1 says."""
+    long, short = [record(8, [0.3])] * 20, [record(1, [0.3])] * 20
+    assert past(long).survival == past(short).survival
+
+
+def test_places_in_a_draft_are_told_apart():
+    falling = [record(4, [0.9, 0.6, 0.3, 0.1])] * 60
+    survival = past(falling).survival
+    chances = [b / a for a, b in zip([1.0, *survival], survival, strict=False)]
+    for chance, seen in zip(chances, (0.9, 0.6, 0.3, 0.1), strict=False):
+        assert chance == pytest.approx(seen, abs=0.2)  # each leans on the place before it
+    assert chances[:5] == sorted(chances[:5], reverse=True)
+
+
+def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
+    silent = [record(8, drafted=0)] * 60
+    assert past(silent).answers < 0.1
+    assert Adaptive(SMALL).ask([row(silent)])[0] > 0
+
+
+def test_only_the_recent_past_counts():
+    """So a step's work does not grow with the text, and is the same whatever came before."""
+    recent = [judged(0.7, 4)] * 256
+    for before in (0.0, 1.0):
+        old = [judged(before, 4)] * 300
+        assert Adaptive(SMALL).ask([row(old + recent)]) == Adaptive(SMALL).ask([row(recent)])
+
+
+def test_what_was_learned_is_the_rows_alone():
+    """A policy that went on with its row, one that meets the row late, and one that was lent to
+    another in between ask for the same."""
+    records = [judged(0.9, 6)] * 3 + [record(5, [0.2])] * 4 + [judged(0.6, 3)] * 3
+    grown, went_on = row([]), Adaptive(SMALL)
+    for step in records:
+        went_on.ask([grown])
+        grown.records.append(step)
+    lent = Adaptive(SMALL)
+    lent.ask([row(records[:5])])
+    lent.ask([row([judged(0.1, 3)] * 9), row([])])
+    asked = went_on.ask([grown])
+    assert asked == Adaptive(SMALL).ask([row(records)]) == lent.ask([row(records)])
+
+
+def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> float:
+    """Tokens a second of rows whose first i guesses are kept with these chances."""
+    rows, depth = len(gamma), max(gamma)
+    tokens = rows + sum(sum(row[:g]) for row, g in zip(kept, gamma, strict=True))
+    n = rows + sum(gamma)
+    return tokens / float(known.drafting(depth, sum(gamma), rows) + known.passing(n, n))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_allotment_gains_more(seed):
+    """Of all for three rows of up to four guesses, at random costs."""
+    dice = random.Random(seed)
+    steps = sorted(dice.uniform(1, 4) for _ in range(5))
+    score = tuple(zip((1, 3, 5, 9, 15), steps, strict=True))
+    draft = ((0, 0.0), (4, dice.uniform(0, 1)))
+    priced = Costs(draft, score, ((1, 0.0), (15, 0.1)), ((1, 1.0), (4, dice.uniform(1, 3))))
+    pasts = [past([judged(dice.random(), 4)] * 30) for _ in range(3)]
+    chosen = allot(pasts, [4] * 3, prices_of(priced, 3))
+    kept = [each.survival for each in pasts]
+    rates = {g: expected(kept, g, priced) for g in product(range(5), repeat=3)}
+    assert rates[tuple(chosen)] == pytest.approx(max(rates.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_alone_gets_what_it_would_get_among_others(seed):
+    dice = random.Random(seed)
+    score = tuple((n, 1 + sorted([dice.random() for _ in range(17)])[n - 1]) for n in range(1, 18))
+    priced = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=dice.random())
+    own = past([judged(dice.random(), 4) for _ in range(9)] + [record(3, drafted=0)] * 2)
+    for last, most in product((0, 1, 4, 8), (0, 3, 16)):
+        together = allot([own], [most], prices_of(priced, 1), last)
+        assert together == [single(own, most, prices_of(priced, 1), last)]
+
+
+def test_guesses_go_to_the_rows_that_keep_them():
+    dear = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (4, 1.3), (16, 4.0)), ((1, 0.0),))
+    good, bad = row([judged(0.95, 8)] * 30), row([record(2, [0.05])] * 30)
+    many, few = Adaptive(dear).ask([good, bad])
+    assert many > 1 and few == 0
+    assert Adaptive(dear).ask([bad, good]) == [few, many]
+
+
+def test_a_pass_that_reads_prompts_has_room_for_fewer_guesses():
+    priced = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
+    good = row([judged(0.95, 8)] * 30)
+    assert Adaptive(priced).ask([good], Beside(positions=12)) == [3]
+    assert Adaptive(priced).ask([good]) == [15]
+
+
+def test_rows_of_fixed_guesses_have_paid_for_the_drafts_passes():
+    priced = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
+    keen = row([judged(0.9, 8)] * 30)
+    assert Adaptive(priced).ask([keen], Beside(1, 5, 0)) == [0]
+    assert Adaptive(priced).ask([keen], Beside(1, 5, 4)) == [4]
+
+
+def test_rows_that_share_a_pass_guess_less_where_tokens_cost():
+    """16 rows of 5 tokens are a pass over 80."""
+    priced = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
+    past = [judged(0.8, 6)] * 30
+    alone, *_ = Adaptive(priced).ask([row(past)])
+    among, *_ = Adaptive(priced).ask([row(past)] * 16)
+    assert among < alone
+
+
+def test_clocks_have_no_say():
+    slow = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 99.0, 99.0, 99.0, 1)
+    quick = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 0.0, 0.0, 0.0, 1)
+    asked = [allot([past([step] * 5)], [9], prices_of(SMALL, 1)) for step in (slow, quick)]
+    assert asked[0] == asked[1] != [0]
+
+
+def test_a_new_row_begins_where_the_pair_was_measured():
+    priced = costs(0.02, 0.02)
+    asked = [
+        Adaptive(replace(priced, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)
+    ]
+    assert asked == sorted(asked) and asked[0] <= 1 and asked[-1] >= 12
+
+
+# Replays: nothing here is left to chance, the dice are seeded
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["overlaps", "outcomes"])
+@pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
+def test_useless_guesses_cost_at_most_2_percent(known, greedy):
+    for alpha in (0.0, 0.02):
+        texts = [text([alpha], 1, seed, greedy) for seed in range(8)]
+        plain = seconds(Fixed(0), texts, known)
+        assert plain / seconds(Adaptive(known), texts, known) >= 0.98
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["overlaps", "outcomes"])
+@pytest.mark.parametrize(
+    ("alphas", "span", "decay"),
+    [
+        ([0.2], 1, 1.0),
+        ([0.5], 1, 1.0),
+        ([0.8], 1, 1.0),
+        ([0.95], 1, 1.0),
+        ([0.9, 0.1], 30, 1.0),
+        ([0.85], 1, 0.94),
+    ],
+    ids=["0.2", "0.5", "0.8", "0.95", "switching", "decaying"],
+)
+def test_as_good_as_the_best_fixed_gamma_from_a_cold_start(alphas, span, decay, greedy):
+    """Averages over four kinds of costs, each 0.94 or more: fewer texts than the benchmark has."""
+    ratios = []
+    for priced in (CHEAP, SMALL, DEAR, STOCK):
+        texts = [text(alphas, span, seed, greedy, decay) for seed in range(6)]
+        fixed = min(seconds(Fixed(g), texts, priced) for g in GAMMAS)
+        ratios.append(fixed / seconds(Adaptive(priced), texts, priced))
+    assert fmean(ratios) >= 0.97 and min(ratios) >= 0.94
+
+
+@pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
+def test_text_that_becomes_predictable_is_found(known):
+    texts = [text([0.02, 0.9], TOKENS // 2, seed, greedy=True) for seed in range(4)]
+    fixed = min(seconds(Fixed(g), texts, known) for g in GAMMAS)
+    assert fixed / seconds(Adaptive(known), texts, known) > 1.05
+
+
+def test_nothing_beats_the_oracle():
+    texts = [text([0.8], 1, seed, greedy=True) for seed in range(6)]
+    ideal = seconds(Oracle, texts, SMALL)
+    assert ideal < min(seconds(Fixed(g), texts, SMALL) for g in GAMMAS)
+    assert ideal < seconds(Adaptive(SMALL), texts, SMALL)
+
+
+def test_a_deterministic_row_knows_no_mates() -> None:
+    """Its gamma is what it would be alone, by the costs of one row."""
+    alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
+    params = SamplingParams(1.0, deterministic=True)
+    rows = [Row.of(Request([1], 99, RowKey(0, b), params=params)) for b in range(3)]
+    (expected,) = Adaptive(alone).ask(rows[:1])
+    assert expected > 0
+    assert Adaptive(shared, alone).ask(rows) == [expected] * 3
+    free = [Row.of(Request([1], 99, RowKey(0, b))) for b in range(3)]
+    assert Adaptive(shared, alone).ask(free) != [expected] * 3
+
+
+# What requests predict
+
+
+def expecting(records: list[StepRecord], limit: int = 10**6) -> Row:
+    """A row whose prediction goes on behind its text, which is empty."""
+    state = Row.of(Request([0], limit, RowKey(0, 0), prediction=(1,) * 40))
+    state.records = records
+    return state
+
+
+def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():
+    useless = [record(4, [0.0])] * 50  # of the draft
+    dear = costs(2.0, 0.02)
+    assert Adaptive(dear).ask([row(useless), expecting(useless)])[0] == 0
+    assert Adaptive(dear).ask([row(useless), expecting(useless)])[1] > 4
+    assert Adaptive(CHEAP).ask([expecting([])]) == Adaptive(CHEAP.undrafted).ask([expecting([])])
+
+
+def test_predictions_and_drafts_have_pasts_of_their_own():
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    wrong = [replace(record(8, [0.0]), predicted=True)] * 40
+    good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
+    ask = Adaptive(SMALL).ask
+    assert ask([expecting(bad + right)]) == [MAX_GAMMA] and ask([row(bad + right)])[0] < 2
+    assert ask([row(good + wrong)])[0] > 4
+
+
+def test_the_better_of_prediction_and_draft_guesses():
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    wrong = [replace(record(8, [0.0]), predicted=True)] * 40
+    good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
+    for records, trusts in ((good + wrong, False), (bad + right, True), (good + right, True)):
+        one = expecting(records)
+        asked = Adaptive(SMALL).ask([one])
+        assert one.trusts == trusts
+        assert trusts or asked == Adaptive(SMALL).ask([row(records)])
+    one = expecting(bad + wrong)  # without a drafter there is nothing else to trust
+    assert Adaptive(SMALL, drafts=False).ask([one])[0] < 2 and one.trusts
+
+
+def test_predictions_are_counted_beside_drafts():
+    """A pass that they fill leaves less room for guesses that are worth less."""
+    cliff = Costs(((0, 0.0), (16, 0.16)), ((1, 1.0), (17, 1.1), (18, 9.0), (60, 60.0)), ((1, 0.0),))
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    alone = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40)] * 1)
+    first, beside = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40), expecting(right)])
+    assert alone[0] > 2 and beside >= 14 and first <= 16 - beside
+
+
+def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_mates():
+    right = [replace(judged(1.0, 8), predicted=True)] * 40
+    assert Adaptive(CHEAP).ask([expecting(right, limit=5)]) == [4]
+    sure = expecting(right)
+    wishes = SamplingParams(deterministic=True)
+    sure.request = replace(sure.request, params=wishes)
+    crowd = [row([judged(0.9, 8)] * 40) for _ in range(9)]
+    assert Adaptive(STOCK).ask([*crowd, sure])[-1] == Adaptive(STOCK).ask([sure])[0]

@@ -1,0 +1,152 @@
+"""The probe: real steps at several gammas, with any drafter, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import Fixed
+from foretoken.costing.probe import ALONE, TOKENS, _spread, probe, probe_shared, shared
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.engine.batch import Batch
+from foretoken.errors import RefusedError
+from foretoken.models.table import Law, TableModel
+from foretoken.request import Request, Row, StepRecord
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Sampled
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import speculative
+from oracle import random_model
+
+V = 6
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def engine(drafter=None, context: int | None = None) -> Batch:
+    target = TableModel(random_model(1, V), V, context=context)
+    return Batch(target, drafter or LMDrafter(TableModel(random_model(2, V), V), V))
+
+
+def request(tokens: int = TOKENS) -> Request:
+    return Request([1, 2], tokens, RowKey(0, 0))
+
+
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "drafter", [None, LookupDrafter(), NoDrafter()], ids=["model", "lookup", "none"]
+)
+def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
+    e = engine(drafter)
+    measured, *_ = probe(e, request(), params)
+    assert [g for g, _ in measured.draft] == list(ALONE)
+    assert (
+        [n for n, _ in measured.score] == [n for n, _ in measured.verify] == [g + 1 for g in ALONE]
+    )
+    assert all(seconds > 0 for _, seconds in measured.score)
+    assert e.target._texts == []
+
+
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
+def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
+    """Behind id 5 both repeat it for ever; before it, for 6 tokens, they never agree."""
+
+    def law(own: int) -> Law:
+        def at(text: Sequence[int]) -> list[float]:
+            return [float(i == (own if len(text) < 8 else 5)) for i in range(V)]
+
+        return at
+
+    e = Batch(TableModel(law(1), V), LMDrafter(TableModel(law(2), V), V))
+    measured, *_ = probe(e, request(), params, frozenset({5}))
+    # to 3 guesses of 0.8 come two that are refused, in steps of one each, and the end itself
+    assert measured.prior == (6, pytest.approx((2.4 + 1) / 6))
+    endless, *_ = probe(e, request(), params)
+    assert endless.prior[1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(1, (0, 1, 3)), (2, (0, 1, 2, 6)), (16, (0, 8, 16, 48))]
+)
+def test_guesses_of_rows_together(rows, sizes):
+    assert shared(rows) == sizes
+
+
+def test_rows_that_share_a_pass():
+    e = engine()
+    alone, *_ = probe(e, request(), SAMPLED)
+    measured, *_ = probe_shared(alone, e, request(), SAMPLED, rows=4)
+    sizes = {4, 6, 8, 16} | {g + 1 for g in ALONE}
+    assert [n for n, _ in measured.score] == sorted(sizes)
+    assert measured.rows[-1][0] == 4 and measured.rows[-1][1] >= 1
+    assert e.target._texts == []
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 8, 30])
+def test_less_room_measures_less(room):
+    measured, *_ = probe(engine(context=2 + room), request(room), SAMPLED)
+    assert measured.seconds(0) > 0 and measured.seconds(3) > 0
+    assert max(g for g, _ in measured.draft) < room
+
+
+class Pads(TableModel):
+    """A draft whose passes may be padded."""
+
+    def price(self, seconds, change, *, single):
+        pass
+
+
+def test_sizes_of_a_draft_s_passes_are_timed_where_it_pads():
+    draft = Pads(random_model(2, V), V)
+    measured, *_ = probe(engine(LMDrafter(draft, V)), request(), SAMPLED)
+    assert measured.draft_token > 0 and measured.draft_change >= 0 and draft._texts == []
+    plain, *_ = probe(engine(), request(), SAMPLED)
+    assert plain.draft_token == plain.draft_change == 0
+
+
+def test_an_open_stream_is_left_alone():
+    e = engine()
+    stream = e.run([Row.of(request(9))], Sampled(speculative), Fixed(2))
+    next(stream)
+    with pytest.raises(RefusedError, match="still open"):
+        probe(e, request(), SAMPLED)
+    stream.close()
+    assert isinstance(probe(e, request(), SAMPLED).costs, Costs)
+
+
+SHARED = (0, 3)
+
+
+def rounds(*slowness: float) -> list[StepRecord]:
+    """Rounds of two gammas, each round so many times slower than it should be."""
+    return [
+        StepRecord(g, (0,) * g, 0, (1,), (), g, 0.1 * g * slow, slow, 0.0, 1)
+        for slow in slowness
+        for g in SHARED
+    ]
+
+
+def spread(*slowness: float) -> float | None:
+    steps = rounds(*slowness)
+    return _spread(steps, [step.drafted for step in steps], SHARED)
+
+
+def test_how_far_two_halves_differ():
+    assert spread(1.0, 1.1) == pytest.approx(1.1)
+    assert spread(1.0, 1.5) == spread(1.5, 1.0) == pytest.approx(1.5)
+    assert spread(9.0, 1.0, 1.1, 1.1, 1.0, 7.0) == pytest.approx(1.0)  # mostly quiet, each half
+    assert spread(1.0) is None  # nothing to compare
+
+
+@pytest.mark.parametrize(("stray", "expected"), [(0, 1.0), (3, 1.0), (4, 1.8)])
+def test_a_few_gammas_may_disagree(stray: int, expected: float) -> None:
+    """Such as those whose steps meet new blocks of the cache in every second round."""
+    steps = [
+        StepRecord(g, (0,) * g, 0, (1,), (), g, 0.0, 1.8 if odd and i < stray else 1.0, 0.0, 1)
+        for odd in (False, True, False, True, False)
+        for i, g in enumerate(ALONE)
+    ]
+    assert _spread(steps, [step.drafted for step in steps], ALONE) == pytest.approx(expected)

@@ -1,0 +1,269 @@
+"""Costs on disk: what is kept of them, when they are measured again, and what real steps say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken.costing import stored
+from foretoken.costing.costs import Costs
+from foretoken.costing.stored import (
+    FAR,
+    FILE,
+    LONGEST,
+    MANY,
+    WAIT,
+    Kept,
+    Watch,
+    contradict,
+    identity,
+    keep,
+    key,
+    recall,
+    recalled,
+)
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.models.stock.causal import CausalModel
+from foretoken.models.table import TableModel
+from foretoken.request import StepRecord
+from foretoken.storage.cache import remember, remembered
+from tiny import llama
+
+KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+OTHER = Costs(((0, 0.0), (4, 0.4)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
+GOOD, POOR = Kept(KNOWN, 1.1, 0.0, when=0.0), Kept(KNOWN, 1.2, 0.3, when=0.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of the day, to be set."""
+    now = [0.0]
+    monkeypatch.setattr(stored, "time", lambda: now[0])
+    return now
+
+
+def never() -> Kept:
+    raise AssertionError("measured again")
+
+
+def test_what_was_kept_is_recalled():
+    keep("a", GOOD)
+    keep("b", Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7))
+    assert recall("a") == GOOD and recall("c") is None
+    assert recall("b") == Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7)
+    assert stored.entries() == [recall("b"), recall("a")]
+
+
+@pytest.mark.parametrize(
+    "broken", [None, 3, [], {}, {"costs": {}}, {"attempts": "x"}, {"others": "y"}, {"costs": 1}]
+)
+def test_what_is_broken_is_measured_again(broken: object):
+    keep("a", GOOD)
+    whole = remembered(FILE)["a"]
+    remember(FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
+    assert recall("a") is None and stored.entries() == []
+    assert recalled("a", None, lambda: GOOD, again=False) == KNOWN and recall("a") == GOOD
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000])
+def test_a_file_that_is_no_json_is_none(cache: Path, text: str):
+    keep("a", GOOD)
+    (cache / "foretoken" / FILE).write_text(text)
+    assert recall("a") is None
+    keep("a", GOOD)
+    assert recall("a") == GOOD
+
+
+@pytest.mark.parametrize(
+    "first", [GOOD, POOR, Kept(KNOWN, 9.0, None, when=0.0), Kept(KNOWN, None, None, when=0.0)]
+)
+def test_costs_are_measured_once_however_busy_the_machine_was(first: Kept, clock: list[float]):
+    assert recalled("a", None, lambda: first, again=True) == KNOWN
+    clock[0] = WAIT - 1
+    assert recalled("a", None, never, again=True) == KNOWN
+    assert recalled(None, None, lambda: first, again=True) == KNOWN  # and not, without a name
+
+
+def test_good_costs_are_never_measured_again(clock: list[float]):
+    keep("a", GOOD)
+    clock[0] = 1e9
+    assert recalled("a", None, never, again=True) == KNOWN
+
+
+def test_poor_costs_are_measured_again_by_a_later_start_and_ever_more_rarely(clock: list[float]):
+    keep("a", POOR)
+    attempts: list[float] = []
+
+    def measure() -> Kept:
+        attempts.append(clock[0])
+        return Kept(OTHER, 1.2, 0.4, when=clock[0])  # no better
+
+    for minute in range(60 * 24 * 7):  # a start every minute, of a week
+        clock[0] = 60.0 * minute
+        assert recalled("a", None, measure, again=False) == KNOWN
+        assert recalled("a", None, measure, again=True) == KNOWN
+    assert len(attempts) == 5 and attempts[0] == WAIT
+    clock[0] += LONGEST
+    recalled("a", None, measure, again=True)
+    assert len(attempts) == 6
+
+
+def test_the_better_of_two_measurements_is_kept(clock: list[float]):
+    better = Kept(OTHER, 1.1, 0.2, when=5.0)
+    assert POOR.again(better) == Kept(OTHER, 1.1, 0.2, when=5.0, attempts=2)
+    assert better.again(Kept(KNOWN, 1.1, 0.3, when=9.0)).costs == OTHER
+    assert Kept(KNOWN, None, None).again(POOR).doubt == POOR.doubt < float("inf")
+
+
+def test_costs_that_real_steps_contradict_are_measured_again(clock: list[float]):
+    keep("a", GOOD)
+    contradict("a", KNOWN, FAR - 0.1)
+    contradict("a", OTHER, FAR + 1)  # what this process had are others by now
+    contradict("b", KNOWN, FAR + 1)
+    assert recall("a") == GOOD and recall("b") is None
+    contradict("a", KNOWN, FAR + 1)
+    assert recall("a") == Kept(KNOWN, 1.1, 0.0, when=0.0, off=FAR + 1)
+    clock[0] = WAIT
+    worse = Kept(OTHER, 1.2, 0.01, when=WAIT)
+    assert recalled("a", None, lambda: worse, again=True) == OTHER
+    again = recall("a")
+    assert again == Kept(OTHER, 1.2, 0.01, when=WAIT, attempts=2)
+    clock[0] = 1e9
+    assert recalled("a", None, never, again=True) == OTHER
+
+
+def test_a_later_run_that_agrees_takes_it_back(clock: list[float]):
+    keep("a", GOOD)
+    contradict("a", KNOWN, 2.0)
+    contradict("a", KNOWN, 1.2)
+    clock[0] = 1e9
+    assert recalled("a", None, never, again=True) == KNOWN
+
+
+def test_costs_that_extend_others_follow_them(clock: list[float]):
+    keep("many", GOOD)
+    keep("one", Kept(KNOWN, 1.1, 0.0, when=5.0))  # measured again meanwhile
+    new = Kept(OTHER, 1.1, 0.0, when=6.0)
+    assert recalled("many", "one", never, again=False) == KNOWN
+    assert recalled("many", "one", lambda: new, again=True) == OTHER
+    assert recalled("many", "one", never, again=True) == OTHER
+
+
+def steps(
+    count: int, drafted: int, slow: float, *, rows: int = 1, predicted: bool = False
+) -> list[StepRecord]:
+    """Steps that take so many times what they should by KNOWN."""
+    x = (0,) * drafted
+    draft = 0.0 if predicted else 0.2 * drafted * slow
+    score, verify = (2 + drafted / 4) * slow, 0.05 * drafted * slow
+    each = StepRecord(drafted, x, 0, (1,), (), 0, draft, score, verify, rows, predicted=predicted)
+    return [each] * count
+
+
+def seen(*runs: list[StepRecord]) -> Watch:
+    watch = Watch()
+    for run in runs:
+        watch.see(run, KNOWN)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("plain", "guessed", "off"),
+    [
+        (1.0, 1.0, 1.0),
+        (3.0, 3.0, 1.0),  # the machine is busy now: nothing follows
+        (1.0, 2.0, 2.0),
+        (4.0, 1.0, 4.0),
+        (0.5, 0.5, 2.0),  # it was busy then
+    ],
+)
+def test_what_real_steps_say(plain: float, guessed: float, off: float):
+    watch = seen(steps(MANY + 1, 0, plain), steps(MANY + 1, 4, guessed))
+    assert watch.off == pytest.approx(off)
+
+
+def test_a_few_steps_say_nothing_nor_do_those_of_several_rows_or_of_another_size_than_the_last():
+    changing = [
+        step for pair in zip(steps(99, 0, 1.0), steps(99, 4, 5.0), strict=True) for step in pair
+    ]
+    assert seen(steps(MANY, 0, 0.2)).off is None
+    assert seen(steps(99, 4, 0.2, rows=2)).off is None
+    assert seen(changing).off is None
+
+
+def test_foreseen_guesses_cost_no_draft():
+    assert seen(steps(MANY + 1, 4, 1.0, predicted=True)).off == pytest.approx(1.0)
+
+
+def test_the_newest_steps_count():
+    assert seen(steps(999, 0, 0.1), steps(999, 0, 1.0)).off == pytest.approx(1.0)
+
+
+def test_only_news_are_told():
+    watch = Watch()
+    told = [
+        watch.see(steps(MANY, 0, 1.0), KNOWN),
+        watch.see(steps(MANY, 0, 1.0), KNOWN),
+        watch.see(steps(MANY, 0, 1.0), KNOWN),
+        watch.see(steps(MANY + 1, 4, 9.0), KNOWN),
+        watch.see(steps(MANY + 1, 4, 9.0), KNOWN),
+    ]
+    assert told == [False, True, False, True, False]
+
+
+def named(name: str, **changes) -> CausalModel:
+    network = llama(32, **changes)
+    network.name_or_path = name
+    return CausalModel(network)
+
+
+def test_what_speed_follows_from():
+    """Shapes and precision; not the weights' values, nor where they came from."""
+    one = identity(named("one", seed=1))
+    assert one and one == identity(named("two", seed=2))
+    assert one != identity(named("one", num_hidden_layers=1))
+    half = named("one")
+    half.model.bfloat16()
+    assert one != identity(half)
+    assert identity(LMDrafter(named("one"), 32)) == one
+    json.loads(one)
+
+
+def test_what_cannot_be_told_apart_has_no_key():
+    unnamed, table = CausalModel(llama(32)), TableModel(lambda text: [0.5, 0.5], 2)
+    assert identity(unnamed) is identity(table) is identity(LMDrafter(unnamed, 32)) is None
+
+    class Mine(LookupDrafter):
+        pass
+
+    assert identity(Mine()) is None and identity(LookupDrafter())
+    assert key(unnamed, LookupDrafter()) is None
+    assert key(named("one"), Mine()) is None
+
+
+def test_an_identity_of_its_own_is_taken():
+    table = TableModel(lambda text: [0.5, 0.5], 2)
+    table.identity = "table"
+    assert identity(table) == identity(LMDrafter(table, 2)) == "table"
+
+
+def test_a_key_for_every_pair_and_kind():
+    target, lookup = named("one"), LookupDrafter()
+    keys = {
+        key(target, lookup, "greedy", 1),
+        key(target, lookup, "greedy", 2),
+        key(target, lookup, "sampled", 1),
+        key(target, LMDrafter(target, 32), "greedy", 1),
+        key(named("one", num_hidden_layers=1), lookup, "greedy", 1),
+    }
+    assert len(keys) == 5 and None not in keys
+    assert key(target, lookup, "greedy", 1) in keys

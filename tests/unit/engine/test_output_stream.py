@@ -1,0 +1,44 @@
+"""What is shown of a row: every token once, with its logprobs and its text."""
+
+from __future__ import annotations
+
+from foretoken.engine.output_stream import OutputStream
+from foretoken.request import Request, Row
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.logprobs import Logprobs
+from foretoken.sampling.params import SamplingParams
+from foretoken.text.transcript import Transcript
+from tiny import byte_level
+
+
+def row(**wishes: int) -> Row:
+    return Row.of(Request([3], 9, RowKey(0, 0), params=SamplingParams(**wishes)))
+
+
+def test_every_token_once() -> None:
+    shown = row()
+    output = OutputStream(shown, None, 4)
+    assert output.piece() is None
+    shown.commit([5, 6])
+    piece = output.piece()
+    assert piece is not None and output.piece() is None
+    assert (piece.text, piece.tokens, piece.logprobs, piece.row) == (None, [5, 6], None, 4)
+    shown.commit([7])
+    assert (piece := output.piece()) is not None and piece.tokens == [7]
+
+
+def test_text_and_logprobs_come_with_their_tokens() -> None:
+    tokenizer = byte_level()
+    ids = tokenizer(" was the first").input_ids
+    shown = row(logprobs=0)
+    transcript = Transcript(tokenizer, [3])
+    shown.endings.append(transcript)
+    output, text, likelihoods = OutputStream(shown, transcript), "", list[Logprobs]()
+    for token in ids:
+        shown.commit([token])
+        shown.logprobs.append(Logprobs(token, -1.0, []))
+        piece = output.piece()
+        assert piece is not None and piece.text is not None and piece.logprobs is not None
+        text, likelihoods = text + piece.text, [*likelihoods, *piece.logprobs]
+    shown.close()
+    assert text + transcript.shown() == transcript.text and likelihoods == shown.logprobs

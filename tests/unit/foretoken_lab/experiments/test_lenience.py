@@ -1,0 +1,72 @@
+"""alpha with lenience on table models, against the formulas, and the table beside the paper's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from foretoken.lab.agreement import ScoredPlace
+from foretoken_lab.experiments import lenience
+from foretoken_lab.experiments.experiment import ResultRow
+from foretoken_lab.recipes.recipe import RecipeDraft
+from laboratory import P, Q, TablePairs, estimated, recipe
+
+FACTORS = [1.0, 0.5, 0.3, 0.1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_alphas_are_those_of_the_formulas(temperature):
+    pairs = TablePairs(recipe())
+    result = lenience.measure(pairs, {"draft": "small", "temperature": temperature})
+    assert result["lenience"] == FACTORS
+    prefixes = [
+        (*request.prompt, *text[:i])
+        for request, text in pairs.texts(temperature)
+        for i in range(len(text))
+    ]
+    assert result["tokens"] == len(prefixes)
+    for factor, alpha in zip(FACTORS, result["alphas"], strict=True):
+        if temperature:
+            shares = [np.minimum(P(t) / factor, Q(t)).sum() for t in prefixes]
+        else:
+            shares = [P(t)[np.argmax(Q(t))] >= factor * P(t).max() for t in prefixes]
+        assert alpha["value"] == pytest.approx(float(np.mean(shares)))
+
+
+def test_guesses_that_are_certain_and_none():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.9, 0.0])
+    assert lenience.lenient(ScoredPlace(p, None, 1), [1.0, 0.5, 0.1]) == pytest.approx(
+        [0.3, 0.6, 1.0]
+    )
+    assert lenience.greedily(ScoredPlace(p, None, 1), [1.0, 0.5]) == [0.0, 1.0]
+    assert lenience.greedily(ScoredPlace(p, q, 1), [1.0, 0.5]) == pytest.approx([0.1, 1.0])
+    for chance in (lenience.lenient, lenience.greedily):
+        assert chance(ScoredPlace(p, None, None), [1.0, 0.5]) == [0.0, 0.0]
+
+
+def test_only_the_papers_temperatures():
+    cases = lenience.cases(recipe(temperatures=[0.0, 0.6, 1.0]))
+    assert {case["temperature"] for case in cases} == {0.0, 1.0} and len(cases) == 6
+
+
+def test_table_5_stands_beside_the_papers():
+    alphas = [estimated(value) for value in (0.6, 0.7, 0.75, 0.85)]
+    result = {"lenience": FACTORS, "alphas": alphas, "tokens": 100}
+    rows = [ResultRow({"draft": "small", "temperature": T}, 1.0, result) for T in (0.0, 1.0)]
+    section = lenience.section(recipe(), {"lenience": rows})
+    assert section is not None
+    sampled, greedy = section.tables
+    assert sampled.rows[1] == ("– T5-small, paper", "0.62", "0.71", "0.76", "0.84")
+    assert sampled.rows[3] == ("– distance from the law", "0.000", "0.100", "0.150", "0.250")
+    assert greedy.rows[1] == ("– T5-small, paper", "0.75", "0.75", "0.80", "0.87")
+    assert len(greedy.rows) == 3
+    _, at_1, at_0, factors = section.paragraphs
+    assert "At T=1 alpha rises by 0.25 here from l = 1 to 0.1, to 0.85" in at_1
+    assert "by 0.22 on the lines that have a counterpart, less than here in 1 of 1" in at_1
+    assert "by 0.12 on the lines that have a counterpart, less than here in 1 of 1" in at_0
+    assert "2.33, 2.94, 3.45, 4.79" in factors
+    other = recipe(drafts=[RecipeDraft(label="small")], lenience=[1.0, 0.9])
+    section = lenience.section(other, {"lenience": rows[:1]})
+    assert section is not None and "no counterpart of these lines" in section.paragraphs[1]
+    assert lenience.section(recipe(), {}) is None

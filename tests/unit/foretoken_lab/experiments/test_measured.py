@@ -1,0 +1,273 @@
+"""Experiments on table models: what is measured by hand, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from foretoken.errors import InputError
+from foretoken.theory import oracle_factor, walltime_factor
+from foretoken_lab.experiments import (
+    acceptance,
+    beyond,
+    bigram,
+    paper,
+    quality,
+    timeline,
+    trace,
+    walltime,
+)
+from foretoken_lab.experiments.experiment import ResultRow, estimate
+from foretoken_lab.recipes.prompts import PromptTask
+from foretoken_lab.recipes.recipe import Prompts
+from laboratory import P, Q, TablePairs, agreed, found, recipe, timed
+
+
+@pytest.fixture(scope="module")
+def pairs() -> TablePairs:
+    return TablePairs(recipe())
+
+
+def test_alpha_is_the_mean_overlap_on_the_targets_text(pairs):
+    case = {"draft": "small", "temperature": 1.0}
+    assert case in acceptance.cases(pairs.recipe) and len(acceptance.cases(pairs.recipe)) == 6
+    result = acceptance.measure(pairs, case)
+    prefixes = [
+        (*request.prompt, *text[:i]) for request, text in pairs.texts(1.0) for i in range(len(text))
+    ]
+    betas = [np.minimum(P(t), Q(t)).sum() for t in prefixes]
+    assert result["alpha"]["value"] == pytest.approx(np.mean(betas))
+    assert result["tokens"] == len(betas) and result["texts"] == len(pairs.texts(1.0))
+    assert result["alpha"]["low"] < result["alpha"]["value"] < result["alpha"]["high"]
+
+
+def test_one_text_has_no_interval(pairs):
+    (text, *_), spec = pairs.texts(1.0), pairs.spec("small")
+    with pytest.raises(InputError, match="1 text; give two prompts or more"):
+        acceptance.alpha(spec.target, spec.drafter, [text], 1.0)
+
+
+def test_table_3_stands_beside_the_papers():
+    section = acceptance.section(recipe(), found())
+    assert section is not None
+    line = section.tables[0].rows[0]
+    assert line == ("small", "10", "0", "0.700 ± 0.010", "0.75", "-0.05", "100")
+    assert "-0.05 (small, T=0)" in section.paragraphs[1]
+    assert "+0.06 (bigram, T=1)" in section.paragraphs[1]
+    # of three drafts at two temperatures, all in the paper's order
+    assert "Of 6 pairs of drafts at one temperature 6 come" in section.paragraphs[2]
+    swapped = {"acceptance": [agreed("small", 0, 0.9), agreed("large", 0, 0.6)]}
+    told = acceptance.section(recipe(), swapped)
+    assert told is not None and "0 come in the order" in told.paragraphs[2]
+    alone = acceptance.section(recipe(paper=None), found())
+    assert alone is not None and "no counterpart" in alone.paragraphs[1]
+
+
+def test_speeds_are_measured_and_expected(pairs):
+    case = {"draft": "small", "temperature": 1.0, "gamma": 2}
+    assert case in walltime.cases(pairs.recipe)
+    result = walltime.measure(pairs, case)
+    json.dumps(result, allow_nan=False)
+    ratio = result["plain_seconds_per_token"] / result["seconds_per_token"]
+    assert result["speedup"]["value"] == pytest.approx(ratio)
+    assert 0 < result["alpha"] < 1 and result["c"] > 0 and result["v"] > 0
+
+
+def test_tables_2_and_4_show_the_fastest_gamma():
+    section = walltime.section(recipe(), found())
+    assert section is not None
+    (table,) = section.tables
+    assert [row[:3] for row in table.rows[:2]] == [("small", "0", "2"), ("small", "1", "2")]
+    expected = walltime_factor(0.7, 2, 0.1)  # table 3's alpha, the measured c
+    with_papers = walltime_factor(0.7, 2, 0.02)
+    assert table.rows[0][3:] == (
+        "0.700",
+        "0.100",
+        "1.30",
+        f"{expected:.2f}",
+        "1.90",
+        "1.90 ± 0.01",
+        f"{with_papers:.2f}",
+        "0.75",
+        "0.02",
+        "3.20",
+        "3.40",
+    )
+    assert table.emphasized == {0, 1}  # the fastest at each temperature
+    text = " ".join(section.paragraphs)
+    assert "0.68 to 1.29, median 1.08 in the paper's table 4, within whose range 5 of 6" in text
+    assert "Of 2 gammas the fastest is shown" in text
+    assert "Measured are 1.30 to 1.90 times plain decoding, in the paper 1.4 to 3.4" in text
+    assert "ours is lower in 4 of 4" in text
+    assert "c of small is 0.100 here and 0.02 in the paper, 5.0 times" in text
+
+
+def test_a_busy_machine_is_told():
+    row = timed("small", 0, 2, 1.5)
+    row.result["others"] = 0.3
+    section = walltime.section(recipe(), {"walltime": [row]})
+    assert section is not None and "30% of the processors" in section.paragraphs[-1]
+
+
+def test_the_bigram_claim():
+    assert bigram.cases(recipe()) == []  # tables 2 and 4 have gamma 3
+    cases = bigram.cases(recipe(gammas=[2, 5]))
+    assert [case["gamma"] for case in cases] == [3, 3] and cases[0]["draft"] == "bigram"
+    assert bigram.cases(recipe(gammas=[2], drafts=recipe().drafts[:2])) == []
+    own = found()["bigram"]
+    section = bigram.section(recipe(), found() | {"bigram": [], "walltime": own})
+    assert section is not None and len(section.tables[0].rows) == 1
+    section = bigram.section(recipe(), found() | {"walltime": []})
+    assert section is not None and len(section.tables[0].rows) == 1
+    assert "1.248x" in section.paragraphs[0]
+    free = walltime_factor(0.25, 3, 0)
+    assert (
+        f"expects {free:.2f}x; measured is 1.10 ± 0.01, so the table gains"
+        in (section.paragraphs[1])
+    )
+
+
+def test_figure_5_counts_the_calls(pairs):
+    (case,) = timeline.cases(pairs.recipe)
+    result = timeline.measure(pairs, case)
+    assert [row["gamma"] for row in result["rows"]] == [7, 3, 0]
+    plain = result["rows"][-1]
+    assert plain["target_calls"] == plain["tokens"] == 12 and plain["draft_calls"] == 0
+    section = timeline.section(pairs.recipe, {"timeline": [ResultRow(case, 1.0, result)]})
+    assert section is not None
+    assert section.tables[0].rows[2][:4] == ("plain", "12", "12", "0")
+    assert "calls the target 12 times for 12 tokens" in section.paragraphs[1]
+    assert "its encoder" not in section.tables[0].head
+
+
+def test_figure_5_tells_encoders_from_decoders(pairs):
+    calls = {
+        7: [("target encoder", 0, 4), ("target prefill", 4, 1), ("draft encoder", 5, 1)],
+        3: [("target encoder", 0, 4), ("target prefill", 4, 0)],
+        0: [("target encoder", 0, 4), ("target prefill", 4, 0)],
+    }
+    calls[7] += [("draft", 6 + i, 1) for i in range(7)] + [("target", 13, 5)]
+    calls[3] += [("draft", 4 + i, 1) for i in range(3)] + [("target", 7, 6)]
+    calls[0] += [("target", 4 + 4 * i, 4) for i in range(8)]
+    rows = [
+        {
+            "gamma": gamma,
+            "tokens": 8,
+            "target_calls": sum(part == "target" for part, *_ in own),
+            "draft_calls": sum(part == "draft" for part, *_ in own),
+            "calls": [[part, at / 1e3, ms / 1e3, 1] for part, at, ms in own],
+        }
+        for gamma, own in calls.items()
+    ]
+    row = ResultRow({"draft": "small"}, 1.0, {"rows": rows, "encoder_decoder": True})
+    section = timeline.section(pairs.recipe, {"timeline": [row]})
+    assert section is not None
+    first = ("gamma 7", "8", "1", "7", "18.0", "10.0", "4.0", "8.0", "1.0")
+    assert section.tables[0].rows[0] == first
+    encoders, counts, times = section.paragraphs
+    assert "4.0 ms of the target's and 1.0 ms of the draft's, of 18.0 ms with gamma 7" in encoders
+    assert "1 with gamma 7, 1 with gamma 3" in counts and "7.0 and 3.0 times" in counts
+    assert "takes 0.18 of the target's" in times and "0.50 and 0.36 of the time" in times
+
+
+def test_figure_1_has_a_line_a_run(pairs):
+    (case,) = trace.cases(pairs.recipe)
+    result = trace.measure(pairs, case)
+    assert len(result["lines"]) == result["calls"] == result["html"].count("<li>")
+    section = trace.section(pairs.recipe, {"trace": [ResultRow(case, 1.0, result)]})
+    assert section is not None and section.traces[0].lines == result["lines"]
+    rate = paper.FIGURE_1_TOKENS / paper.FIGURE_1_RUNS
+    assert f"{rate:.2f} a run" in section.paragraphs[0]
+
+
+def test_the_loss_is_the_same_with_and_without(tmp_path, pairs):
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    own = recipe(prompts=Prompts(file=str(tmp_path / "prompts.txt")))
+    cases = quality.cases(own)
+    assert [case["what"] for case in cases] == ["loss", "loss"]  # lines have no references
+    result = quality.measure(pairs, cases[0])
+    assert estimate(result["plain"]).value > 0 and result["texts"] == 3
+    section = quality.section(own, {"quality": [ResultRow(cases[0], 1.0, result)]})
+    assert section is not None and len(section.paragraphs) == 1
+
+
+def test_scores_need_references(tmp_path, pairs):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a\tb\nc\td\n")
+    own = recipe(prompts=Prompts(file=str(path)), task="translation")
+    assert [case["what"] for case in quality.cases(own)] == ["scores", "loss"] * 2
+    case = quality.cases(own)[0]
+    translating = TablePairs(own)
+    translating.tasks = [PromptTask([1, 2], "b")]
+    with pytest.raises(InputError, match="prompts that are text"):
+        quality.measure(translating, case)
+    scores = {"plain": {"bleu": 20.0}, "speculative": {"bleu": 20.0}, "same": 1.0, "texts": 2}
+    section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
+    assert section is not None
+    assert section.tables[0].rows == [("small", "20.00", "20.00", "100.0%")]
+    assert "the same to the last digit" in section.paragraphs[0]
+    scores["speculative"], scores["same"] = {"bleu": 20.3}, 0.98
+    section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
+    assert section is not None and "bleu by 0.30 at most" in section.paragraphs[0]
+
+
+def test_cases_beyond_the_paper():
+    cases = beyond.cases(recipe())
+    kinds = [(case["what"], case["draft"], case.get("inner")) for case in cases]
+    assert kinds.count(("rules", "small", None)) == 2  # gammas, where text is sampled
+    assert kinds.count(("automatic", "large", None)) == 2
+    cascades = [kind[1:] for kind in kinds if kind[0] == "cascade"]
+    one = beyond.cases(recipe(beyond_models=1))
+    assert one == [case for case in cases if case["draft"] == "small"]
+    assert cascades == [("small", None)] * 2 + [("large", None)] * 2  # small has no name to load
+
+
+def test_rules_race_in_turn(pairs):
+    case = {"what": "rules", "draft": "small", "temperature": 1.0, "gamma": 3}
+    ways = beyond.measure(pairs, case)["ways"]
+    assert list(ways) == ["speculative", "block"]
+    assert all(way["seconds_per_token"] > 0 for way in ways.values())
+    assert all(1 <= way["tokens_per_call"] <= 4 for way in ways.values())
+
+
+def test_what_is_said_of_all_three():
+    def way(seconds: float, tokens: float) -> dict[str, float]:
+        return {"seconds_per_token": seconds, "tokens_per_call": tokens}
+
+    at = {"draft": "small", "temperature": 1.0}
+    automatic = {"plain": way(2, 1), "gamma 2": way(1, 2), "gamma 3": way(1.5, 2)}
+    automatic["automatic"] = way(0.8, 2.2)
+    rows = [
+        ResultRow(
+            {"what": "rules", **at, "gamma": 2},
+            1.0,
+            {"ways": {"speculative": way(1, 2), "block": way(0.8, 2.5)}},
+        ),
+        ResultRow(
+            {"what": "automatic", **at},
+            1.0,
+            {"ways": automatic, "alpha": 0.7, "c": 0.1, "oracle": oracle_factor(0.7, 0.1)},
+        ),
+        ResultRow(
+            {"what": "cascade", **at, "inner": None},
+            1.0,
+            {"ways": {"alone": way(1, 2), "cascade": way(2, 2)}},
+        ),
+    ]
+    section = beyond.section(recipe(), {"beyond": rows})
+    assert section is not None
+    rules, auto, cascade = (table.rows[0] for table in section.tables)
+    assert rules == ("small", "1", "2", "2.00", "2.50", "1.250", "1.25")
+    assert auto == ("small", "1", "2.50x", "2.00x (gamma 2)", "1.250", "0.700", "0.100", "2.70x")
+    assert cascade == ("small < lookup", "1", "2.00", "2.00", "0.50")
+    assert "gains in 0 of 1 cases" in section.paragraphs[2]
+
+
+@pytest.mark.parametrize("module", [acceptance, walltime, bigram, timeline, trace, quality, beyond])
+def test_nothing_is_said_of_nothing(module):
+    failed = ResultRow({"draft": "small"}, 1.0, failed="no")
+    name = module.__name__.rpartition(".")[2]
+    assert module.section(recipe(), {}) is None
+    assert module.section(recipe(), {name: [failed]}) is None

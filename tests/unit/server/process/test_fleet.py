@@ -1,0 +1,221 @@
+"""Several engines as one: nothing is lost with an engine, and conversations stay with theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engines import Threaded, speculator, threaded
+from foretoken.server.process import fleet as fleets
+from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
+from foretoken.server.process.fleet import EngineFleet
+from foretoken.server.process.messages import StepOutput
+from foretoken.server.process.worker import Setup
+
+WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24, "cache_salt": ""}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.server.process.client.AGAIN", (0.2,))
+    monkeypatch.setattr(fleets, "TICK", 0.005)
+
+
+async def ready(fleet: EngineFleet, count: int) -> None:
+    while fleet.states.get("ready", 0) < count:
+        await asyncio.sleep(0.005)
+
+
+async def begun(count: int, made: list[Threaded], **engine: Any) -> EngineFleet:
+    fleet = EngineFleet(Setup(None, None, engine={"max_rows": 4} | engine), threaded(made), count)
+    fleet.start()
+    await ready(fleet, count)
+    return fleet
+
+
+async def text(
+    fleet: EngineFleet, prompt: Any, seed: int, **more: Any
+) -> tuple[list[int], str, int]:
+    """Tokens and text as they were streamed, and how often the prompt's length was told."""
+    tokens, shown, told, done = list[int](), "", 0, False
+    async for message in fleet.submit(prompt, {**WISHES, "seed": (seed, 0), **more}):
+        if isinstance(message, StepOutput):
+            assert not done, "something follows the end"
+            assert len(message.tokens) == sum(len(step["tokens"]) for step in message.steps)
+            tokens, shown = tokens + message.tokens, shown + message.text
+            done = message.done is not None
+        else:
+            told += 1
+    assert done
+    return tokens, shown, told
+
+
+def test_streams_go_on_when_an_engine_is_killed() -> None:
+    made: list[Threaded] = []
+    spec = speculator()
+
+    async def life() -> list[tuple[list[int], str, int]]:
+        fleet = await begun(2, made)
+        texts = [asyncio.create_task(text(fleet, f"text {i}", i)) for i in range(6)]
+        while made[0].engine.stats().steps < 4:
+            await asyncio.sleep(0.001)
+        assert made[0].engine.running
+        made[0].kill()
+        results = await asyncio.gather(*texts)
+        await ready(fleet, 2)  # another one takes its place
+        assert fleet.restarts == 1 and len(made) == 3
+        await fleet.stop(5)
+        return results
+
+    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
+        options = {k: v for k, v in WISHES.items() if k != "cache_salt"}
+        (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **options)
+        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
+
+
+def test_a_text_that_ends_engines_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Threaded] = []
+
+    async def life() -> None:
+        fleet = await begun(2, made)
+
+        async def killer() -> None:
+            while True:
+                for each in made:
+                    if each.engine.stats().tokens:
+                        each.kill()
+                await asyncio.sleep(0.001)
+
+        killing = asyncio.create_task(killer())
+        with pytest.raises(RefusedRequest, match="the engine stopped"):
+            await text(fleet, "a", 1, max_new_tokens=300)
+        killing.cancel()
+        assert fleet.restarts == fleets.MOVES + 1
+        await fleet.stop(0)
+
+    asyncio.run(life())
+
+
+def test_a_conversation_stays_with_what_has_read_it() -> None:
+    made: list[Threaded] = []
+
+    async def life() -> None:
+        fleet = await begun(2, made)
+        talks = [[{"role": "user", "content": f"{i} is what we speak of" * 2}] for i in range(4)]
+        homes: list[set[int]] = [set() for _ in talks]
+        for turn in range(3):
+            for talk, home in zip(talks, homes, strict=True):
+                before = [each.engine.stats().tokens for each in made]
+                ids = [ord(c) for c in "".join(t["content"] for t in talk)]
+                await text(fleet, ids, turn, max_new_tokens=1)
+                after = [each.engine.stats().tokens for each in made]
+                home |= {k for k in range(2) if after[k] > before[k]}
+                talk += [{"role": "assistant", "content": "x" * 9}]
+        assert all(len(home) == 1 for home in homes), homes
+        await fleet.stop(5)
+
+    asyncio.run(life())
+
+
+def test_new_texts_go_where_there_is_least_to_do() -> None:
+    made: list[Threaded] = []
+
+    async def life() -> None:
+        fleet = await begun(2, made)
+        same = "the same beginning of all of them " * 4
+        await asyncio.gather(*(text(fleet, f"{same}{i}", i, max_new_tokens=2) for i in range(12)))
+        shares = [each.engine.stats().finished for each in made]
+        assert sum(shares) == 12 and min(shares) >= 3, shares
+        await fleet.stop(5)
+
+    asyncio.run(life())
+
+
+def test_sums_are_those_of_all_engines() -> None:
+    made: list[Threaded] = []
+
+    async def life() -> None:
+        fleet = await begun(2, made)
+        texts = await asyncio.gather(*(text(fleet, f"{i}", i) for i in range(6)))
+        answer = await fleet.ask("speculation")
+        each = [await link.ask("speculation") for link in fleet._clients]
+        assert all(one["tokens"] for one in each)
+        for name in ("tokens", "steps", "drafted", "accepted"):
+            assert answer[name] == sum(one[name] for one in each)
+        assert answer["tokens"] == sum(len(tokens) for tokens, _, _ in texts)
+        assert answer["tokens_per_call"] == answer["tokens"] / answer["steps"]
+        assert min(e["alpha"] for e in each) <= answer["alpha"] <= max(e["alpha"] for e in each)
+        assert answer["running"] == 0 and fleet.running == 0
+        assert await fleet.ask("detokenize", tokens=[66]) == await fleet._clients[1].ask(
+            "detokenize", tokens=[66]
+        )
+        await fleet.stop(5)
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_scaling_loses_nothing(patience: float) -> None:
+    """With patience the one that leaves ends its texts; without, others go on with them."""
+    made: list[Threaded] = []
+
+    async def life() -> list[tuple[list[int], str, int]]:
+        fleet = await begun(1, made)
+        texts = [asyncio.create_task(text(fleet, f"{i}", i)) for i in range(4)]
+        fleet.scale(2, patience)
+        await ready(fleet, 2)
+        texts += [asyncio.create_task(text(fleet, f"{i}", i)) for i in range(4, 8)]
+        while not all(each.engine.running for each in made):
+            await asyncio.sleep(0.001)
+        fleet.scale(1, patience)
+        assert len(fleet._clients) == 1 and sum(fleet.states.values()) == 2
+        results = await asyncio.gather(*texts)
+        while sum(fleet.states.values()) > 1:
+            await asyncio.sleep(0.005)
+        await fleet.stop(5)
+        return results
+
+    spec = speculator()
+    options = {k: v for k, v in WISHES.items() if k != "cache_salt"}
+    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
+        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **options)
+        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
+
+
+def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
+    from foretoken.server.process.messages import Failed
+
+    class Bad(Threaded):
+        def __init__(self) -> None:
+            from multiprocessing import Pipe
+
+            self.pipe, self.theirs = Pipe()
+            self.theirs.send(Failed("there is no such model"))
+
+        def join(self, timeout: float) -> None:
+            pass
+
+    made: list[Threaded] = []
+
+    def begin(setup: Setup) -> Child:
+        if not made:
+            return threaded(made)(setup)
+        bad = Bad()
+        return Child(bad, bad.pipe)
+
+    async def life() -> None:
+        fleet, told = EngineFleet(Setup(None, None), begin, 2), asyncio.Event()
+        fleet.failed = told.set
+        with pytest.raises(UnavailableError, match=r"no engine is ready \(loading\)"):
+            await text(fleet, "a", 1)
+        fleet.start()
+        await told.wait()
+        assert fleet.state == "failed" and fleet.problem == "there is no such model"
+        with pytest.raises(UnavailableError, match="there is no such model"):
+            await text(fleet, "a", 1)
+        await fleet.stop(1)
+        assert fleet.state == "stopped"
+
+    asyncio.run(life())

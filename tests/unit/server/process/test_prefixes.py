@@ -1,0 +1,43 @@
+"""Digests of beginnings, and who has read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.server.process import fleet
+from foretoken.server.process.fleet import CHARACTERS, IDS, ReadPrefixes, digests
+
+
+@pytest.mark.parametrize(
+    ("long", "unit"),
+    [("".join(map(str, range(400))), CHARACTERS), ([*range(400)], IDS)],
+)
+def test_a_longer_prompt_begins_with_the_digests_of_a_shorter(long, unit: int) -> None:
+    whole = digests(long, {})
+    assert len(whole) == len(long) // unit and len(set(whole)) == len(whole)
+    for cut in (0, 1, unit - 1, unit, 3 * unit + 1):
+        assert digests(long[:cut], {}) == whole[: cut // unit]
+    other = digests(long[unit:], {})
+    assert not set(other) & set(whole), "a digest stands for all before it too"
+
+
+def test_turns_extend_each_other_and_salts_part_them() -> None:
+    talk = [
+        {"role": "user", "content": "word " * 40},
+        {"role": "assistant", "content": "yes " * 40},
+    ]
+    first, both = digests(talk[:1], {}), digests(talk, {})
+    assert both[: len(first)] == first and len(both) > len(first) > 1
+    assert not set(first) & set(digests(talk[:1], {"cache_salt": "b"}))
+    assert digests([{"role": "user", "content": None}], {}) == []
+
+
+def test_readers_are_told_apart_and_the_oldest_is_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(fleet, "KEPT_DIGESTS", 4)
+    store = ReadPrefixes()
+    store.note("a", [1, 2, 3])
+    store.note("b", [1, 9])
+    assert store.known("a", [1, 2, 3, 4]) == 3 and store.known("b", [1, 2, 3, 4]) == 1
+    assert store.known("a", [7, 2]) == 0
+    store.note("b", [8])  # 1 was asked for since 2
+    assert store.known("a", [1, 2]) == 1 and store.known("b", [1]) == 1

@@ -1,0 +1,66 @@
+"""Grammars that take too much are refused before the engine compiles them; others never notice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from foretoken.errors import InputError
+from foretoken.sampling.checks import Structured
+from foretoken.server.process import sandbox
+from foretoken.server.process.sandbox import GrammarSandbox
+from tiny import byte_level
+
+FOREVER = Structured("json_schema", '{"type": "integer", "multipleOf": 99999989}')  # minutes
+GOOD = Structured("regex", "[ab]{1,5}")
+
+
+@pytest.fixture
+def tried() -> Iterator[GrammarSandbox]:
+    made = GrammarSandbox(byte_level())
+    yield made
+    made.close()
+
+
+def test_what_takes_too_long_is_refused_and_the_next_is_tried(
+    tried: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(InputError, match="json_schema takes more than 1 s"):
+            tried.require(FOREVER)
+        assert time.monotonic() - began < 30
+    tried.require(GOOD)
+
+
+def test_what_takes_too_much_memory_is_refused(
+    tried: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "SECONDS", 60.0)
+    monkeypatch.setattr(sandbox, "BYTES", 2**28)
+    tried.require(GOOD)
+    with pytest.raises(InputError, match="to compile; make it simpler"):
+        tried.require(FOREVER)
+
+
+def test_the_process_stays_and_knows_what_was_good(tried: GrammarSandbox) -> None:
+    tried.require(GOOD)
+    process = tried._process
+    assert process is not None
+    tried.require(Structured("choice", json.dumps(["a", "b"])))
+    tried.require(Structured("regex", "a{2}"))
+    assert tried._process is process and process.poll() is None
+    tried.close()
+    process.wait(10)
+    tried.require(GOOD)  # is not tried again
+
+
+def test_what_is_no_grammar_is_left_to_who_tells_it(tried: GrammarSandbox) -> None:
+    tried.require(Structured("lark", "start: nothing"))
+    with pytest.raises(InputError, match="structured's choice cannot be followed"):
+        tried.require(Structured("choice", "5"))
+    GrammarSandbox(None).require(GOOD)

@@ -1,0 +1,289 @@
+"""The engine's end of the pipe, in this process: what it says to every message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import Engine, Speculator
+from foretoken.controls import grammar
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import LostError
+from foretoken.generation_config import Ends
+from foretoken.models.table import TableModel
+from foretoken.server.process import sandbox
+from foretoken.server.process.messages import (
+    Abort,
+    Add,
+    Ask,
+    Failed,
+    Ready,
+    Refusal,
+    Reply,
+    StepOutput,
+    StepOutputs,
+    Stop,
+)
+from foretoken.server.process.worker import Setup, Worker, work
+from oracle import random_model
+from tiny import byte_level
+
+V = 320
+LAW = random_model(1, V)
+
+
+class Broken(TableModel):
+    """Raises where a text holds id 9: what no row is to blame for."""
+
+    def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+        if any(9 in block for block in blocks):
+            raise OSError("the disk is gone")
+        return super().score(blocks, need)
+
+
+class Lost(TableModel):
+    """Cannot be run any more."""
+
+    def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
+        raise LostError("rank 1 of 2 has ended (SIGKILL)")
+
+
+@pytest.fixture
+def pipe() -> Iterator[Connection]:
+    with working(LMDrafter(TableModel(random_model(2, V), V), V)) as pipe:
+        yield pipe
+
+
+@contextmanager
+def working(drafter: Drafter) -> Iterator[Connection]:
+    ours, theirs = Pipe()
+    spec = Speculator(Broken(LAW, V, context=200), drafter, byte_level(), Ends())
+    engine = Engine(spec, 2, max_waiting=1)
+    thread = Thread(target=Worker(theirs, spec, engine).run, daemon=True)
+    thread.start()
+    assert isinstance(hear(ours), Ready)
+    yield ours
+    ours.send(Stop())
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def hear(pipe: Connection) -> Any:
+    assert pipe.poll(30), "nothing is said"
+    return pipe.recv()
+
+
+def parts(pipe: Connection, id: int) -> list[StepOutput]:
+    """Of one text, to its end."""
+    heard: list[StepOutput] = []
+    while not (heard and heard[-1].done):
+        message = hear(pipe)
+        assert isinstance(message, StepOutputs), message
+        heard += [part for part in message.parts if part.id == id]
+    return heard
+
+
+WISHES = {"gamma": 2, "seed": 5, "temperature": 1.0, "max_new_tokens": 12}
+
+
+def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
+    draft = LMDrafter(TableModel(random_model(2, V), V), V)
+    spec = Speculator(TableModel(LAW, V, context=200), draft, byte_level(), Ends())
+    (expected,) = spec.generate("It", **WISHES)
+    pipe.send(Add(3, "It", WISHES))
+    assert hear(pipe) == Reply(3, len(spec.ids("It")))
+    received = parts(pipe, 3)
+    assert "".join(part.text for part in received) == expected.text
+    assert [token for part in received for token in part.tokens] == expected.tokens
+    assert received[-1].done is not None and received[-1].done.reason == expected.finish_reason
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "kind", "said"),
+    [
+        ("It", {"temperature": -1}, "input", "temperature"),
+        ("It", {"tempature": 1}, "input", "did you mean temperature?"),
+        ([400], {}, "input", "400"),
+        ([1] * 300, {}, "length", "the prompt has 300 tokens, the context is 200"),
+        ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
+        ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
+        ("It", {"prediction": "ab " * 150}, "length", "the prediction has"),
+        ("It", {"prediction": "a" * 90_000}, "length", "the prediction has 90000 characters"),
+        ("It", {"prediction": "\ud800"}, "input", "prediction is not valid text"),
+    ],
+)
+def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str, said: str) -> None:
+    pipe.send(Add(0, prompt, options))
+    refusal = hear(pipe)
+    assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
+
+
+def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
+    coupled = WISHES | {"rule": "coupled"}  # one text, whatever is guessed
+    pipe.send(Add(0, "It", coupled | {"gamma": 0}))
+    hear(pipe)
+    plain = [token for part in parts(pipe, 0) for token in part.tokens]
+    pipe.send(Add(1, "It", coupled | {"prediction": "It was"}))
+    assert isinstance(hear(pipe), Reply)
+    received = parts(pipe, 1)
+    assert [token for part in received for token in part.tokens] == plain
+    first = received[0].steps[0]
+    assert first["predicted"] and len(first["rejected"]) in (1, 2)
+
+
+def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:
+    for id, most, written in ((0, None, 195), (1, 7, 7)):
+        more = {} if most is None else {"most_tokens": most}
+        pipe.send(Add(id, [1] * 5, {"gamma": 2, "ignore_eos": True, "suppress_tokens": [9]} | more))
+        assert hear(pipe) == Reply(id, 5)
+        assert sum(len(part.tokens) for part in parts(pipe, id)) == written
+
+
+def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
+    endless = {"gamma": 0, "ignore_eos": True, "suppress_tokens": [9]}
+    for id in range(4):
+        pipe.send(Add(id, [1], endless))
+    said = [message for message in (hear(pipe) for _ in range(200)) if isinstance(message, Refusal)]
+    assert [(each.id, each.kind) for each in said] == [(3, "busy")]
+    for id in range(3):
+        pipe.send(Abort(id))
+    pipe.send(Ask(9, "speculation", {}))
+    while not isinstance(answer := hear(pipe), Reply):
+        pass
+    assert (answer.value["running"], answer.value["waiting"]) == (0, 0)
+
+
+def speculation(pipe: Connection) -> dict[str, Any]:
+    pipe.send(Ask(99, "speculation", {}))
+    while not isinstance(answer := hear(pipe), Reply):
+        pass
+    return answer.value
+
+
+def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
+    """Greedy texts repeat themselves, which look-up guesses; sampled ones give it no guess."""
+    with working(LookupDrafter()) as pipe:
+
+        def write(**options: Any) -> bool:
+            wishes = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
+            pipe.send(Add(1, [1, 2], wishes))
+            assert hear(pipe) == Reply(1, 2)
+            return any(step["drafted"] for part in parts(pipe, 1) for step in part.steps)
+
+        greedy = [write(gamma=4) for _ in range(3)]
+        sampled = [write(gamma=4, temperature=50.0, seed=s, max_new_tokens=9) for s in range(3)]
+        assert all(greedy) and not any(sampled)
+        assert speculation(pipe)["measured_speedup"] is None
+        write(gamma=0)
+        report = speculation(pipe)
+        assert report["measured_speedup"] is not None
+        assert report["measured_texts"] == {"speculative": 3, "plain": 1}
+
+
+def test_a_plain_text_that_waits_for_guesses_of_others_is_not_compared(pipe: Connection) -> None:
+    wishes = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
+    pipe.send(Add(0, [1, 2], wishes | {"gamma": 1}))
+    while not (isinstance(message := hear(pipe), StepOutputs) and message.parts):
+        pass
+    pipe.send(Add(1, [1, 2], wishes | {"gamma": 0}))
+    ended = set[int]()
+    while len(ended) < 2:
+        if isinstance(message := hear(pipe), StepOutputs):
+            ended |= {part.id for part in message.parts if part.done}
+    assert speculation(pipe)["measured_texts"] == {"speculative": 0, "plain": 0}
+    for id, gamma in ((2, 0), (3, 1)):
+        pipe.send(Add(id, [1, 2], wishes | {"gamma": gamma}))
+        assert hear(pipe) == Reply(id, 2)
+        parts(pipe, id)
+    assert speculation(pipe)["measured_texts"] == {"speculative": 1, "plain": 1}
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
+    pipe.send(Add(0, [1, 1, 9], {"gamma": 0}))
+    assert hear(pipe) == Reply(0, 3)
+    assert hear(pipe) == Refusal(0, "failed", "the disk is gone")
+    assert hear(pipe).running == 0  # gauges follow, though no step does
+    pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
+    assert hear(pipe) == Reply(1, 1)
+    assert parts(pipe, 1)[-1].done is not None
+
+
+def test_an_engine_that_has_lost_part_of_its_model_ends() -> None:
+    """So that another one is started, and its requests are not blamed."""
+    ours, theirs = Pipe()
+    spec = Speculator(Lost(LAW, V, context=200), NoDrafter(), byte_level(), Ends())
+    thread = Thread(target=Worker(theirs, spec, Engine(spec, 2)).run, daemon=True)
+    thread.start()
+    assert isinstance(hear(ours), Ready)
+    ours.send(Add(0, [1, 1], {"gamma": 0}))
+    assert hear(ours) == Reply(0, 2)
+    thread.join(10)
+    assert not thread.is_alive() and not ours.poll()
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
+    ours, theirs = Pipe()
+    setup = Setup(str(tmp_path / "nowhere"), None)
+    # As in life: it ignores signals and writes logs, which no test may leave behind
+    process = get_context("spawn").Process(target=work, args=(theirs, setup))
+    process.start()
+    failed = hear(ours)
+    process.join(30)
+    assert isinstance(failed, Failed) and "nowhere" in failed.message and process.exitcode == 0
+
+
+SLOW = {"structured": {"json_schema": {"type": "integer", "multipleOf": 99999989}}}
+
+
+def test_a_grammar_that_takes_long_holds_up_nobody(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does its request's end, which comes before it is added."""
+    monkeypatch.setattr(sandbox, "SECONDS", 3.0)
+    for id in (0, 1):
+        pipe.send(Add(id, [1], WISHES | SLOW))
+    pipe.send(Abort(1))
+    pipe.send(Add(2, [1], WISHES | {"suppress_tokens": [9]}))
+    heard = [hear(pipe)]
+    while not (isinstance(heard[-1], StepOutputs) and any(part.done for part in heard[-1].parts)):
+        heard.append(hear(pipe))
+    assert Reply(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
+    refused = {}
+    while len(refused) < 2:
+        if isinstance(said := hear(pipe), Refusal):
+            refused[said.id] = said
+    assert all("takes more than 3 s" in said.message for said in refused.values())
+    assert refused[0].kind == "input"
+
+
+def test_a_text_that_is_left_while_it_is_added_is_not_written(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, go, source = Event(), Event(), grammar.source
+
+    def late(structured: Any) -> str:
+        tried.set()
+        assert go.wait(30)
+        return source(structured)
+
+    monkeypatch.setattr(grammar, "source", late)
+    pipe.send(Add(0, [1], WISHES | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
+    assert tried.wait(30)
+    pipe.send(Abort(0))
+    assert isinstance(hear(pipe), StepOutputs)
+    go.set()
+    pipe.send(Ask(9, "speculation", {}))
+    assert isinstance(answer := hear(pipe), Reply) and answer.id == 9
+    pipe.send(Add(1, [1], WISHES | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
+    assert hear(pipe) == Reply(1, 1)
+    assert parts(pipe, 1)[-1].done is not None

@@ -1,0 +1,232 @@
+"""How a model's own settings begin and end a text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig
+
+from foretoken import load
+from foretoken.errors import InputError, RefusedError
+from foretoken.generation_config import (
+    CHANGES_LAW,
+    FOLLOWED,
+    Ends,
+    Settings,
+    read_settings,
+    resolved,
+)
+from foretoken.sampling.params import SamplingParams
+from tiny import byte_level, llama, t5
+
+
+def test_what_a_model_says():
+    assert read_settings(llama(64)).ends == Ends(frozenset({0}))
+    assert read_settings(t5(64)).ends == Ends(frozenset({0}), decoder_start=1)
+
+
+def test_the_generation_config_has_the_last_word():
+    target = t5(64)
+    target.generation_config = GenerationConfig(
+        eos_token_id=[5, 6],
+        decoder_start_token_id=[7],
+        forced_bos_token_id=8,
+        forced_eos_token_id=9,
+    )
+    assert read_settings(target).ends == Ends(frozenset({5, 6}), 7, 8, 9)
+
+
+def test_a_model_without_one_is_read_from_its_config():
+    target = llama(64)
+    target.generation_config = None
+    assert read_settings(target).ends.eos == {0}
+
+
+@pytest.mark.parametrize(
+    "entry", ["decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"]
+)
+def test_several_ids_where_a_text_has_one_are_refused(entry):
+    """Transformers means other things by a list; also where the rest is ignored."""
+    target = t5(64)
+    setattr(target.generation_config, entry, [9, 5])
+    for ignored in (None, "ignore"):
+        with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\]; set one id there"):
+            load(target, "none", generation_config=ignored)
+
+
+@pytest.mark.parametrize("value", ["x", 1.5, [1, "a"], True, {"a": 1}])
+def test_an_end_must_be_an_id(value):
+    target = llama(64)
+    target.generation_config.eos_token_id = value
+    with pytest.raises(InputError, match="eos_token_id=.*; give an id or a list of ids") as error:
+        read_settings(target)
+    assert "\n" not in str(error.value)
+
+
+def test_no_end_at_all():
+    target = llama(64)
+    target.generation_config = GenerationConfig()
+    assert read_settings(target).ends == Ends()
+
+
+def test_a_decoder_may_start_with_bos_but_must_start():
+    target = t5(64)
+    target.generation_config = GenerationConfig(bos_token_id=3)
+    assert read_settings(target).ends.decoder_start == 3
+    target.generation_config = GenerationConfig()
+    with pytest.raises(RefusedError, match="names no decoder_start_token_id; set it"):
+        read_settings(target)
+
+
+@pytest.mark.parametrize("entry", CHANGES_LAW)
+def test_what_changes_nothing_is_no_entry(entry):
+    target = llama(64)
+    for harmless in CHANGES_LAW[entry]:
+        setattr(target.generation_config, entry, harmless)
+        settings = read_settings(target)
+        assert settings.objection is None and settings.controls == {}
+
+
+# Each entry that is followed: a value, as it is kept, and what a caller gives to switch it off
+ENTRIES: dict[str, tuple[Any, Any, Any]] = {
+    "repetition_penalty": (1.8, 1.8, 1.0),
+    "encoder_repetition_penalty": (1.7, 1.7, 1),
+    "no_repeat_ngram_size": (1, 1, 0),
+    "encoder_no_repeat_ngram_size": (1, 1, 0),
+    "bad_words_ids": ([[5], [7, 8]], [[5], [7, 8]], []),
+    "min_length": (8, 8, 0),
+    "min_new_tokens": (6, 6, 0),
+    "typical_p": (0.3, 0.3, 1.0),
+    "epsilon_cutoff": (0.3, 0.3, 0.0),
+    "eta_cutoff": (0.5, 0.5, 0.0),
+    "suppress_tokens": ([1, 2, 3], [1, 2, 3], []),
+    "begin_suppress_tokens": ([1, 2, 3], [1, 2, 3], []),
+    "sequence_bias": ({(9,): 2.5, (1, 2): -3.0}, [[[9], 2.5], [[1, 2], -3.0]], {}),
+    "exponential_decay_length_penalty": ((1, 1.5), (1, 1.5), (99, 1.0)),
+    "remove_invalid_values": (True, True, False),
+    "stop_strings": (["e", "a"], ["e", "a"], []),
+}
+PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44]]
+
+
+def test_every_entry_has_its_case():
+    assert {*ENTRIES} == FOLLOWED
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_that_is_followed(entry):
+    """A call that leaves it open generates as one that names it; a caller who names it wins."""
+    value, kept, off = ENTRIES[entry]
+    target = llama(320, eos_token_id=[*range(40)])
+    plain = load(target, "lookup", tokenizer=byte_level())
+    setattr(target.generation_config, entry, value)
+    settings = read_settings(target)
+    assert settings.objection is None and settings.controls == {entry: kept}
+    assert Settings.of(json.loads(json.dumps(settings.to_dict()))).controls == json.loads(
+        json.dumps({entry: kept})
+    )
+    own = load(target, "lookup", tokenizer=byte_level())
+    ignoring = load(target, "lookup", tokenizer=byte_level(), generation_config="ignore")
+    name = "min_new_tokens" if entry == "min_length" else entry
+    counts = [8 - len(prompt) for prompt in PROMPTS] if entry == "min_length" else [value] * 2
+
+    def text(pair, prompt, **named):
+        (completion,) = pair.generate(
+            [prompt], temperature=0.9, gamma=2, max_new_tokens=12, **named
+        )
+        return completion.tokens
+
+    for prompt, given in zip(PROMPTS, counts, strict=True):
+        assert text(own, prompt) == text(plain, prompt, **{name: given})
+        unlike = text(plain, prompt)
+        assert text(own, prompt, **{name: off}) == unlike == text(ignoring, prompt)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [("repetition_penalty", -1.0), ("bad_words_ids", 7), ("min_length", -3), ("typical_p", "x")],
+)
+def test_an_entry_that_cannot_be_followed(entry, value):
+    target = llama(64)
+    setattr(target.generation_config, entry, value)
+    objection = read_settings(target).objection or ""
+    assert objection.startswith("the model's generation config: ")
+    assert objection.endswith("; correct it there") and "\n" not in objection
+    assert load(target, "none", generation_config="ignore").controls == {}
+
+
+def least(prompt: int, controls: dict[str, int], **wishes: int) -> int | None:
+    return resolved(SamplingParams(**wishes), controls, Ends(), prompt).min_new_tokens
+
+
+def test_min_length_counts_the_prompt():
+    assert least(3, {"min_length": 8}) == 5
+    assert least(8, {"min_length": 8}) is None and least(9, {"min_length": 8}) is None
+    assert least(3, {"min_length": 8}, min_new_tokens=2) == 2
+    assert least(3, {"min_length": 8}, min_new_tokens=0) == 0
+    assert least(3, {"min_length": 8}, max_new_tokens=4) == 4  # there is no room for more
+    assert least(3, {"min_new_tokens": 6}) == 6
+
+
+def test_min_new_tokens_takes_the_place_of_min_length():
+    """As in transformers, also where it is 0."""
+    target = llama(64)
+    target.generation_config.update(min_length=20, min_new_tokens=6)
+    assert read_settings(target).controls == {"min_new_tokens": 6}
+    target.generation_config.min_new_tokens = 0
+    assert read_settings(target).controls == {}
+
+
+def test_forced_ids_are_the_callers_where_he_names_them():
+    ends = Ends(forced_bos=4, forced_eos=5)
+    open_ = resolved(SamplingParams(), {}, ends, 1)
+    assert (open_.forced_bos_token_id, open_.forced_eos_token_id) == (4, 5)
+    mine = resolved(SamplingParams(forced_eos_token_id=9), {}, ends, 1)
+    assert (mine.forced_bos_token_id, mine.forced_eos_token_id) == (4, 9)
+    wishes = SamplingParams(0.5)
+    assert resolved(wishes, {}, Ends(), 1) is wishes
+
+
+@pytest.mark.parametrize("entry", [entry for entry in CHANGES_LAW if entry not in FOLLOWED])
+def test_an_entry_that_changes_the_law_and_is_not_followed(entry):
+    target = llama(64)
+    for harmless in CHANGES_LAW[entry]:
+        setattr(target.generation_config, entry, harmless)
+        assert read_settings(target).objection is None
+    setattr(target.generation_config, entry, 7)
+    with pytest.raises(RefusedError, match=f"sets {entry}=7, which is not followed here") as error:
+        load(target, "none")
+    assert "generation_config='ignore' (--ignore-generation-config)" in str(error.value)
+    assert read_settings(target).objection == str(error.value)
+    assert read_settings(target).ends.eos == {0}
+
+
+@pytest.mark.parametrize("token", [64, 999, -1])
+@pytest.mark.parametrize("entry", ["decoder_start", "forced_bos", "forced_eos"])
+def test_an_id_that_every_text_holds_must_be_the_models(entry, token):
+    """Else torch ends in an IndexError, and OpenVINO reads some other row."""
+    target = t5(64)
+    setattr(target.generation_config, f"{entry}_token_id", token)
+    for ignored in (None, "ignore"):
+        with pytest.raises(InputError, match=rf"{entry}_token_id={token}; ids must be in 0\.\.63"):
+            load(target, "none", generation_config=ignored)
+    target.generation_config.update(**{f"{entry}_token_id": 63})
+    assert len(load(target, "none").generate([[5, 6]], max_new_tokens=3)[0].tokens) <= 3
+
+
+def test_an_end_that_never_comes_is_none():
+    target = llama(64)
+    target.generation_config.eos_token_id = [64, 0]
+    assert load(target, "none").ends.eos == {0, 64}
+
+
+def test_settings_outlive_the_process():
+    """In JSON, beside a kept conversion."""
+    target = t5(64)
+    target.generation_config.update(forced_eos_token_id=9, num_beams=4, do_sample=True, top_k=5)
+    settings = read_settings(target)
+    assert settings.suggested == {"temperature": 1.0, "top_k": 5}
+    assert "num_beams=4" in settings.objection and settings.ends.forced_eos == 9
+    assert Settings.of(json.loads(json.dumps(settings.to_dict()))) == settings

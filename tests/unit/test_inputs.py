@@ -1,0 +1,102 @@
+"""Requests and rows from what a call asks for; bad prompts are refused in test_speculator."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.errors import InputError
+from foretoken.generation_config import Ends
+from foretoken.inputs import InputProcessor
+from foretoken.models.table import TableModel
+from foretoken.sampling.params import SamplingParams
+from foretoken.text.transcript import Transcript
+from oracle import random_model
+from tiny import byte_level
+
+V = 320
+ENDS = Ends(eos=frozenset({5}), forced_bos=6, forced_eos=7)
+
+
+def intake(tokenizer=None, ends: Ends = ENDS, **controls) -> InputProcessor:
+    return InputProcessor(TableModel(random_model(1, V), V, context=20), tokenizer, ends, controls)
+
+
+def test_a_request_knows_its_ends_places_and_limit() -> None:
+    (request,) = intake().requests([[1, 2, 3]], SamplingParams(max_new_tokens=9), [4])
+    assert (request.prompt, request.limit, request.source) == ([1, 2, 3], 9, None)
+    assert request.eos == {5} and request.forced == {-2: 6, 8: 7}
+    assert tuple(request.key) == (4, 0)
+    (short,) = intake().requests([[1] * 15], SamplingParams(), 0)
+    assert short.limit == 5 and short.forced[4] == 7  # the context's last place
+
+
+def test_more_ends_or_none_of_the_models() -> None:
+    wishes = SamplingParams(stop_token_ids=[8], ignore_eos=True)
+    (request,) = intake().requests([[1]], wishes, 0)
+    assert request.eos == {8}
+
+
+def test_the_models_own_where_the_caller_left_it_open() -> None:
+    own = intake(repetition_penalty=1.5, no_repeat_ngram_size=2)
+    (request,) = own.requests([[1]], SamplingParams(no_repeat_ngram_size=0), 0)
+    assert request.params.repetition_penalty == 1.5 and request.params.no_repeat_ngram_size == 0
+
+
+def test_a_stop_string_that_is_a_special_token() -> None:
+    """It has no text to be found in, so its id ends the text."""
+    (special,) = byte_level().all_special_tokens[:1]
+    (request,) = intake(byte_level()).requests(["It"], SamplingParams(stop_strings=special), 0)
+    assert byte_level().convert_tokens_to_ids(special) in request.eos
+
+
+def test_a_row_has_what_it_asks_for_and_no_more() -> None:
+    free = Ends()
+    (plain,) = intake(ends=free).rows(intake(ends=free).requests([[1]], SamplingParams(), 0))
+    assert plain.controls is None and plain.endings == []
+    wishes = SamplingParams(repetition_penalty=2.0, stop_strings="x", stopping=lambda ids, _: False)
+    reader = intake(byte_level(), free)
+    (row,) = reader.rows(reader.requests(["It"], wishes, 0))
+    assert row.controls is not None
+    assert [type(each).__name__ for each in row.endings] == [Transcript.__name__, "OwnEnding"]
+
+
+def test_an_id_that_no_text_can_hold() -> None:
+    with pytest.raises(InputError, match="^suppress_tokens names the id 320; ids must"):
+        intake().requests([[1]], SamplingParams(suppress_tokens=[320]), 0)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"suppress_tokens": [V]}, f"suppress_tokens names the id {V}; ids must be in"),
+        ({"structured": {"regex": "("}}, "structured's regex cannot be followed"),
+    ],
+)
+def test_of_several_prompts_the_one_that_fails_is_named(wishes, message):
+    """Before a row is made, for which a model may have to run."""
+    fine, bad = SamplingParams(), SamplingParams(**wishes)
+    with pytest.raises(InputError, match=f"^prompt 1: {message}"):
+        intake(byte_level()).requests(["a", "b"], [fine, bad], 0)
+    with pytest.raises(InputError, match=f"^{message}"):
+        intake(byte_level()).requests(["b"], [bad], 0)
+
+
+def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
+    given, read = intake(byte_level()), []
+    monkeypatch.setattr(InputProcessor, "ids", lambda self, prompt, i=0: read.append(prompt) or [1])
+    wishes = SamplingParams(1.0, num_return_sequences=3)
+    requests = given.requests(["a", "b"], wishes, 4)
+    assert read == ["a", "b"]
+    assert [tuple(request.key) for request in requests] == [(4, row) for row in range(6)]
+
+
+def test_a_prediction_has_no_special_tokens_and_is_of_the_decoders_ids() -> None:
+    reader = intake(byte_level())
+    text = byte_level()("It was", add_special_tokens=False).input_ids
+    assert reader.prediction("It was") == tuple(text) == reader.prediction(text)
+    assert reader.prediction("") == reader.prediction([]) == ()
+    for bad, said in (([V], "0..319"), ([-1], "prediction"), (3, "prediction")):
+        with pytest.raises(InputError, match=said):
+            reader.prediction(bad)
+    with pytest.raises(InputError, match="prediction is text, but there is no tokenizer"):
+        intake().prediction("It was")

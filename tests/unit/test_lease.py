@@ -1,0 +1,269 @@
+"""One run at a time over a model or drafter, whoever shares it; a run that is broken off anywhere
+leaves nothing that another would meet."""
+
+from __future__ import annotations
+
+import gc
+from threading import Event, Thread
+
+import pytest
+import torch
+
+import pairs
+from foretoken import load
+from foretoken.costing.gamma import Fixed
+from foretoken.costing.pair_costs import PROBE_KEY
+from foretoken.costing.probe import TOKENS
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.engine.batch import Batch
+from foretoken.errors import InputError, RefusedError
+from foretoken.lab.agreement import overlaps
+from foretoken.lab.certificate.identity import compare, replay
+from foretoken.lab.measurement.measure import passes
+from foretoken.lease import TENANTS, leased
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.judge import Greedy
+from foretoken.sampling.keys import RowKey
+from foretoken.speculator import Speculator
+from interrupts import interrupted
+from oracle import random_model
+
+V = 6
+P, M, Q = (random_model(seed, V) for seed in (1, 3, 2))
+OPEN = "a stream of this target or draft is still open; read it to its end or close it first"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> None:
+    """Runs that other tests have dropped end with the next lease of the same parts, not before."""
+    gc.collect()
+    for name in [name for name, tenancy in TENANTS.items() if tenancy.ended]:
+        del TENANTS[name]
+
+
+def three() -> tuple[Speculator, Speculator]:
+    """A middle model with its draft, and a large one for which both draft."""
+    mid = Speculator(TableModel(M, V), LMDrafter(TableModel(Q, V), V))
+    big = Speculator(TableModel(P, V), CascadeDrafter(mid.target, mid.drafter))
+    return mid, big
+
+
+def text(spec: Speculator, tokens: int = 12) -> list[int]:
+    return spec.generate([[0, 1]], max_new_tokens=tokens, gamma=3)[0].tokens
+
+
+def test_a_stream_of_a_shared_model_goes_on_and_others_are_refused() -> None:
+    mid, big = three()
+    expected, large = text(mid), text(big)
+    pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
+    tokens = list(next(pieces).tokens)
+    with pytest.raises(RefusedError, match=OPEN):
+        big.generate([[0, 1]], max_new_tokens=12, gamma=3)
+    with pytest.raises(RefusedError, match=OPEN):
+        mid.beam_search([[0, 1]], num_beams=2, max_new_tokens=4)
+    assert text(mid) == expected  # beside its own stream
+    assert big.beam_search([[0, 1]], num_beams=2, max_new_tokens=4)  # plain: a cascade can't help
+    assert tokens + [token for piece in pieces for token in piece.tokens] == expected
+    assert text(big) == large and text(mid) == expected and not TENANTS
+
+
+def test_plain_decoding_leaves_the_draft_to_others() -> None:
+    mid, big = three()
+    expected = text(mid)
+    pieces = big.stream([0, 1], max_new_tokens=12, gamma=0)
+    next(pieces)
+    assert text(mid) == expected
+    pieces.close()
+
+
+def test_plain_beam_search_leaves_the_draft_to_others_and_torch_one_thread() -> None:
+    """Where the target runs on OpenVINO, whose threads would otherwise lack the cores."""
+    seen: list[int] = []
+
+    class Elsewhere(TableModel):
+        runtime = "openvino"
+
+        def start(self, prompts: list[list[int]], sources: object = None) -> None:
+            seen.append(torch.get_num_threads())
+            super().start(prompts)
+
+    mid, _ = three()
+    other = Speculator(Elsewhere(P, V), mid.drafter)
+    pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
+    next(pieces)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        other.beam_search([[0, 1]], num_beams=2, max_new_tokens=4, gamma=0)
+        assert seen == [1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(RefusedError, match=OPEN):
+        other.beam_search([[0, 1]], num_beams=2, max_new_tokens=4, gamma=1)
+    pieces.close()
+
+
+def test_one_drafter_in_two_speculators() -> None:
+    lookup = LookupDrafter()
+    one, other = (Speculator(TableModel(law, V), lookup) for law in (P, M))
+    pieces = one.stream([0, 1], max_new_tokens=8, gamma=2)
+    next(pieces)
+    with pytest.raises(RefusedError, match=OPEN):
+        text(other)
+
+
+def test_as_load_makes_them() -> None:
+    draft = pairs.target("Llama")
+    mid = load(draft, "lookup")
+    big = load(pairs.relative(draft), mid)
+    pieces = mid.stream(pairs.PROMPTS[0], max_new_tokens=8, gamma=2)
+    tokens = list(next(pieces).tokens)
+    with pytest.raises(RefusedError, match=OPEN):
+        big.generate([pairs.PROMPTS[1]], max_new_tokens=8, gamma=2)
+    tokens += [token for piece in pieces for token in piece.tokens]
+    assert tokens == pairs.stock(draft, pairs.PROMPTS[0], 8)
+
+
+def test_another_thread_is_told_who_runs() -> None:
+    mid, big = three()
+    begun, done = Event(), Event()
+
+    def work() -> None:
+        pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
+        next(pieces)
+        begun.set()
+        done.wait(60)
+        pieces.close()
+
+    thread = Thread(target=work, name="the other")
+    thread.start()
+    begun.wait(60)
+    try:
+        with pytest.raises(RefusedError, match="^thread 'the other' is generating with this"):
+            text(big)
+    finally:
+        done.set()
+        thread.join()
+    assert text(big)
+
+
+def test_measuring_beside_a_stream_is_refused() -> None:
+    """What reads a target by itself would end the stream's row, too."""
+    mid, _ = three()
+    expected, request = text(mid), mid.requests([[0, 1]], SamplingParams(max_new_tokens=4), 0)[0]
+    pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
+    tokens = list(next(pieces).tokens)
+    target, drafter, params = mid.target, mid.drafter, SamplingParams(1.0)
+    for call in (
+        lambda: passes(target, request, [0, 1, 2, 3], 2),
+        lambda: overlaps(target, drafter, request, [2, 3], params),
+        lambda: list(replay(target, drafter, [request], [[2, 3]], params)),
+        lambda: compare(target, [request], [[2, 3]], 2),
+    ):
+        with pytest.raises(RefusedError, match=OPEN):
+            call()
+    assert tokens + [token for piece in pieces for token in piece.tokens] == expected
+
+
+def test_a_stream_that_nobody_holds_is_over() -> None:
+    mid, _ = three()
+    expected = text(mid)
+    pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
+    next(pieces)
+    loop = [pieces]
+    loop.append(loop)  # only the collector finds it
+    del pieces, loop
+    gc.collect()
+    assert text(mid) == expected
+
+
+LEASE = ("foretoken/engine/batch.py", "foretoken/lease.py", "contextlib.py")
+INSIDE = ("foretoken/step.py", "foretoken/drafters", "foretoken/models")
+
+
+@pytest.mark.parametrize(
+    ("files", "stride", "queued"),
+    [
+        (LEASE, 2, False),
+        (INSIDE, 17, False),
+        (("foretoken/engine", "foretoken/lease.py"), 3, True),
+        (INSIDE, 17, True),
+    ],
+    ids=[
+        "lines of a lease",
+        "lines of what it runs",
+        "lines of a queue",
+        "what that runs",
+    ],
+)
+def test_a_ctrl_c_anywhere_leaves_both_usable(
+    files: tuple[str, ...], stride: int, queued: bool
+) -> None:
+    mid, big = three()
+    expected, large = text(mid, 4), text(big, 4)
+    nth = 1
+    while interrupted(lambda: (run_queued if queued else run)(big), nth, files):
+        assert text(big, 4) == large, f"line {nth}"
+        assert text(mid, 4) == expected, f"line {nth}"
+        nth += stride
+    assert nth > 50 * stride and not TENANTS
+
+
+def run(spec: Speculator) -> None:
+    """As `generate` does, which would take the Ctrl-C for the end of its texts."""
+    rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
+    for _ in Batch(spec.target, spec.drafter).run(rows, Greedy(), Fixed(3)):
+        pass
+
+
+def run_queued(spec: Speculator) -> None:
+    """Through the queue that `generate` and `stream` share."""
+    rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
+    for _ in spec._scheduler.run(rows, Greedy(), Fixed(3)):
+        pass
+
+
+def test_a_claim_within_a_claim_is_refused_and_takes_nothing() -> None:
+    mid, big = three()
+    with leased(mid.target):
+        with pytest.raises(RefusedError, match=OPEN), leased(big.target, big.drafter):
+            pass
+        with leased(big.target):
+            pass
+    assert not TENANTS
+
+
+def test_a_drafter_whose_end_fails_is_told_once() -> None:
+    class Sick(LookupDrafter):
+        def leave(self, rows: list[int]) -> None:
+            raise OSError("sick")
+
+    spec = Speculator(TableModel(P, V), Sick())
+    for _ in range(2):
+        with pytest.raises(OSError, match="sick"):
+            text(spec)
+    assert not TENANTS
+
+
+@pytest.mark.parametrize("name", ["target", "drafter"])
+def test_parts_of_a_speculator_stay(name: str) -> None:
+    mid, big = three()
+    with pytest.raises(InputError, match=rf"dataclasses\.replace\(spec, {name}="):
+        setattr(mid, name, getattr(big, name))
+    assert mid.target is not big.target
+
+
+def test_the_probe_has_a_key_that_no_row_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else gamma's prior would follow from the very numbers that the default seed's text meets."""
+    mid, _ = three()
+    with pytest.raises(InputError, match="seed"):
+        mid.generate([[0]], seed=PROBE_KEY.seed)
+    asked: list[Request] = []
+    original = Row.of
+    monkeypatch.setattr(Row, "of", lambda request: asked.append(request) or original(request))
+    mid.step_costs(SamplingParams(1.0))
+    assert {request.key for request in asked if request.limit > TOKENS // 2} == {PROBE_KEY}

@@ -1,0 +1,129 @@
+"""What is refused of a call of transformers' `generate`; `test_handed` has whole calls."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from foretoken import load
+from foretoken.errors import ForeignError
+from foretoken.generation_config import CHANGES_LAW, FOLLOWED
+from foretoken.models.table import TableModel
+from foretoken.transformers_integration import unsupported
+from foretoken.transformers_integration.unsupported import (
+    UNKNOWN,
+    require_known,
+    require_ours,
+    withheld,
+)
+from oracle import random_model
+from pairs import relative, target
+from refusals import ENTRIES, REFUSALS, Refusal
+from tiny import llama, t5
+
+PLAIN = {"max_new_tokens": 12, "pad_token_id": 1, "do_sample": False}
+
+
+def test_transformers_defaults_are_all_followed():
+    config = GenerationConfig(**GenerationConfig._get_default_generation_params())
+    require_known(config, {"attention_mask": None, "token_type_ids": None})
+
+
+def test_every_entry_that_is_not_followed_has_its_call():
+    assert ENTRIES.keys() == (UNKNOWN.keys() | CHANGES_LAW.keys()) - FOLLOWED
+
+
+@cache
+def speculator(family: str) -> Any:
+    model = target(family)
+    return load(model, relative(model), runtime="transformers")
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_followed_is_refused_by_name_before_a_number_is_drawn(refusal):
+    """What `attach` makes of these, `test_attach` has."""
+    numbers = torch.get_rng_state()
+    error = refused(refusal)
+    assert str(error).startswith(refusal.says) and "\n" not in str(error)
+    assert torch.get_rng_state().equal(numbers)
+
+
+def refused(refusal: Refusal) -> ForeignError:
+    spec = speculator(refusal.family)
+    options = refusal.options(spec.target.model)
+    if not {"inputs", "inputs_embeds", "encoder_outputs"} & options.keys():
+        options["inputs"] = torch.tensor([[5, 17, 33]])
+    with pytest.raises(ForeignError) as error:
+        spec.target.model.generate(custom_generate=spec, **(PLAIN | options))
+    return error.value
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_that_the_integration_refuses_is_among_them():
+    """Line by line. The exceptions have tests of their own, or are a caller's mistakes."""
+    told = {id_of(list(walk_tb(refused(each).__traceback__))[-1]) for each in REFUSALS.values()}
+    untold: set[str] = set()
+    for file in sorted(Path(unsupported.__file__).parent.glob("*.py")):
+        if file.name == "attach.py":  # has tests of its own
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Raise) and (str(file), node.lineno) not in told:
+                untold.add(ast.unparse(node).split("(")[1].lstrip("f'\"")[:30])
+    assert untold == {
+        "row {b} of input_ids holds ids",
+        "stop_strings needs a tokenizer",
+        "custom_generate is a Speculato",
+        "the encoder was given no input",
+        "cache_implementation='quantize",
+        "the model adds a {type",
+    }
+
+
+def id_of(frame: tuple[Any, int]) -> tuple[str, int]:
+    return frame[0].f_code.co_filename, frame[1]
+
+
+def test_a_cache_of_less_precision():
+    with pytest.raises(ForeignError, match="^cache_implementation='quantized' changes the law"):
+        require_known(GenerationConfig(cache_implementation="quantized"), {})
+
+
+def test_an_input_of_the_model():
+    with pytest.raises(ForeignError, match="^token_type_ids is given"):
+        require_known(GenerationConfig(), {"token_type_ids": 1})
+
+
+def test_a_model_that_runs_converted_is_compared_by_kind_and_vocabulary():
+    model: Any = llama(64)
+    require_ours(model, TableModel(random_model(1, 64), 64), {})
+    for other in (
+        TableModel(random_model(1, 63), 63),
+        TableModel(random_model(1, 64), 64, encoder_decoder=True),
+    ):
+        with pytest.raises(ForeignError, match="^custom_generate is a Speculator of another model"):
+            require_ours(model, other, {})
+    require_ours(t5(64), TableModel(random_model(1, 64), 64, encoder_decoder=True), {})
+
+
+@pytest.mark.parametrize("name", ["synced_gpus", "encoder_outputs"])
+def test_what_generate_keeps_to_itself(name):
+    with pytest.raises(ForeignError, match=f"^{name} is given"):
+        require_ours(llama(64), TableModel(random_model(1, 64), 64), {name: (1,)})  # type: ignore
+
+
+def test_only_the_generate_of_transformers_is_looked_into():
+    def generate() -> Any:
+        streamer, kwargs = "mine", None
+        assert streamer and kwargs is None
+        return withheld(sys._getframe(0))
+
+    assert generate() == {} and withheld(None) == {}
