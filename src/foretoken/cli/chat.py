@@ -16,8 +16,8 @@ from foretoken.cli import option, session
 from foretoken.cli.command import command, quiet
 from foretoken.cli.messages import Rendering, Template
 from foretoken.cli.remote import remote
+from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.sources import ChatSource, local
-from foretoken.cli.wishes import OneAnswer
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 

@@ -17,8 +17,8 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
 from foretoken.cli.render import bar
+from foretoken.cli.sampling_options import SamplingOptions
 from foretoken.cli.task import Task
-from foretoken.cli.wishes import Wishes
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PROMPTS = (
 
 @command
 def generate(
-    wishes: Wishes,
+    wishes: SamplingOptions,
     messages: Messages,
     loading: option.SpreadLoading,
     cluster: Cluster,
@@ -174,7 +174,7 @@ def _alone(prompt: str | None, file: Path | None, *others: bool) -> Path:
 def _write(
     output: Path,
     file: Path,
-    wishes: Wishes,
+    wishes: SamplingOptions,
     messages: Messages,
     loading: option.SpreadLoading,
     names: tuple[str | None, str | None],

@@ -20,8 +20,8 @@ import typer
 
 from foretoken.cli import files
 from foretoken.cli.render import Printer, labelled, page
+from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.sources import ChatSource, Reply, TextError
-from foretoken.cli.wishes import OneAnswer
 from foretoken.errors import ForetokenError, InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, meant
 from foretoken.storage.files import parse_json, write

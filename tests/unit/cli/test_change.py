@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.session import changed
-from foretoken.cli.wishes import OneAnswer
 from foretoken.errors import InputError
 
 FIRST = OneAnswer(temperature=0.5)

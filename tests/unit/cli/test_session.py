@@ -15,9 +15,9 @@ import typer
 from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
+from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.session import Conversation
 from foretoken.cli.sources import Reply, ReplyPart, ReplyToken, TextError
-from foretoken.cli.wishes import OneAnswer
 from foretoken.errors import InputError
 from terminal import CTRL_C, CTRL_D, terminal
 
