@@ -13,28 +13,13 @@ from typing import TYPE_CHECKING, Any
 from foretoken.cli.connection import RejectedError, answered, chunks, connected, get, place
 from foretoken.cli.sources import Prompt, Reply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError, shown
-from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
+from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 
 if TYPE_CHECKING:
     from httpx2 import Client
 
 # OpenAI's names and, for what these lack, vLLM's
-NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "logit_bias": "logit_bias",
-    "stop_strings": "stop",
-    "include_stop_string": "include_stop_str_in_output",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-}
+NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}
 GRAMMARS = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
 
