@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, around its engine: at the end, texts are cut off while connections wait for them."""
+    """uvicorn's, around its engine: texts are cut off at the end while connections wait."""
 
     def __init__(self, engine: EngineClient, settings: ServerSettings) -> None:
         config = uvicorn.Config(
