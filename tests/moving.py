@@ -60,7 +60,7 @@ class Runtime:
         """Fresh models, with costs that nobody had to measure. `before`: their roles' names."""
         target = self.model(f"{before}target")
         pair = Speculator(target, self._drafter(drafter, before, target), byte_level())
-        pair._costs.update(
+        pair.costing.measured.update(
             {
                 (kind, rows): Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))
                 for kind in ("greedy", "sampled", "truncated")

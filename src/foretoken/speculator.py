@@ -8,37 +8,31 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from operator import mul
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from foretoken.beam.hypotheses import BeamParams
 from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
 from foretoken.controls.required import require_beams
-from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive, Fixed, Gamma
-from foretoken.costing.probe import TOKENS, probe, probe_shared
-from foretoken.costing.stored import Kept, Watch, recalled
+from foretoken.costing.gamma import Fixed, Gamma
+from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine.batch import Batch, threads
+from foretoken.engine.batch import threads
 from foretoken.engine.output_stream import OutputStream
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import DeadEndError, InputError, RefusedError, shown
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
-from foretoken.models.base import Model, Pads
+from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Foresight, Piece, Request, Row, stats
 from foretoken.sampling.judge import Judge
-from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
-from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import continued
 from foretoken.text.transcript import Transcript
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
@@ -52,8 +46,8 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
-PROBE_PROMPT = "It was the first day of the"
-PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers
+# Fields that other parts are made from: they stay
+PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "foresight")
 
 
 @dataclass(slots=True)
@@ -72,17 +66,23 @@ class Speculator:
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     foresight: Callable[[Request], Foresight] | None = field(default=None, repr=False)
-    _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, init=False, repr=False)
-    _adaptive: dict[int, Adaptive] = field(default_factory=dict, init=False, repr=False)
-    _watches: dict[str, Watch] = field(default_factory=dict, init=False, repr=False)
+    inputs: InputProcessor = field(init=False, repr=False)
+    costing: PairCosts = field(init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._scheduler = Scheduler(self.target, self.drafter, BATCH)
+        self.inputs = InputProcessor(
+            self.target, self.tokenizer, self.ends, self.controls, self.foresight
+        )
+        pair = f"{self.target_name}, {self.draft_name}"
+        self.costing = PairCosts(
+            self.target, self.drafter, self.inputs, self._scheduler, BATCH, pair
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in ("target", "drafter") and hasattr(self, "_scheduler"):
+        if name in PARTS and hasattr(self, "costing"):
             raise InputError(
                 f"the {name} of a Speculator stays; make another Speculator with "
                 f"dataclasses.replace(spec, {name}=...)"
@@ -254,6 +254,8 @@ class Speculator:
         model that runs converted it is checked only that its kind and its vocabulary are this
         model's.
         """
+        # CAUTION: reads the local variables of transformers' `generate`, which withholds a streamer
+        # and an assistant from a custom_generate (transformers_integration/unsupported.py)
         arguments = withheld(sys._getframe(1))
         streamer = arguments.get("streamer") if streamer is None else streamer
         require_alone(streamer, len(input_ids))
@@ -325,13 +327,9 @@ class Speculator:
             predicted = any(request.prediction for request in requests)
             if isinstance(self.drafter, NoDrafter) and not predicted:
                 return Fixed(0)
-            params = costs.dearest([request.params for request in requests])
-            alone, shared = self.step_costs(params), self.step_costs(params, rows)
-            # one for all calls alike: rows that share a pass are weighed together
-            drafts = not isinstance(self.drafter, NoDrafter)
-            return self._adaptive.setdefault(id(shared), Adaptive(shared, alone, drafts))
+            return self.costing.adaptive([request.params for request in requests], rows)
         gamma = int(gamma)  # NumPy's overflow
-        self._price(None)  # its passes have one size, and texts that do not depend on costs
+        self.costing.price(None)  # its passes have one size, and texts that do not depend on costs
         if context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
@@ -344,86 +342,7 @@ class Speculator:
 
         Takes a second or more the first time; the models must be idle.
         """
-        rows = 1 << (min(rows, BATCH) - 1).bit_length()  # a power of two: few are ever measured
-        kind = costs.kind(params)
-        if (kind, rows) not in self._costs:
-            begins = self._costs.keys() <= {(kind, 1)}  # nobody waits for a text that runs
-            single_costs = self.step_costs(params) if rows > 1 else None
-            alone, name = (stored.key(self.target, self.drafter, kind, n) for n in (1, rows))
-            self._costs[kind, rows] = recalled(
-                name,
-                alone if rows > 1 else None,
-                lambda: self._probed(params, rows, single_costs),
-                again=begins,
-            )
-        step_costs = self._costs[kind, rows]
-        self._price(step_costs)
-        return step_costs
-
-    def _price(self, measured: Costs | None) -> None:
-        """Target and draft pad their passes from now on where that is cheaper; or do not."""
-        draft = getattr(self.drafter, "model", None)
-        if isinstance(self.target, Pads):
-            passing = measured and partial(_passing, measured)
-            self.target.price(passing, measured.change if measured else 0.0, single=False)
-        if isinstance(draft, Pads):
-            more = measured and partial(mul, measured.draft_token)
-            draft.price(more, measured.draft_change if measured else 0.0, single=True)
-
-    @property
-    def frozen(self) -> dict[tuple[str, int], Costs]:
-        """What has been measured of the costs of steps, by the kind of sampling and the rows."""
-        return dict(self._costs)
-
-    def freeze(self, measured: Mapping[tuple[str, int], Costs]) -> None:
-        """Take these for measured here: another process's, `frozen`, of the same models."""
-        self._costs |= measured
-
-    def known_costs(self) -> Costs | None:
-        """What steps of one row cost, if that has been measured: of the sampling measured last."""
-        single_costs = [measured for (_, rows), measured in self._costs.items() if rows == 1]
-        return single_costs[-1] if single_costs else None
-
-    def _probed(self, params: SamplingParams, rows: int, single_costs: Costs | None) -> Kept:
-        """Measured on the target's own text, ends of sequence ignored."""
-        prompt, source = self.inputs.sides(self._probe_ids())
-        room = TOKENS if self.target.context is None else self.target.context - len(prompt)
-        request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
-        kind = f"{costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
-        label = f"{self.target_name}, {self.draft_name}, {kind}"
-        with self._scheduler.idle(), log_if_slow(log, "measuring what steps cost: %s", label):
-            batch = Batch(self.target, self.drafter)
-            self._price(None)  # passes are timed at their own sizes
-            if single_costs is None:
-                return Kept(*probe(batch, request, params, self.ends.eos), label)
-            return Kept(*probe_shared(single_costs, batch, request, params, rows), label)
-
-    def _watch(self, row: Row) -> None:
-        """Costs that its steps contradict are measured again by a later process; here they stay."""
-        kind = costs.kind(row.request.params)
-        alone = self._costs.get((kind, 1))
-        if alone is None or row.controls is not None:  # which cost something of their own
-            return
-        watch = self._watches.setdefault(kind, Watch())
-        if watch.see(row.records, alone) and watch.off is not None:
-            name = stored.key(self.target, self.drafter, kind, 1)
-            if name is not None:
-                stored.contradict(name, alone, watch.off)
-
-    def _probe_ids(self) -> list[int]:
-        """A text where it fits the model, else up to four of the same id."""
-        V, context = self.inputs.readable, self.target.context
-        reads = context and context - 1  # one place is for what is generated
-        reads = self.target.source_context if self.target.encoder_decoder else reads
-        ids = self.tokenizer(PROBE_PROMPT).input_ids if self.tokenizer else []
-        if ids and max(ids) < V and (reads is None or len(ids) <= reads):
-            return ids
-        token = min((i for i in self.ends.eos if 0 <= i < V), default=0)
-        return [token] * (4 if reads is None else min(4, reads))
-
-    @property
-    def inputs(self) -> InputProcessor:
-        return InputProcessor(self.target, self.tokenizer, self.ends, self.controls, self.foresight)
+        return self.costing.step_costs(params, rows)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
@@ -485,7 +404,7 @@ class Speculator:
 
     def completion(self, row: Row) -> Completion:
         """What became of a row."""
-        self._watch(row)
+        self.costing.watch(row)
         params = row.request.params
         return Completion(
             text=self._text(row),
@@ -508,11 +427,6 @@ class Speculator:
         if transcript is not None and row.finish_reason is not None:
             return transcript.text
         return continued(self.tokenizer, row.request.prompt, row.visible)
-
-
-def _passing(measured: Costs, tokens: int) -> float:
-    """Seconds of the target's pass."""
-    return float(costs.at(measured.score, tokens))
 
 
 def _require(row: Row, b: int) -> None:

@@ -26,6 +26,7 @@ LAYERS = [
     ["costing", "drafters"],
     ["engine"],
     ["costing.probe"],
+    ["costing.pair_costs"],
     ["speculator"],
     ["loading", "serving"],
     ["transformers_integration.attach"],

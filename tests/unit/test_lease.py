@@ -12,6 +12,7 @@ import torch
 import pairs
 from foretoken import load
 from foretoken.costing.gamma import Fixed
+from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import TOKENS
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -27,7 +28,7 @@ from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Greedy
 from foretoken.sampling.keys import RowKey
-from foretoken.speculator import PROBE_KEY, Speculator
+from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
 

@@ -133,7 +133,8 @@ def test_a_source_may_fill_the_encoder_but_not_more():
 
 def test_a_text_without_tokens_is_refused():
     spec = spoken(metaspace(), 321)
-    spec.tokenizer = lambda text, **_: type("Found", (), {"input_ids": []})  # drops all
+    drops_all = lambda text, **_: type("Found", (), {"input_ids": []})  # noqa: E731
+    spec = replace(spec, tokenizer=drops_all)
     with pytest.raises(InputError, match="prompt 0 has no tokens"):
         spec.generate("\u200b")
 
@@ -289,13 +290,13 @@ def test_automatic_gamma_is_measured_once_for_a_kind_of_sampling_and_a_size_of_b
     spec = table(context=64)
     for temperature in (1.0, 0.5, 1.0):
         spec.generate([1, 2], temperature=temperature, max_new_tokens=40)
-    assert set(spec._costs) == {("sampled", 1)}
+    assert set(spec.costing.measured) == {("sampled", 1)}
     spec.generate([[1, 2]] * 3, temperature=1.0)
     spec.generate([[1, 2]] * 4, temperature=1.0)
     spec.generate([1, 2])
     spec.generate([1, 2], temperature=1.0, top_k=2)
     kinds = {("sampled", 1), ("sampled", 4), ("greedy", 1), ("truncated", 1)}
-    assert set(spec._costs) == kinds
+    assert set(spec.costing.measured) == kinds
 
 
 CHEAP = Costs(((0, 0.0), (16, 0.1)), ((1, 1.0), (17, 1.2)), ((1, 0.0),))
@@ -317,8 +318,8 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(busy, tmp_path, mo
     options = {"temperature": 1.0, "max_new_tokens": 40}
     first = named_pair().generate(IDS, **options)
     assert [each.others for each in stored.entries()] == [busy, busy]  # of one row, and of four
-    monkeypatch.setattr("foretoken.speculator.probe", None)
-    monkeypatch.setattr("foretoken.speculator.probe_shared", None)
+    monkeypatch.setattr("foretoken.costing.pair_costs.probe", None)
+    monkeypatch.setattr("foretoken.costing.pair_costs.probe_shared", None)
     again = named_pair().generate(IDS, **options)
     assert [c.tokens for c in again] == [c.tokens for c in first]
     assert [[s.gamma for s in c.steps] for c in again] == [
@@ -352,7 +353,7 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
         measured.append(costs.kind(params))
         return Probed(CHEAP, 1.0, 0.5)
 
-    monkeypatch.setattr("foretoken.speculator.probe", again)
+    monkeypatch.setattr("foretoken.costing.pair_costs.probe", again)
     spec = named_pair()
     assert spec.step_costs(SamplingParams()) == CHEAP
     assert spec.step_costs(SamplingParams(1.0)) != CHEAP
@@ -382,7 +383,7 @@ def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
     asked = []
     for law in (P, lambda text: [0.0] * (V - 1) + [1.0]):
         spec = Speculator(TableModel(P, V), LMDrafter(TableModel(law, V), V))
-        spec._costs["sampled", 1] = CHEAP
+        spec.costing.measured["sampled", 1] = CHEAP
         (completion,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
         asked.append([step.gamma for step in completion.steps])
     right, wrong = asked
@@ -407,7 +408,9 @@ def test_automatic_gamma_without_a_drafter_is_plain():
 def test_automatic_gamma_in_a_context_of_a_few_tokens():
     spec = table(context=7)
     assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
-    spec._costs["greedy", 1] = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))  # guesses are free
+    spec.costing.measured["greedy", 1] = Costs(
+        ((0, 0.0),), ((1, 1.0),), ((1, 0.0),)
+    )  # guesses are free
     (completion,) = spec.generate([1, 2, 3], max_new_tokens=9)
     assert len(completion.tokens) == 4 and completion.stats.drafted
 

@@ -15,12 +15,17 @@ from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.page import page, prose
 from foretoken.errors import InputError, shown
-from foretoken.lab.export.base import Export, ExportSetting, Fact, System
-from foretoken.lab.export.base import export as make
-from foretoken.lab.export.llama_cpp import LLAMA_CPP
-from foretoken.lab.export.openvino_genai import OPENVINO_GENAI
-from foretoken.lab.export.sglang import SGLANG
-from foretoken.lab.export.vllm import VLLM
+from foretoken.lab.export import (
+    LLAMA_CPP,
+    OPENVINO_GENAI,
+    SGLANG,
+    VLLM,
+    Export,
+    ExportSetting,
+    Fact,
+    System,
+)
+from foretoken.lab.export import export as make
 
 SYSTEMS: dict[str, System] = {
     "vllm": VLLM,

@@ -50,10 +50,12 @@ LIBRARY = "transformers."  # modules of it
 
 
 def withheld(caller: FrameType | None) -> dict[str, Any]:
-    """What transformers' `generate`, the caller of a decoding method, was given and kept to itself.
+    """Read the arguments that transformers' `generate` got and does not pass on.
 
-    To one that is a callable it hands neither streamer nor assistant (as of 5.23): a streamer would
-    wait for its end forever, and an assistant be left out without a word.
+    CAUTION: this reads the local variables of another library's function, which is no interface.
+    To a decoding method that is a callable, `generate` passes neither streamer nor assistant (as of
+    5.23): a streamer would wait for its end forever, and an assistant would be left out
+    without a word. Where the caller is another function, nothing is read, and {} is returned.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
     if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY):

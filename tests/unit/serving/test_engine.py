@@ -71,7 +71,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str) -> None:
     spec = speculator(tokenizer=True)
-    spec._costs |= {("sampled", rows): COSTS for rows in (1, 16)}
+    spec.costing.measured |= {("sampled", rows): COSTS for rows in (1, 16)}
     wishes = {"temperature": 0.9, "max_new_tokens": 24, **WAYS[way]}
     prompt = "It was the way that long prompts go on and on"
     whole, parts = [], []
@@ -471,7 +471,7 @@ LENGTH = 40
 def predicting(drafter: str) -> tuple[Speculator, Engine]:
     """With costs that nobody had to measure, of passes that hardly grow with their tokens."""
     spec = Speculator(TableModel(P, V), KINDS[drafter](), byte_level(), Ends())
-    spec._costs.update({("greedy", rows): COSTS for rows in (1, 2, 4, 8, 16)})
+    spec.costing.measured.update({("greedy", rows): COSTS for rows in (1, 2, 4, 8, 16)})
     return spec, Engine(spec)
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.estimate import Estimate
-from foretoken.lab.export.base import ExportSetting, require
-from foretoken.lab.export.vllm import VLLM, config
+from foretoken.lab.export import VLLM, ExportSetting, require, vllm_config
 from foretoken.lab.measurement.result import Measurement, MeasureOptions
 
 LEAST = 1e-9  # seconds of a pass at the low end of its interval
@@ -298,7 +297,7 @@ def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | No
     settings = setting(measured, gamma)
     try:
         require(VLLM, settings)
-        return config(settings)
+        return vllm_config(settings)
     except RefusedError:
         return None
 

@@ -102,7 +102,7 @@ class SpecDecodeStats:
 
     def report(self, spec: Speculator) -> dict[str, Any]:
         """Rates; None where nothing is known yet."""
-        costs = spec.known_costs()
+        costs = spec.costing.known()
         return self.rates() | {
             "c": None if costs is None else costs.c,
             "v": None if costs is None else [[n, costs.v(n)] for n, _ in costs.score],

@@ -91,7 +91,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         transformers.disable_progress_bar()
         spec = load(setup.target, setup.draft, **setup.loading)
         if setup.costs is not None:
-            spec.freeze(pickle.loads(setup.costs))
+            spec.costing.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)
         measure(spec, engine.max_rows)
     except (ForetokenError, OSError) as error:
@@ -345,7 +345,7 @@ class Worker:
             "top_k": spec.suggested.get("top_k"),
             "max_rows": self.engine.max_rows,
             "pid": os.getpid(),
-            "costs": pickle.dumps(self.spec.frozen),  # for others; read where torch is
+            "costs": pickle.dumps(self.spec.costing.measured),  # for others; read where torch is
         }
 
     def _tell(self, events: list[Event]) -> None:

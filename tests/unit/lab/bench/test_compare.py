@@ -70,7 +70,7 @@ def test_what_is_predicted_follows_from_the_guesses_made(
     free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
     monkeypatch.setattr("foretoken.lab.bench.compare.of", lambda steps: free)
     spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))
-    spec._costs["sampled", 1] = free
+    spec.costing.measured["sampled", 1] = free
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 60}
     comparison = compare(spec, [1, 2], 1, gamma=gamma, **options)
     (completion,) = spec.generate([1, 2], gamma=gamma, **options)

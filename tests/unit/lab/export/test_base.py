@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foretoken.errors import ForetokenError
-from foretoken.lab.export.base import ExportSetting, Fact, System, converted, export
+from foretoken.lab.export import ExportSetting, Fact, System, converted, export
 
 SETTING = ExportSetting("target", "draft", 3)
 FACTS = (Fact("all", "s"), Fact("model", "s", "model"), Fact("lookup", "s", "lookup"))

@@ -9,11 +9,15 @@ import shlex
 import pytest
 
 from foretoken.errors import ForetokenError
-from foretoken.lab.export.base import ExportSetting, System, export
-from foretoken.lab.export.llama_cpp import LLAMA_CPP
-from foretoken.lab.export.openvino_genai import OPENVINO_GENAI
-from foretoken.lab.export.sglang import SGLANG
-from foretoken.lab.export.vllm import VLLM
+from foretoken.lab.export import (
+    LLAMA_CPP,
+    OPENVINO_GENAI,
+    SGLANG,
+    VLLM,
+    ExportSetting,
+    System,
+    export,
+)
 
 SYSTEMS = (VLLM, SGLANG, LLAMA_CPP, OPENVINO_GENAI)
 MODEL, LOOKUP = ExportSetting("a/t", "b/d", 4), ExportSetting("a/t", "lookup", 4)

@@ -23,7 +23,7 @@ OPTIONS = MeasureOptions("t", "d", "p.txt", "0", max_new_tokens=3)
 def speculator(**more: object) -> Speculator:
     target = TableModel(random_model(1, V), V, **more)  # pyright: ignore[reportArgumentType]
     pair = Speculator(target, LMDrafter(TableModel(random_model(2, V), V), V))
-    pair._costs.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
+    pair.costing.measured.update({("greedy", 1): COSTS, ("greedy", 2): COSTS})
     return pair
 
 

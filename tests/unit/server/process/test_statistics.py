@@ -44,7 +44,7 @@ def test_rates_are_those_of_the_steps() -> None:
                 ledger.note(event, asked())
                 done += [] if event.completion is None else [event.completion]
     steps = [step for each in done for step in each.steps]
-    spec._costs["sampled", 1] = COSTS
+    spec.costing.measured["sampled", 1] = COSTS
     report = ledger.report(spec)
     assert report["tokens_per_call"] == sum(len(s.kept) for s in steps) / len(steps)
     assert report["drafted"] == sum(s.drafted for s in steps)
@@ -160,7 +160,7 @@ def test_alpha_is_the_drafts_and_not_the_predictions() -> None:
 def test_what_is_predicted_follows_from_the_guesses_made() -> None:
     """Always kept, at every other step: (4 + 1) tokens in (3 c + v(4)) + 1 plain passes."""
     spec, ledger = speculator(), SpecDecodeStats()
-    spec._costs["sampled", 1] = COSTS
+    spec.costing.measured["sampled", 1] = COSTS
     for drafted in (3, 0) * 5:
         done = text(1, 1.0, drafted=drafted)
         done.steps[0].overlaps = [1.0] * drafted

@@ -1,0 +1,141 @@
+"""Step costs of one pair in one process: measured or read from disk when first needed, then frozen.
+
+Knows no texts of callers. Padding of passes follows from the costs, and real steps are compared
+with them, so that a later process measures wrong ones again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import mul
+
+from foretoken.costing import costs, stored
+from foretoken.costing.costs import Costs
+from foretoken.costing.gamma import Adaptive
+from foretoken.costing.probe import TOKENS, probe, probe_shared
+from foretoken.costing.stored import Kept, Watch, recalled
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.engine.batch import Batch
+from foretoken.engine.scheduler import Scheduler
+from foretoken.inputs import InputProcessor
+from foretoken.models.base import Model, Pads
+from foretoken.request import Request, Row
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.slow_log import log_if_slow
+
+log = logging.getLogger(__name__)
+PROBE_PROMPT = "It was the first day of the"
+PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers
+
+
+@dataclass(slots=True)
+class PairCosts:
+    """Costs of a target and a drafter, by the kind of sampling and the number of rows."""
+
+    target: Model
+    drafter: Drafter
+    inputs: InputProcessor
+    scheduler: Scheduler  # its models must be idle while costs are measured
+    batch: int  # the most rows that costs are measured for
+    name: str  # of the pair, for logs
+    measured: dict[tuple[str, int], Costs] = field(default_factory=dict[tuple[str, int], Costs])
+    _policies: dict[int, Adaptive] = field(default_factory=dict[int, Adaptive])
+    _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
+
+    def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
+        """What steps of up to `rows` rows cost, measured once and stored on disk.
+
+        Takes a second or more the first time; the models must be idle.
+        """
+        rows = 1 << (min(rows, self.batch) - 1).bit_length()  # a power of two: few are measured
+        kind = costs.kind(params)
+        if (kind, rows) not in self.measured:
+            begins = self.measured.keys() <= {(kind, 1)}  # nobody waits for a text that runs
+            single_costs = self.step_costs(params) if rows > 1 else None
+            alone, name = (stored.key(self.target, self.drafter, kind, n) for n in (1, rows))
+            self.measured[kind, rows] = recalled(
+                name,
+                alone if rows > 1 else None,
+                lambda: self._probed(params, rows, single_costs),
+                again=begins,
+            )
+        step_costs = self.measured[kind, rows]
+        self.price(step_costs)
+        return step_costs
+
+    def adaptive(self, params: list[SamplingParams], rows: int) -> Adaptive:
+        """The policy that chooses gamma for these requests among up to `rows` rows.
+
+        All calls with the same costs share one: rows that share a pass are weighed together.
+        """
+        dearest = costs.dearest(params)
+        alone, shared = self.step_costs(dearest), self.step_costs(dearest, rows)
+        drafts = not isinstance(self.drafter, NoDrafter)
+        return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts))
+
+    def price(self, measured: Costs | None) -> None:
+        """Let target and draft pad their passes where that is cheaper; None: not at all."""
+        draft = getattr(self.drafter, "model", None)
+        if isinstance(self.target, Pads):
+            passing = measured and partial(_passing, measured)
+            self.target.price(passing, measured.change if measured else 0.0, single=False)
+        if isinstance(draft, Pads):
+            more = measured and partial(mul, measured.draft_token)
+            draft.price(more, measured.draft_change if measured else 0.0, single=True)
+
+    def freeze(self, measured: Mapping[tuple[str, int], Costs]) -> None:
+        """Take over the `measured` of another process with the same models."""
+        self.measured |= measured
+
+    def known(self) -> Costs | None:
+        """Costs of one row for the sampling that was measured last; None before."""
+        single_costs = [measured for (_, rows), measured in self.measured.items() if rows == 1]
+        return single_costs[-1] if single_costs else None
+
+    def watch(self, row: Row) -> None:
+        """Compare a finished row's steps with the costs. A later process measures contradicted ones
+        again; here they stay."""
+        kind = costs.kind(row.request.params)
+        alone = self.measured.get((kind, 1))
+        if alone is None or row.controls is not None:  # controls cost something of their own
+            return
+        watch = self._watches.setdefault(kind, Watch())
+        if watch.see(row.records, alone) and watch.off is not None:
+            name = stored.key(self.target, self.drafter, kind, 1)
+            if name is not None:
+                stored.contradict(name, alone, watch.off)
+
+    def _probed(self, params: SamplingParams, rows: int, single_costs: Costs | None) -> Kept:
+        """Measure on the target's own text, ends of sequence ignored."""
+        prompt, source = self.inputs.sides(self._probe_ids())
+        room = TOKENS if self.target.context is None else self.target.context - len(prompt)
+        request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
+        label = f"{self.name}, {costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
+        with self.scheduler.idle(), log_if_slow(log, "measuring what steps cost: %s", label):
+            batch = Batch(self.target, self.drafter)
+            self.price(None)  # passes are timed at their own sizes
+            if single_costs is None:
+                return Kept(*probe(batch, request, params, self.inputs.ends.eos), label)
+            return Kept(*probe_shared(single_costs, batch, request, params, rows), label)
+
+    def _probe_ids(self) -> list[int]:
+        """A text where it fits the model, else up to four of the same id."""
+        V, context = self.inputs.readable, self.target.context
+        reads = context and context - 1  # one place is for what is generated
+        reads = self.target.source_context if self.target.encoder_decoder else reads
+        tokenizer = self.inputs.tokenizer
+        ids = tokenizer(PROBE_PROMPT).input_ids if tokenizer else []
+        if ids and max(ids) < V and (reads is None or len(ids) <= reads):
+            return ids
+        token = min((i for i in self.inputs.ends.eos if 0 <= i < V), default=0)
+        return [token] * (4 if reads is None else min(4, reads))
+
+
+def _passing(measured: Costs, tokens: int) -> float:
+    """Seconds of the target's pass."""
+    return float(costs.at(measured.score, tokens))
