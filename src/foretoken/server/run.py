@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, around its engine: at the end, texts are cut off while connections wait for them."""
+    """A uvicorn server around its engine: at the end, texts that clients wait for are cut off."""
 
     def __init__(self, engine: EngineClient, settings: ServerSettings) -> None:
         config = uvicorn.Config(

@@ -36,8 +36,10 @@ from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit
 from foretoken.storage.cache import remember, remembered
-from foretoken.storage.lineage import lineage, versions
+from foretoken.storage.versions import versions
 
+# Raised where the check, or a runtime that it checks, computes something else: it then runs again
+CHECK_FORMAT = 1
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
@@ -421,9 +423,9 @@ def stir(model: PreTrainedModel) -> None:
 
 
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
-    """A digest of what a check depends on: class, small configuration, versions, our code and that
-    of classes from no library; None where the latter cannot be read, or the configuration not be
-    made."""
+    """A digest of what a check depends on: class, small configuration, versions, `CHECK_FORMAT` and
+    the code of classes from no library; None where that code cannot be read, or the configuration
+    not be made."""
     try:
         switch = switch_for(model, form)
         config = shrunk(model.config, True, form.heads, switch).to_dict()
@@ -431,13 +433,12 @@ def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
         return None
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
-    code = [lineage(__name__, form.run.__module__)]
     try:
-        code += strangers(model)
+        code = strangers(model)
     except (OSError, TypeError, UnicodeDecodeError):
         return None
     name = [type(model).__module__, type(model).__qualname__, form.name]
-    parts = json.dumps([name, config, versions(), code], sort_keys=True, default=str)
+    parts = json.dumps([CHECK_FORMAT, name, config, versions(), code], sort_keys=True, default=str)
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
