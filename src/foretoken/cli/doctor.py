@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli import card, option, processor
-from foretoken.cli.command import command
-from foretoken.cli.page import bar
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
+from foretoken.cli.render import bar
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:

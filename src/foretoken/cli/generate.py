@@ -13,11 +13,10 @@ from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts, results, task
 from foretoken.cli.cluster import Cluster, needing
-from foretoken.cli.command import command
+from foretoken.cli.command import command, quiet
 from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
-from foretoken.cli.page import bar
-from foretoken.cli.quiet import quiet
+from foretoken.cli.render import bar
 from foretoken.cli.sampling_options import SamplingOptions
 from foretoken.cli.task import Task
 from foretoken.errors import ControlError, InputError

@@ -16,8 +16,7 @@ from rich.progress import Progress
 from typer import Option
 
 from foretoken.cli import option, trained
-from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
 
