@@ -120,6 +120,7 @@ class Row:
     behind: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
     foresight: Foresight | None = None
+    plain: bool = False  # draft tokens have spoilt its logits: it makes none any more
     trusts: bool = True  # its foresight, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`
 
