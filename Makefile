@@ -35,6 +35,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/pytest -q -m "not prove" tests/unit/test_layers.py tests/unit/docs --deselect tests/unit/docs/test_commands.py
+	$(BIN)/typer foretoken.cli utils docs --name foretoken --title "Command line" --output docs/cli.md
 	$(BIN)/mkdocs build --strict
 
 docs: .venv/ready

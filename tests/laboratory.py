@@ -10,7 +10,7 @@ from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from foretoken_lab.experiments.experiment import ResultRow
 from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.prompts import PromptTask
+from foretoken_lab.recipes.prompts import RecipePrompt
 from foretoken_lab.recipes.recipe import Prompts, Recipe, RecipeDraft
 from oracle import random_model
 
@@ -47,7 +47,7 @@ class TablePairs(Pairs):
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.tasks = [PromptTask([1, 2]), PromptTask([3, 1]), PromptTask([2, 2, 4])]
+        self.tasks = [RecipePrompt([1, 2]), RecipePrompt([3, 1]), RecipePrompt([2, 2, 4])]
         self._loaded = None
         self._unable, self._written, self._tables = {}, {}, {}
         self._spec = Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V))

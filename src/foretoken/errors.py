@@ -55,11 +55,11 @@ class ForeignError(RefusedError):
 
 class NumericsError(RefusedError):
     """A model returned logits that define no law; `row`: of which row, by its place in the batch,
-    where that is known."""
+    where that is known; `whose`: "target" or "draft"."""
 
-    def __init__(self, message: str, row: int | None = None) -> None:
+    def __init__(self, message: str, row: int | None = None, whose: str = "target") -> None:
         super().__init__(message)
-        self.row = row
+        self.row, self.whose = row, whose
 
 
 class ControlError(RefusedError):

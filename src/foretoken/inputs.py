@@ -18,7 +18,7 @@ from foretoken.generation_config import Ends, forced, resolved
 from foretoken.models.base import Model, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Foresight, Request, Row
-from foretoken.sampling.checks import CHECKS, Structured
+from foretoken.sampling.checks import Structured, as_ids
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.text import chat
@@ -151,7 +151,7 @@ class InputProcessor:
         """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
         if isinstance(prompt, str):
             prompt = self._tokenized(prompt, "prediction", special=False)
-        ids = CHECKS["stop_token_ids"]("prediction", prompt)
+        ids = as_ids("prediction", prompt)
         return tuple(_within(ids, self.target.vocab_size, "prediction"))
 
     def _tokenized(self, text: str, name: str, *, special: bool = True) -> list[int]:

@@ -33,7 +33,7 @@ class Request:
     prediction: tuple[int, ...] = ()  # the new tokens that the caller expects
 
 
-class Controls(Shaping, Protocol):
+class RowControls(Shaping, Protocol):
     """What shapes a row's logits, and follows its text."""
 
     def commit(self, tokens: list[int]) -> None:
@@ -106,7 +106,7 @@ class Row:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the id, string or criterion that stopped it
     error: RefusedError | None = None
-    controls: Controls | None = None
+    controls: RowControls | None = None
     endings: list[Ending] = field(default_factory=list[Ending])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
@@ -120,6 +120,7 @@ class Row:
     behind: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
     foresight: Foresight | None = None
+    plain: bool = False  # draft tokens have spoilt its logits: it makes none any more
     trusts: bool = True  # its foresight, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`
 

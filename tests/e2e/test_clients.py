@@ -1,5 +1,5 @@
-"""`foretoken chat` and `complete` against our own server: the same texts, colours and counts as in
-process, and one line for whatever goes wrong."""
+"""`foretoken chat`, with and without `--raw`, against our own server: the same texts, colours and
+counts as in process, and one line for whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from console import Result, Run, mistake
-from foretoken.cli.remote import Remote, remote
-from foretoken.cli.reply import Reply, TextError
+from foretoken.cli.remote import RemoteModel, remote
+from foretoken.cli.sources import Reply, TextError
 from foretoken.server.app import ServerSettings
 from foretoken.server.limits import Keys
 from foretoken.server.process.client import EngineClient
@@ -56,7 +56,7 @@ def run(console: Run) -> Run:
     return console
 
 
-@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
 @pytest.mark.parametrize(
     "wishes",
     [
@@ -67,17 +67,26 @@ def run(console: Run) -> Run:
         (*SAMPLED, "--rule", "speculative", "--lenience", 0.5),
     ],
 )
-def test_the_same_here_and_there(run, here, there, command, wishes):
-    own = run(command, "-q", "It was naïve", *here, *wishes)
+def test_the_same_here_and_there(run, here, there, raw, wishes):
+    own = run("chat", *raw, "-q", "It was naïve", *here, *wishes)
     assert own.code == 0 and own.err == "" and len(own.out) > 2
-    assert run(command, "-q", "It was naïve", *there, *wishes) == own
+    assert run("chat", *raw, "-q", "It was naïve", *there, *wishes) == own
 
 
-@pytest.mark.parametrize("command", ["chat", "complete"])
-def test_colours_are_the_same(run, here, there, command):
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_colours_are_the_same(run, here, there, raw):
     """Of every token; here they are marks. The text has whole characters only: halves are spelled
     otherwise by a server, which shows each token by itself."""
-    command_line = (command, "-q", "It was", *SAMPLED, "--regex", "[a-z ]{20,40}", "--show-tokens")
+    command_line = (
+        "chat",
+        *raw,
+        "-q",
+        "It was",
+        *SAMPLED,
+        "--regex",
+        "[a-z ]{20,40}",
+        "--show-tokens",
+    )
     own = run(*command_line, *here)
     assert own.code == 0 and own.out.count("[") > 2 and own.err == ""
     assert run(*command_line, *there) == own
@@ -88,7 +97,7 @@ def opened(url: str, *, messages: bool = True, **how: object):
     return remote(url, None, None, None, messages=messages, seed=1, speculation=how)
 
 
-def answered(source: Remote, prompt, **wishes) -> tuple[str, Reply]:
+def answered(source: RemoteModel, prompt, **wishes) -> tuple[str, Reply]:
     reply = Reply()
     return "".join(part.text for part in source.parts(prompt, wishes, 0, reply)), reply
 
@@ -115,7 +124,7 @@ def test_leaving_frees_the_row(server):
 
 def test_what_the_server_refuses(run, there):
     long = "It was " * 2000
-    mistake(run("complete", "-q", long, *there), "the context is 1024")
+    mistake(run("chat", "--raw", "-q", long, *there), "the context is 1024")
     mistake(run("chat", "-q", "x", *there, "--model", "tinny"), "'tinny' is not served here")
     mistake(run("chat", "-q", "x", *there, "--regex", "["), "regex")
     mistake(run("chat", "-q", "x", *there, "--presence-penalty", 3), "presence_penalty")
@@ -126,7 +135,7 @@ def test_what_the_server_refuses(run, there):
 def test_keys(run, folders, monkeypatch):
     settings = ServerSettings("tiny", keys=Keys(("secret",)), patience=1.0)
     with serving(*folders, settings) as (url, _):
-        command_line = ("complete", "-q", "It was", "--url", url, "--max-new-tokens", 2)
+        command_line = ("chat", "--raw", "-q", "It was", "--url", url, "--max-new-tokens", 2)
         mistake(run(*command_line), "give --api-key, or FORETOKEN_API_KEY")
         mistake(run(*command_line, "--api-key", "wrong"), "the API key is missing or wrong")
         assert run(*command_line, "--api-key", "secret").code == 0
@@ -136,9 +145,11 @@ def test_keys(run, folders, monkeypatch):
 
 def test_a_server_without_a_chat_template(run, tmp_path: Path):
     with serving(*pair(tmp_path, None)) as (url, _):
-        says = "give --chat-template FILE to the server, or continue plain text: foretoken complete"
+        says = (
+            "give --chat-template FILE to the server, or continue plain text: foretoken chat --raw"
+        )
         mistake(run("chat", "-q", "It was", "--url", url), says)
-        assert run("complete", "-q", "It was", "--url", url).code == 0
+        assert run("chat", "--raw", "-q", "It was", "--url", url).code == 0
 
 
 def test_an_engine_that_dies_is_one_line_and_comes_back(folders):

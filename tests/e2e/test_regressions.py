@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 
 import pytest
 import torch
 
 import pairs
 from foretoken import NumericsError, load
+from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.ngram import NGramDrafter
+from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.sampling.verify import RULES
@@ -87,6 +90,33 @@ def test_the_row_that_is_sick_is_named_and_fails_alone(whose: str) -> None:
     with pytest.raises(NumericsError, match=f"^row 0: the {whose}'s logits hold NaN"):
         pair.generate(prompts[1], gamma=2, max_new_tokens=8)
     assert len(pair.generate([[5, 17]], gamma=2, max_new_tokens=1)[0].tokens) == 1
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("runtime", ["transformers", "openvino"])
+def test_a_draft_token_that_spoils_the_whole_pass_ends_no_text(runtime, temperature) -> None:
+    """Its keys and values are NaN, and so is what earlier positions see of them: 0 * NaN."""
+    healthy, spoilt = target("Llama"), copy.deepcopy(target("Llama"))
+    how = {"max_new_tokens": 16, "temperature": temperature, "seed": 1, "rule": "coupled"}
+    expected = load(healthy, "none").generate(PROMPTS, **how)
+    seen = {*chain(*PROMPTS), *chain(*(text.tokens for text in expected))}
+    unused = next(id for id in range(3, V) if id not in seen)
+    spoilt.get_input_embeddings().weight[unused] = float("nan")
+    pair = load(spoilt, Constant(unused), runtime=runtime)
+    for text, plain in zip(pair.generate(PROMPTS, gamma=3, **how), expected, strict=True):
+        assert (text.tokens, text.error) == (plain.tokens, None)
+
+
+class Constant(UniformDrafter):
+    """The same token for ever."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(V)
+        self.token = token
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        return pack([[self.token] * count for count in gamma])
 
 
 class Moody:

@@ -171,3 +171,14 @@ def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
     with pytest.raises(InputError, match="the model holds 48"):
         spec.generate([PROMPTS[1] * 2])
     assert math.isclose(context_limit(model.config) or 0, 48)
+
+
+def test_a_dynamic_family_that_names_an_original_length_ends_there() -> None:
+    rope = {
+        "rope_type": "dynamic",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 48,
+    }
+    config = transformers.LlamaConfig(**BASE | {"rope_parameters": rope})
+    assert load(LlamaForCausalLM(config).eval(), "lookup").target.context == 48

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli import likelihoods
-from foretoken.cli.page import page, prose
+from foretoken.cli.render import page, prose
 from foretoken.cli.task import Task
 from foretoken.costing.contention import remark
 

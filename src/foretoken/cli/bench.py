@@ -16,9 +16,8 @@ from typer import Option
 
 from foretoken.cli import option, scoreboard
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command
-from foretoken.cli.page import page
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
+from foretoken.cli.render import page
 from foretoken.cli.scoreboard import BenchOptions
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError

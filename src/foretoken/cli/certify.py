@@ -17,9 +17,8 @@ from typer import Option
 from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command
-from foretoken.cli.page import bar, labelled, page, prose
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
+from foretoken.cli.render import bar, labelled, page, prose
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:

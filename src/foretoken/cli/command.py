@@ -1,19 +1,33 @@
-"""Functions as Typer takes them: dataclasses of options become single options, and the help text's
-paragraphs single lines, which the terminal breaks itself."""
+"""Commands as Typer takes them, and what each logs.
+
+Dataclasses of options become single options, and paragraphs of the help text single lines, which
+the terminal breaks itself.
+"""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from typing import Any, get_type_hints
 
+# Modules whose work is told as well as their warnings: long loads, and which draft was chosen
+TELLING = (
+    "loading.chosen",
+    "loading.load",
+    "loading.vocabularies",
+    "models.openvino.conversion",
+    "speculator",
+)
+
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function`, with the fields of its dataclass parameters as parameters of its own.
+    """Give a function the fields of its dataclass parameters as parameters of its own.
 
     The fields are `Annotated` with an Option and have defaults.
     """
@@ -48,5 +62,27 @@ def _parameters(kind: Any) -> list[Parameter]:
 
 
 def _unwrapped(text: str) -> str:
-    """Every paragraph on one line."""
+    """Put every paragraph on one line."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+
+
+class StderrLines(logging.Handler):
+    """Prints to the sys.stderr of the moment: a bar being drawn replaces it, and keeps messages on
+    lines of their own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
+def quiet() -> None:
+    """Log foretoken's warnings to standard error, and work that takes over a second; turn off
+    transformers' bars and reports, so that an error is one line."""
+    from transformers.utils import logging as transformers  # late: it takes seconds to import
+
+    transformers.set_verbosity_error()
+    transformers.disable_progress_bar()
+    log = logging.getLogger("foretoken")
+    if not log.handlers:
+        log.addHandler(StderrLines())
+    for module in TELLING:
+        logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)

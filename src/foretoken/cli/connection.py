@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli.reply import TextError
+from foretoken.cli.sources import TextError
 from foretoken.errors import InputError, one_line, shown
 from foretoken.storage.files import parse_json
 

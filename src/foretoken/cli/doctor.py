@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli import card, option, processor
-from foretoken.cli.command import command
-from foretoken.cli.page import bar
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
+from foretoken.cli.render import bar
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ def _machine() -> dict[str, Any]:
 
     from foretoken.loading.memory import free_bytes
     from foretoken.loading.runtimes import openvino
-    from foretoken.storage.lineage import versions
+    from foretoken.storage.versions import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.page import page, prose
+from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, shown
 from foretoken.lab.export import (
     LLAMA_CPP,

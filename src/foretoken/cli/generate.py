@@ -13,13 +13,12 @@ from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts, results, task
 from foretoken.cli.cluster import Cluster, needing
-from foretoken.cli.command import command
+from foretoken.cli.command import command, quiet
 from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
-from foretoken.cli.page import bar
-from foretoken.cli.quiet import quiet
+from foretoken.cli.render import bar
+from foretoken.cli.sampling_options import SamplingOptions
 from foretoken.cli.task import Task
-from foretoken.cli.wishes import Wishes
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ PROMPTS = (
 
 @command
 def generate(
-    wishes: Wishes,
+    wishes: SamplingOptions,
     messages: Messages,
     loading: option.SpreadLoading,
     cluster: Cluster,
@@ -175,7 +174,7 @@ def _alone(prompt: str | None, file: Path | None, *others: bool) -> Path:
 def _write(
     output: Path,
     file: Path,
-    wishes: Wishes,
+    wishes: SamplingOptions,
     messages: Messages,
     loading: option.SpreadLoading,
     names: tuple[str | None, str | None],

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from foretoken.cli.page import page
+from foretoken.cli.render import page
 from foretoken.errors import shown
 from foretoken.text.decoding import REPLACEMENT
 

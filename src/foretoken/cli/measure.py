@@ -14,9 +14,8 @@ from typer import Option
 
 from foretoken.cli import option, sheet
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command
-from foretoken.cli.page import bar, page
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
+from foretoken.cli.render import bar, page
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typer import Option
 
 from foretoken.cli import files, prompts
 from foretoken.cli.prompts import Line
-from foretoken.cli.wishes import as_json
+from foretoken.cli.sampling_options import as_json
 from foretoken.errors import InputError, shown
 from foretoken.text import chat
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.page import labelled, page, prose
+from foretoken.cli.render import labelled, page, prose
 from foretoken.costing.contention import remark
 from foretoken.errors import InputError
 

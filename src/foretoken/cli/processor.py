@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli.page import bar, milliseconds
+from foretoken.cli.render import bar, milliseconds
 from foretoken.costing import contention
 
 SAYS = (

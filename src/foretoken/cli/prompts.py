@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from foretoken.cli import files
 from foretoken.cli.cluster import needing
 from foretoken.errors import ForetokenError, InputError, mismatch
-from foretoken.sampling.params import FIELDS, meant
+from foretoken.sampling.params import WRITABLE, meant
 from foretoken.text import chat
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 PLAIN = ("prompt", "id")
-WISHES = tuple(name for name in FIELDS if name not in ("processors", "stopping"))  # those are code
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
-    keys = (*PLAIN, "messages", "seed", *WISHES) if wishes else PLAIN
+    keys = (*PLAIN, "messages", "seed", *WRITABLE) if wishes else PLAIN
     return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
 
 

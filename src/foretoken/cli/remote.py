@@ -11,35 +11,20 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.connection import RejectedError, answered, chunks, connected, get, place
-from foretoken.cli.reply import Part, Prompt, Reply, TextError, Token
+from foretoken.cli.sources import Prompt, Reply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError, shown
-from foretoken.sampling.params import MAX_NEW_TOKENS, SamplingParams
+from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 
 if TYPE_CHECKING:
     from httpx2 import Client
 
 # OpenAI's names and, for what these lack, vLLM's
-NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "logit_bias": "logit_bias",
-    "stop_strings": "stop",
-    "include_stop_string": "include_stop_str_in_output",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-}
+NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}
 GRAMMARS = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteModel:
     """A server and one of its models. `facts`: what ours tells of itself; {} of others."""
 
     client: Client
@@ -63,9 +48,9 @@ class Remote:
     def colours(self) -> bool:
         return bool(self.facts)
 
-    def require(self, wishes: Mapping[str, Any]) -> None:
-        SamplingParams(**wishes)
-        for name in wishes:
+    def require(self, options: Mapping[str, Any]) -> None:
+        SamplingParams(**options)
+        for name in options:
             if name not in NAMES and name != "structured":
                 raise InputError(
                     f"{name} has no name in a server's API; leave it out, or run the model in this "
@@ -73,12 +58,12 @@ class Remote:
                 )
 
     def parts(
-        self, prompt: Prompt, wishes: Mapping[str, Any], number: int, reply: Reply
-    ) -> Generator[Part]:
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: Reply
+    ) -> Generator[ReplyPart]:
         start = perf_counter()
-        self.require(wishes)
+        self.require(options)
         where = "completions" if isinstance(prompt, str) else "chat/completions"
-        body = self._body(prompt, wishes, number)
+        body = self._body(prompt, options, number)
         try:
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:  # a part of the command line that is no text
@@ -92,18 +77,18 @@ class Remote:
         if reply.finish_reason is None:
             raise TextError("the server broke off before the text's end")
 
-    def _body(self, prompt: Prompt, wishes: Mapping[str, Any], number: int) -> dict[str, Any]:
+    def _body(self, prompt: Prompt, options: Mapping[str, Any], number: int) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "stream": True}
         body["stream_options"] = {"include_usage": True}
         # Said also where they are left out, so that a command means the same here and there
         always: dict[str, Any] = {"temperature": 0.0}
         always |= {"max_new_tokens": MAX_NEW_TOKENS} if isinstance(prompt, str) else {}
-        body |= {NAMES[n]: v for n, v in {**always, **wishes}.items() if n in NAMES}
+        body |= {NAMES[n]: v for n, v in {**always, **options}.items() if n in NAMES}
         if self.seed is not None:
             body["seed"] = (self.seed + number) % 2**63
         if self.facts:
             body["speculation"] = {"steps": True, **self.speculation}
-        body |= _structured(wishes.get("structured"), chat=not isinstance(prompt, str))
+        body |= _structured(options.get("structured"), chat=not isinstance(prompt, str))
         if isinstance(prompt, str):
             return body | {"prompt": prompt}
         if self.variables is not None:
@@ -121,7 +106,7 @@ def remote(
     messages: bool,
     seed: int | None,
     speculation: Mapping[str, Any],
-) -> Iterator[Remote]:
+) -> Iterator[RemoteModel]:
     """A server as a source: asked what it is, so that mistakes are told before anything else.
 
     `model`: None for the first that it lists. `variables`: of its chat template. `messages`:
@@ -139,9 +124,9 @@ def remote(
         if messages and facts.get("chat") is False:
             raise InputError(
                 f"{model} has no chat template, which makes a prompt of messages; give "
-                "--chat-template FILE to the server, or continue plain text: foretoken complete"
+                "--chat-template FILE to the server, or continue plain text: foretoken chat --raw"
             )
-        yield Remote(client, model, facts, variables, seed, speculation)
+        yield RemoteModel(client, model, facts, variables, seed, speculation)
 
 
 def first_model(client: Client) -> str:
@@ -164,7 +149,7 @@ def facts_of(client: Client) -> dict[str, Any]:
     return facts if "target" in facts else {}
 
 
-def _part(chunk: dict[str, Any], reply: Reply) -> Part:
+def _part(chunk: dict[str, Any], reply: Reply) -> ReplyPart:
     """What a chunk adds. TextError for one that is not as it should be."""
     try:
         text = "".join(_text(choice, reply) for choice in chunk.get("choices") or [])
@@ -174,7 +159,7 @@ def _part(chunk: dict[str, Any], reply: Reply) -> Part:
         tokens = [token for step in steps for token in _step(step, reply)]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise TextError(f"the server sent {shown(chunk)}, which is no chunk") from None
-    return Part(text, tokens)
+    return ReplyPart(text, tokens)
 
 
 def _text(choice: dict[str, Any], reply: Reply) -> str:
@@ -184,8 +169,8 @@ def _text(choice: dict[str, Any], reply: Reply) -> str:
     return (text or "").encode("utf-8", "replace").decode()  # JSON may hold half a character
 
 
-def _step(step: dict[str, Any], reply: Reply) -> list[Token]:
-    tokens = [Token(str(each["text"]), str(each["source"])) for each in step["tokens"]]
+def _step(step: dict[str, Any], reply: Reply) -> list[ReplyToken]:
+    tokens = [ReplyToken(str(each["text"]), str(each["source"])) for each in step["tokens"]]
     accepted = sum(token.fate == "accepted" for token in tokens)
     reply.tokens += len(tokens)
     reply.calls += 1

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.cli import option, scoreboard
-from foretoken.cli.page import labelled, milliseconds, prose
+from foretoken.cli.render import labelled, milliseconds, prose
 from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:

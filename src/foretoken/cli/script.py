@@ -19,7 +19,6 @@ from foretoken.cli import (
     bench,
     certify,
     chat,
-    complete,
     doctor,
     export,
     generate,
@@ -29,12 +28,13 @@ from foretoken.cli import (
     trace,
     train,
 )
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 from foretoken.errors import ForetokenError, InputError
 from foretoken.models.parallel import torchrun
 
 LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
-MOVED = {name: f"foretoken-lab {name}" for name in LAB} | {"bench serve": "guidellm benchmark"}
+MOVED = {name: f"foretoken-lab {name}" for name in LAB}
+MOVED |= {"bench serve": "guidellm benchmark", "complete": "foretoken chat --raw"}
 
 
 class Commands(TyperGroup):
@@ -74,7 +74,6 @@ def options(
 
 app.command()(generate.generate)
 app.command()(chat.chat)
-app.command()(complete.complete)
 app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(export.export)

@@ -1,30 +1,99 @@
-"""Prompts one after the other: a single one, the lines of a pipe, or what is typed, where a line
-that begins with "/" is a command and Ctrl-C ends an answer, not the program."""
+"""A chat session: one prompt, the lines of a pipe, or lines typed on a terminal.
+
+On a terminal a line that begins with "/" is a command, and Ctrl-C ends an answer, not the program.
+"""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import NamedTuple
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 
-from foretoken.cli.change import changed
-from foretoken.cli.conversation import Conversation
-from foretoken.cli.page import labelled, page
-from foretoken.cli.reply import Printer, Reply, Source, TextError
-from foretoken.cli.wishes import OneText
-from foretoken.errors import ForetokenError, InputError
+from foretoken.cli import files
+from foretoken.cli.render import Printer, labelled, page
+from foretoken.cli.sampling_options import OneAnswer
+from foretoken.cli.sources import ChatSource, Reply, TextError
+from foretoken.errors import ForetokenError, InputError, shown
+from foretoken.sampling.params import MAX_NEW_TOKENS, meant
+from foretoken.storage.files import parse_json, write
+from foretoken.text import chat
 
+W = TypeVar("W", bound=OneAnswer)
+SWITCH = {"on": True, "true": True, "off": False, "false": False}
+NUMBERS: dict[Any, tuple[Any, str]] = {int: (int, "a whole number"), float: (float, "a number")}
+Message = dict[str, Any]
+SYSTEM = ("system", "developer")
 WIDTH = 22  # of the first column of /help and /stats
 
 
-class Command(NamedTuple):
-    """What follows its name, what it does, and that itself: it returns what is to be said."""
+@dataclass(slots=True)
+class Conversation:
+    """Messages of a chat: the system's, if there is one, then user and assistant in turns."""
+
+    messages: list[Message] = field(default_factory=list[Message])
+
+    def asked(self, text: str) -> list[Message]:
+        """Return all messages and the user's next."""
+        return [*self.messages, {"role": "user", "content": text}]
+
+    def keep(self, text: str, answer: str) -> None:
+        """Keep a turn: the user's text and the answer."""
+        self.messages = [*self.asked(text), {"role": "assistant", "content": answer}]
+
+    def system(self, text: str) -> str:
+        """Replace the system message; "" removes it."""
+        messages = [{"role": "system", "content": text}] if text else []
+        self.messages = [*messages, *self.messages[len(self._head) :]]
+        return "the system's message is set" if text else "there is no system's message"
+
+    def reset(self) -> str:
+        """Drop all turns."""
+        self.messages = self._head
+        return "the conversation begins anew"
+
+    def undo(self) -> str:
+        """Drop the last turn; InputError if there is none."""
+        users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        if not users:
+            raise InputError("there is no turn to take back")
+        last = self.messages[users[-1]]
+        del self.messages[users[-1] :]
+        content = " ".join(str(last["content"]).split())
+        return f"taken back: {content[:60]}{'...' * (len(content) > 60)}"
+
+    def save(self, file: str) -> str:
+        """Write the messages to a file; OSError if it cannot be written."""
+        path = Path(file).expanduser()
+        write(path, json.dumps(self.messages, ensure_ascii=False, indent=1).encode() + b"\n")
+        return f"{len(self.messages)} messages are in {path}"
+
+    def load(self, file: str) -> str:
+        """Read the messages from a file; InputError if it holds none."""
+        path = Path(file).expanduser()
+        try:
+            messages = parse_json(files.text(path, "messages"))
+            chat.require(messages)
+        except ValueError as error:  # InputError is one
+            raise InputError(f"{path} holds no conversation: {error}") from None
+        self.messages = [dict(message) for message in messages]
+        return f"{len(messages)} messages are from {path}"
+
+    @property
+    def _head(self) -> list[Message]:
+        return [message for message in self.messages[:1] if message["role"] in SYSTEM]
+
+
+class SlashCommand(NamedTuple):
+    """A command of the terminal: its argument, help, and function, which returns a message."""
 
     argument: str  # "" for none, in brackets where it may be left out
     help: str
@@ -33,19 +102,19 @@ class Command(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """A source, the wishes of the next text, and where prompts are messages those before it."""
+    """A source, options of the next text, and the conversation; None for plain text."""
 
-    source: Source
-    wishes: OneText
+    source: ChatSource
+    options: OneAnswer
     printer: Printer
     conversation: Conversation | None = None
     reply: Reply | None = None  # the last one
     asked: int = 0
     over: bool = False
-    _left_out: OneText = field(init=False)
+    _at_first: OneAnswer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._left_out = self.wishes
+        self._at_first = self.options
 
     def one(self, text: str) -> None:
         """Answer one prompt. Exit code 1 where its text fails."""
@@ -95,13 +164,13 @@ class Session:
         self._tell_cut(reply, limit=self.conversation is not None)
 
     def _answer(self, text: str) -> Reply:
-        """Ask and print what comes; what came of an answer that broke off is kept too."""
+        """Ask, and print the reply; one that broke off is kept too."""
         talk, number = self.conversation, self.asked
         prompt = text if talk is None else talk.asked(text)
         reply = self.reply = Reply()
         self.asked += 1
         try:
-            with closing(self.source.parts(prompt, self.wishes.given, number, reply)) as parts:
+            with closing(self.source.parts(prompt, self.options.given, number, reply)) as parts:
                 for part in parts:
                     reply.text += part.text
                     self.printer.put(part)
@@ -117,10 +186,12 @@ class Session:
         return reply
 
     def _tell_cut(self, reply: Reply, *, limit: bool = False) -> None:
-        """Where a text ends that was not over; `limit`: also where that was asked for."""
+        """Say where a text was cut off; `limit`: also where the user set the limit."""
         if reply.finish_reason != "length":
             return
-        most = self.wishes.max_new_tokens
+        most = self.options.max_new_tokens
+        if most is None and self.conversation is None:
+            most = MAX_NEW_TOKENS
         if most is None or reply.tokens < most:
             _tell(f"the text is cut off after {reply.tokens} tokens: there is room for no more")
         elif limit:
@@ -141,32 +212,36 @@ class Session:
         if answer := run(argument):
             _tell(answer)
 
-    def _commands(self) -> dict[str, Command]:
+    def _commands(self) -> dict[str, SlashCommand]:
         talk = self.conversation
         commands = {
-            "set": Command("[NAME VALUE]", "A wish; without VALUE as at first.", self._set),
-            "stats": Command("", "Of the last text.", self._stats),
-            "help": Command("", "These commands.", self._help),
-            "exit": Command("", "Leave; so does Ctrl-D.", self._exit),
+            "set": SlashCommand(
+                "[NAME VALUE]", "Set an option; without VALUE, as at first.", self._set
+            ),
+            "stats": SlashCommand("", "Show figures of the last text.", self._stats),
+            "help": SlashCommand("", "List these commands.", self._help),
+            "exit": SlashCommand("", "Leave; so does Ctrl-D.", self._exit),
         }
         if talk is None:
             return commands
         return {
-            "system": Command("[TEXT]", "The system's message; without TEXT none.", talk.system),
-            "undo": Command("", "Take the last turn back.", lambda _: talk.undo()),
-            "reset": Command("", "Take all turns back.", lambda _: talk.reset()),
-            "save": Command("FILE", "The messages, as JSON.", _file(talk.save)),
-            "load": Command("FILE", "Messages instead of these.", talk.load),
+            "system": SlashCommand(
+                "[TEXT]", "Set the system message; without TEXT, none.", talk.system
+            ),
+            "undo": SlashCommand("", "Take the last turn back.", lambda _: talk.undo()),
+            "reset": SlashCommand("", "Take all turns back.", lambda _: talk.reset()),
+            "save": SlashCommand("FILE", "Save the messages as JSON.", _file(talk.save)),
+            "load": SlashCommand("FILE", "Load messages in place of these.", talk.load),
         } | commands
 
     def _set(self, argument: str) -> str:
-        """Another wish for the texts that follow; or all that there are."""
+        """Set an option for the texts that follow; without a name, list those set."""
         name, _, value = argument.partition(" ")
         if name:
-            wishes = changed(self.wishes, self._left_out, name, value.strip())
-            self.source.require(wishes.given)
-            self.wishes = wishes
-        options = self.wishes.given
+            options = changed(self.options, self._at_first, name, value.strip())
+            self.source.require(options.given)
+            self.options = options
+        options = self.options.given
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "nothing is set"
 
     def _stats(self, _: str) -> str:
@@ -201,8 +276,8 @@ def _file(save: Callable[[str], str]) -> Callable[[str], str]:
     return named
 
 
-def _rows(reply: Reply, source: Source) -> Iterator[tuple[str, str]]:
-    """What there is to know of a reply."""
+def _rows(reply: Reply, source: ChatSource) -> Iterator[tuple[str, str]]:
+    """Yield the figures of a reply, each with its label."""
     runs = f" in {reply.calls} target runs" if reply.calls else ""
     rate = f" ({reply.tokens / reply.calls:.2f} a run)" if reply.calls else ""
     yield "tokens", f"{reply.tokens}{runs}{rate}"
@@ -223,7 +298,7 @@ def _rows(reply: Reply, source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _lines() -> Iterator[str]:
-    """The lines of standard input that are not empty, as they come."""
+    """Yield the lines of standard input that are not empty."""
     if sys.stdin is None:
         return
     try:
@@ -235,8 +310,10 @@ def _lines() -> Iterator[str]:
 
 
 def _typed() -> str | None:
-    """What is typed, with the lines that a backslash adds; None where it ends: by Ctrl-D, or Ctrl-C
-    where nothing stands."""
+    """Read a prompt, joining lines that end with a backslash.
+
+    None at the end: Ctrl-D, or Ctrl-C on an empty line.
+    """
     lines: list[str] = []
     while True:
         try:
@@ -257,7 +334,7 @@ def _typed() -> str | None:
 
 
 def _begun() -> bool:
-    """Whether something stands in the line that is typed."""
+    """Return True if the line being typed holds text."""
     with suppress(ImportError):  # where there is no readline nothing can be known
         import readline
 
@@ -273,11 +350,17 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run(source: Source, wishes: OneText, *, show_tokens: bool, quick: str | None,
-        conversation: Conversation | None = None) -> None:  # fmt: skip
-    """Answer what `quick` or standard input asks."""
+def run(
+    source: ChatSource,
+    options: OneAnswer,
+    *,
+    show_tokens: bool,
+    quick: str | None,
+    conversation: Conversation | None = None,
+) -> None:
+    """Answer `quick`, or standard input."""
     printer = Printer(coloured=show_tokens and source.colours)
-    session = Session(source, wishes, printer, conversation)
+    session = Session(source, options, printer, conversation)
     if quick is not None:
         session.one(quick)
     elif sys.stdin is not None and sys.stdin.isatty():
@@ -287,3 +370,61 @@ def run(source: Source, wishes: OneText, *, show_tokens: bool, quick: str | None
         session.typed()
     else:
         session.piped()
+
+
+def changed(options: W, first: W, name: str, value: str) -> W:
+    """Set one option, read as its flag on the command line is; "" sets it back as in `first`.
+
+    Raises InputError for an unknown name or a value of the wrong kind; `given` checks the rest.
+    """
+    names = _names(type(options))
+    key = names.get(name.lstrip("-").replace("-", "_"))
+    if key is None:
+        near = meant(name, names)
+        remedy = f"did you mean {near}?" if near else f"give one of {', '.join(names)}"
+        raise InputError(f"{shown(name)} cannot be set; {remedy}")
+    read = _read(key, get_type_hints(type(options))[key], value) if value else getattr(first, key)
+    return replace(options, **{key: read})
+
+
+def _names(kind: type) -> dict[str, str]:
+    """Map names of options to fields: their own, and those of their flags, such as stop."""
+    names: dict[str, str] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        option = hint.__metadata__[0]
+        # Typer takes the first flag for a default until the command is made
+        flags = [f for f in (option.default, *(option.param_decls or ())) if isinstance(f, str)]
+        names |= {flag.lstrip("-").replace("-", "_"): name for flag in flags} | {name: name}
+    return names
+
+
+def _read(name: str, hint: Any, value: str) -> Any:
+    """Read a value of the option's type."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    if kind in NUMBERS:
+        convert, remedy = NUMBERS[kind]
+        try:
+            return convert(value)
+        except ValueError:
+            raise InputError(f"{name} is {shown(value)}; give {remedy}") from None
+    if kind is bool:
+        if value.lower() not in SWITCH:
+            raise InputError(f"{name} is {shown(value)}; give on or off")
+        return SWITCH[value.lower()]
+    if kind is Path:
+        return Path(value).expanduser()
+    return value if kind is str else _texts(name, value)
+
+
+def _texts(name: str, value: str) -> list[str]:
+    """Read one text, or a JSON list of them, so that a line end can be written down."""
+    if not value.startswith("["):
+        return [value]
+    try:
+        read = parse_json(value)
+    except ValueError as error:
+        raise InputError(f"{name} is {shown(value)}, which is no JSON: {error}") from None
+    if not all(isinstance(text, str) for text in read):
+        raise InputError(f"{name} is {shown(value)}; give a list of texts")
+    return read

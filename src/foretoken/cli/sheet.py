@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli.page import labelled, milliseconds, prose
+from foretoken.cli.render import labelled, milliseconds, prose
 from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:

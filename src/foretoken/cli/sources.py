@@ -1,131 +1,218 @@
-"""Where answers come from: a model in this process, or a server. The options of both, and what
-`foretoken chat` and `foretoken complete` have in common."""
+"""What answers one prompt after another: the protocol of a source, and a model in this process.
+
+A local model runs in an engine of one row, which keeps the prefix of a conversation where the
+backend can. Knows nothing of terminals, and nothing of servers (`remote`).
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from secrets import randbits
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from typer import Option
-
-from foretoken.cli import option
-from foretoken.cli.local import local
+from foretoken.cli import answer, prompts
 from foretoken.cli.messages import Template
-from foretoken.cli.option import SpreadLoading
-from foretoken.cli.quiet import quiet
-from foretoken.cli.remote import remote
-from foretoken.cli.reply import Source
-from foretoken.errors import InputError
+from foretoken.cli.prompts import Line
+from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
+from foretoken.text import chat
+from foretoken.text.decoding import Stream
 
-KEY = "FORETOKEN_API_KEY"
+if TYPE_CHECKING:
+    from foretoken.request import StepRecord
+    from foretoken.serving.engine import Engine, Event
+    from foretoken.speculator import Speculator
+
+PLAIN = "plain"  # no draft token stood at this place
+UNBOUNDED = 4096  # new tokens of an answer, for a model without a context limit
+
+Prompt = str | list[dict[str, Any]]  # text to continue, or messages
 
 
-def _server(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Server")
+class TextError(ForetokenError):
+    """One text failed; the next may not."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """How texts are asked for and shown."""
+class ReplyToken(NamedTuple):
+    """A token as it is spelled after those before it, and the fate of its draft token."""
 
-    quick: Annotated[str | None, Option("--quick", "-q", help="Only this one, then exit.")] = None
-    target: option.Target = None
-    draft: option.Draft = None
-    gamma: option.Guesses = None
-    seed: Annotated[
-        int | None,
-        Option(help="The same seed, pair, gamma and input give the same texts; left out: any."),
-    ] = None
-    rule: option.Rule = "block"
-    lenience: option.Lenience = 1.0
-    show_tokens: Annotated[
-        bool, Option("--show-tokens", help="In the colours of their fates, as they come.")
-    ] = False
+    text: str
+    fate: str  # accepted, corrected, bonus, plain
 
-    def require(self) -> None:
-        """InputError for what no model could honour."""
-        from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
 
-        require(self.gamma, self.rule, self.lenience)
-        if self.seed is not None:
-            as_seed(self.seed)
+class ReplyPart(NamedTuple):
+    """New text of a reply, and the tokens of the steps since the last part.
+
+    Tokens may be ahead of the text, some of which is held back for a stop string.
+    """
+
+    text: str
+    tokens: list[ReplyToken]
+
+
+@dataclass(slots=True)
+class Reply:
+    """A reply so far: its text and counts of its steps."""
+
+    text: str = ""
+    tokens: int = 0
+    calls: int = 0  # target forwards; 0 where the source does not say
+    drafted: int = 0
+    accepted: int = 0
+    overlaps: list[float] = field(default_factory=list[float])
+    bias: float = 0.0  # summed over the tokens
+    seconds: float = 0.0
+    finish_reason: str | None = None  # None: broken off
+
+
+class ChatSource(Protocol):
+    """A model in this process, or one of a server."""
 
     @property
-    def speculation(self) -> dict[str, Any]:
-        """What is not left out of how to guess."""
-        dials = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
-        return {name: value for name, value in dials.items() if value != getattr(Asked, name)}
+    def name(self) -> str:
+        """Name of the target, and of the draft."""
+        ...
+
+    @property
+    def runtime(self) -> str:
+        """Backend of both; "" where the source does not say."""
+        ...
+
+    @property
+    def colours(self) -> bool:
+        """True if the source reports the fate of each draft token."""
+        ...
+
+    def require(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError or RefusedError for options that the source cannot honour."""
+        ...
+
+    def parts(
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: Reply
+    ) -> Generator[ReplyPart]:
+        """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
+
+        number: prompts before this one. Raises TextError if the text fails.
+        """
+        ...
 
 
-@dataclass(frozen=True)
-class Server:
-    """A server, instead of models in this process."""
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A Speculator and its engine. `template` makes prompts of messages; all texts share `seed`."""
 
-    url: Annotated[
-        str | None, _server("Ask this server, such as http://127.0.0.1:8000, and load no model.")
-    ] = None
-    api_key: Annotated[str | None, _server(f"Its key; left out: {KEY} of the environment.")] = None
-    model: Annotated[str | None, _server("One of its models; left out: its first.")] = None
+    spec: Speculator
+    engine: Engine
+    template: Template
+    gamma: int | None
+    seed: int
 
-    def require_used(self, asked: Asked, loading: SpreadLoading) -> None:
-        """InputError for options that have no use beside --url, or without it."""
-        if self.url is None:
-            if unused := _first_flag(self, ("api_key", "model")):
-                raise InputError(f"{unused} is for a server; add --url")
-            return
-        names = [field.name for field in fields(loading)]
-        if unused := _first_flag(asked, ("target", "draft")) or _first_flag(loading, names):
-            raise InputError(f"{unused} is for models in this process; leave it or --url out")
+    @property
+    def name(self) -> str:
+        return f"{self.spec.target_name}, {self.spec.draft_name}"
 
+    @property
+    def runtime(self) -> str:
+        from foretoken.speculator import runtime  # late: torch
 
-def _first_flag(group: Any, names: Any) -> str:
-    """The flag of the first of these options that is not as if it were left out; "" for none."""
-    defaults = {f.name: f.default for f in fields(group)}
-    changed = (name for name in names if getattr(group, name) != defaults[name])
-    return "".join(f"--{name.replace('_', '-')}" for name in list(changed)[:1])
+        return f"{self.spec.target.runtime}, draft {runtime(self.spec.drafter)}"
+
+    @property
+    def colours(self) -> bool:
+        return True
+
+    def require(self, options: Mapping[str, Any]) -> None:
+        from foretoken.controls.required import require  # late: torch
+
+        require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
+
+    def parts(
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: Reply
+    ) -> Generator[ReplyPart]:
+        start = perf_counter()
+        ids, spec = self._ids(prompt), self.spec
+        room = (
+            {} if isinstance(prompt, str) else {"max_new_tokens": spec.target.context or UNBOUNDED}
+        )
+        params = SamplingParams(**{**room, **options})
+        spec.tell_suggested([params])
+        behind = [] if spec.target.encoder_decoder else ids
+        stream = Stream(spec.tokenizer, behind) if spec.tokenizer else None
+        id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))
+        try:
+            while reply.finish_reason is None:
+                for event in self.engine.step():
+                    text = answer.piece(event.text, event.tokens, reply.tokens)
+                    tokens = [token for step in event.steps for token in _tokens(step, stream)]
+                    _count(event, reply)
+                    reply.seconds = perf_counter() - start
+                    yield ReplyPart(text, tokens)
+                    if event.completion is not None and event.completion.error is not None:
+                        raise TextError(event.completion.error)
+        finally:
+            if reply.finish_reason is None:
+                self.engine.abort(id)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.spec.ids(prompts.for_model(Line(prompt), self.spec))
+        return chat.ids(prompt, self.spec.tokenizer, *self.template)
 
 
 @contextmanager
-def opened(
-    asked: Asked,
-    server: Server,
-    loading: SpreadLoading,
-    template: Template | None,
-    wishes: Mapping[str, Any],
-) -> Iterator[Source]:
-    """The source that the options name. `template`: of conversations; None where prompts are plain
-    text. What it cannot honour is told first."""
-    asked.require()
-    SamplingParams(**wishes)  # before models load, which takes seconds
-    server.require_used(asked, loading)
-    chat, template = template is not None, template or Template()
-    if server.url is not None:
-        if template.text is not None:
-            raise InputError("--chat-template is read by a server when it starts; give it that one")
-        key = os.environ.get(KEY) if server.api_key is None else server.api_key
-        how = asked.speculation
-        with remote(
-            server.url,
-            key,
-            server.model,
-            template.variables,
-            messages=chat,
-            seed=asked.seed,
-            speculation=how,
-        ) as source:
-            source.require(wishes)
-            yield source
-        return
-    loading.require(asked.target)
-    quiet()
-    spec = loading.load(asked.target, asked.draft)
-    seed = randbits(62) if asked.seed is None else asked.seed
-    how = {"gamma": asked.gamma, "rule": asked.rule, "lenience": asked.lenience}
-    with local(spec, template, messages=chat, seed=seed, **how) as source:
-        source.require(wishes)
-        yield source
+def local(
+    spec: Speculator,
+    template: Template,
+    *,
+    messages: bool,
+    gamma: int | None,
+    seed: int,
+    rule: str,
+    lenience: float,
+) -> Iterator[LocalModel]:
+    """Open a Speculator as a source.
+
+    messages: prompts are conversations, each beginning as the last one did. Raises InputError
+    where no template makes a prompt of them.
+    """
+    from foretoken.serving.engine import Engine  # late: torch
+
+    if messages:
+        _require_template(spec, template)
+    with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
+        yield LocalModel(spec, engine, template, gamma, seed)
+
+
+def _require_template(spec: Speculator, template: Template) -> None:
+    if template.text is None and not getattr(spec.tokenizer, "chat_template", None):
+        raise InputError(
+            f"{spec.target_name} has no chat template, which makes a prompt of messages; give "
+            "--chat-template FILE, or continue plain text: foretoken chat --raw"
+        )
+
+
+def _count(event: Event, reply: Reply) -> None:
+    reply.tokens += len(event.tokens)
+    reply.finish_reason = event.finish_reason
+    for step in event.steps:
+        reply.calls += 1
+        reply.drafted += step.drafted
+        reply.accepted += step.accepted
+        reply.overlaps += step.overlaps
+        reply.bias += sum(step.biases)
+
+
+def _tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
+    """Spell the tokens that a step committed."""
+    for i, token in enumerate(step.kept):
+        yield ReplyToken(stream.add([token]) if stream else str(token), _fate(step, i))
+
+
+def _fate(step: StepRecord, i: int) -> str:
+    if i < step.accepted:
+        return "accepted"
+    if not step.drafted:
+        return PLAIN
+    return "corrected" if step.accepted < step.drafted else "bonus"

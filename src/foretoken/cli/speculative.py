@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Option
 
-from foretoken.cli.wishes import as_json
+from foretoken.cli.sampling_options import as_json
 from foretoken.errors import InputError, shown
 
 Speculative = Annotated[

@@ -21,10 +21,9 @@ from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts, task
 from foretoken.cli.answer import Answer, caption
-from foretoken.cli.command import command
-from foretoken.cli.page import milliseconds
-from foretoken.cli.quiet import quiet
-from foretoken.cli.wishes import OneText
+from foretoken.cli.command import command, quiet
+from foretoken.cli.render import milliseconds
+from foretoken.cli.sampling_options import OneText
 from foretoken.errors import InputError
 from foretoken.storage import files
 

@@ -16,8 +16,7 @@ from rich.progress import Progress
 from typer import Option
 
 from foretoken.cli import option, trained
-from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
 
@@ -33,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 @app.command()
 @command
 def distill(
-    reading: option.Reading,
+    reading: option.TargetReading,
     data: option.Examples,
     out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
     target: option.Target = None,
@@ -145,7 +144,7 @@ def _report_lesson(
 @app.command()
 @command
 def heads(
-    reading: option.Reading,
+    reading: option.TargetReading,
     data: option.Examples,
     out: Annotated[
         Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")

@@ -22,7 +22,7 @@ from foretoken.errors import one_line
 from foretoken.server.process.client import Child
 from foretoken.server.process.messages import Failed
 from foretoken.server.process.worker import Setup, work
-from foretoken.storage.lineage import versions
+from foretoken.storage.versions import versions
 
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)

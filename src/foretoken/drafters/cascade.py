@@ -69,9 +69,8 @@ class CascadeDrafter:
             try:
                 p = step(rows, target, self.drafter, judge, gammas).p
             except NumericsError as error:
-                told = NumericsError(
-                    f"in a cascade's middle model as the target: {error}", error.row
-                )
+                message = f"in a cascade's middle model as the target: {error}"
+                told = NumericsError(message, error.row, whose="draft")
                 if error.row is None or not rows[error.row].new_tokens:
                     raise told from None
                 rows[error.row].fail(told)  # the target may never get there

@@ -7,6 +7,7 @@ broken off go back to the queue and are read anew, which changes no text.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.judge import Judge
 
+LOGGER = logging.getLogger(__name__)
 SOME, HELD = 4, 8  # a quarter of the batch joins at once, or what there is room for steps later
 AHEAD = 64  # tokens that rows may gain before the one that joins last has to make room again
 ENGAGED: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()  # by the ids of its parts
@@ -235,22 +237,37 @@ class Scheduler:
         moved = self.suspects = list(self.batch.rows)
         reads = self.prefill_budget.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
-        start = self._now()
+        start, gamma = self._now(), self._gamma(moved, reads)
         try:
-            self.batch.step(self.running[0].judge, self._gamma(moved, reads), reads)
+            self.batch.step(self.running[0].judge, gamma, reads)
         except NumericsError as error:
             if error.row is None:
                 raise
-            moved[error.row].fail(error)  # alone: its mates take the step again
-            self._requeue()
+            self._distrust(moved[error.row], error, guessed=gamma[error.row] > 0)
+            self._requeue()  # the others take the step again
         if not telling:
             self.prefill_budget.see(reads, self._now() - start)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
+    def _distrust(self, row: Row, error: NumericsError, *, guessed: bool) -> None:
+        """Fail a row with invalid logits, unless its draft tokens may be the cause.
+
+        Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with
+        invalid keys and values spoils the target's logits before it too. Such a row takes the
+        step again, and all later ones, without draft tokens.
+        """
+        if guessed and error.whose == "target":
+            row.plain = True
+            LOGGER.warning("%s; the text goes on without draft tokens", error)
+        else:
+            row.fail(error)
+
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
         """Guesses of every row. Fixed numbers come first: those that are chosen depend on them."""
-        advanced = {id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n}
+        advanced = {
+            id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n and not row.plain
+        }
         tasks = [task for task in self.running if id(task.row) in advanced]
         policies = {id(task.gamma): task.gamma for task in tasks}
         guesses_of: dict[int, int] = {}

@@ -22,7 +22,7 @@ from foretoken.generation_config import check_file
 from foretoken.loading import hub, memory
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.files import parse_json
-from foretoken.storage.lineage import versions
+from foretoken.storage.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -1,6 +1,8 @@
-"""Values of wishes as callers give them, checked and brought into one form, which is hashable.
+"""Checks of sampling options: each takes an option's name and a caller's value, and returns the
+value in one hashable form, or raises an InputError that names the option and the remedy.
 
-Every check names the control and the remedy. Knows no tensors.
+A check is also the kind of an option: the command line and the server derive from it how the option
+is written there. Knows no tensors and no option by its name.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 from foretoken.errors import InputError, as_float, real, shown, whole
@@ -20,7 +23,7 @@ LogprobsOf = Literal["raw", "drawn"]
 
 
 class Structured(NamedTuple):
-    """What a text must match."""
+    """A grammar that a text must match."""
 
     kind: Grammar
     grammar: str  # a choice's strings as a JSON list
@@ -29,29 +32,63 @@ class Structured(NamedTuple):
 Check = Callable[[str, Any], Any]
 
 
-def _number(accepts: Callable[[float], bool], remedy: str) -> Check:
-    def check(name: str, value: Any) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """Finite numbers within bounds, kept as float. `remedy`: what an error tells to give."""
+
+    remedy: str
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __call__(self, name: str, value: Any) -> float:
         if not real(value):
             raise InputError(f"{name} is {shown(value)}; give a number")
         number = as_float(value)
-        if not accepts(number):
-            raise InputError(f"{name} is {number}; give {remedy}")
+        if not (self.gt < number < self.lt and self.ge <= number <= self.le):
+            raise InputError(f"{name} is {number}; give {self.remedy}")
         return number
 
-    return check
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The finite bounds, in pydantic's names."""
+        values = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
+        return {name: bound for name, bound in values.items() if math.isfinite(bound)}
 
 
-def _count(least: int, remedy: str) -> Check:
-    def check(name: str, value: Any) -> int:
-        if not whole(value) or value < least:
-            advice = remedy if whole(value) else "a whole number"
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Whole numbers from a least one on, kept as int. `remedy`: as above."""
+
+    remedy: str
+    ge: int
+
+    def __call__(self, name: str, value: Any) -> int:
+        if not whole(value) or value < self.ge:
+            advice = self.remedy if whole(value) else "a whole number"
             raise InputError(f"{name} is {shown(value)}; give {advice}")
         return int(value)
 
-    return check
+    @property
+    def bounds(self) -> dict[str, float]:
+        return {"ge": self.ge}
 
 
-def _flag(name: str, value: Any) -> bool:
+@dataclass(frozen=True)
+class Choice:
+    """One of several strings."""
+
+    values: tuple[str, ...]
+
+    def __call__(self, name: str, value: Any) -> str:
+        if value not in self.values:
+            allowed = " or ".join(repr(each) for each in self.values)
+            raise InputError(f"{name} is {shown(value)}; give {allowed}")
+        return value
+
+
+def as_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name} is {shown(value)}; give True or False")
     return value
@@ -70,30 +107,30 @@ def _token(name: str, value: Any) -> int:
     return int(value)
 
 
-def _id(name: str, value: Any) -> int:
+def as_id(name: str, value: Any) -> int:
     value = _listed(name, value, "one id") if isinstance(value, list | tuple) else [value]
     if len(value) != 1:
         raise InputError(f"{name} is {shown(value)}; give one id")
     return _token(name, value[0])
 
 
-def _ids(name: str, value: Any) -> Ids:
+def as_ids(name: str, value: Any) -> Ids:
     return tuple(_token(name, token) for token in _listed(name, value, "a list of ids"))
 
 
 def _sequence(name: str, value: Any) -> Ids:
-    ids = _ids(name, value)
+    ids = as_ids(name, value)
     if not ids:
         raise InputError(f"{name} holds an empty sequence; give one or more ids in each")
     return ids
 
 
-def _sequences(name: str, value: Any) -> Sequences:
+def as_sequences(name: str, value: Any) -> Sequences:
     return tuple(_sequence(name, ids) for ids in _listed(name, value, "a list of lists of ids"))
 
 
-def _biases(name: str, value: Any) -> Biases:
-    """From a mapping, or pairs; an id alone stands for a sequence of one."""
+def as_biases(name: str, value: Any) -> Biases:
+    """Biases of sequences, from a mapping or pairs; an id alone is a sequence of one."""
     remedy = "a mapping from ids to numbers"
     pairs = list(value.items()) if isinstance(value, Mapping) else _listed(name, value, remedy)
     biases: dict[Ids, float] = {}
@@ -115,8 +152,8 @@ def _biases(name: str, value: Any) -> Biases:
     return tuple(biases.items())
 
 
-def _logit_bias(name: str, value: Any) -> Biases:
-    biases = _biases(name, value)
+def as_logit_bias(name: str, value: Any) -> Biases:
+    biases = as_biases(name, value)
     for ids, _ in biases:
         if len(ids) != 1:
             raise InputError(
@@ -125,7 +162,7 @@ def _logit_bias(name: str, value: Any) -> Biases:
     return biases
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def as_strings(name: str, value: Any) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else _listed(name, value, "a string or a list")
     for string in strings:
         if not isinstance(string, str) or not string:
@@ -133,7 +170,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
-def _decay(name: str, value: Any) -> tuple[int, float]:
+def as_decay(name: str, value: Any) -> tuple[int, float]:
     pair = _listed(name, value, "a start and a factor")
     if len(pair) != 2 or not whole(pair[0]) or pair[0] < 0 or not 0 < as_float(pair[1]) < math.inf:
         raise InputError(
@@ -142,7 +179,7 @@ def _decay(name: str, value: Any) -> tuple[int, float]:
     return int(pair[0]), as_float(pair[1])
 
 
-def _objects(name: str, value: Any) -> tuple[Any, ...]:
+def as_callables(name: str, value: Any) -> tuple[Any, ...]:
     """Callables, one or a list of them (transformers' lists are lists, and callable)."""
     objects = list(value) if isinstance(value, list | tuple) else [value]
     for each in cast(list[Any], objects):
@@ -151,7 +188,7 @@ def _objects(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(objects)
 
 
-def _structured(name: str, value: Any) -> Structured:
+def as_structured(name: str, value: Any) -> Structured:
     if isinstance(value, Structured):
         return value
     kinds = ", ".join(GRAMMARS)
@@ -159,7 +196,7 @@ def _structured(name: str, value: Any) -> Structured:
         raise InputError(f"{name} is {shown(value)}; give a dict with one of {kinds}")
     kind, grammar = next(iter(cast(Mapping[Grammar, Any], value).items()))
     if kind == "choice":
-        strings = _strings(f"{name}'s choice", grammar)
+        strings = as_strings(f"{name}'s choice", grammar)
         if not strings:
             raise InputError(f"{name}'s choice is empty; give one or more strings")
         grammar = json.dumps(strings)
@@ -173,56 +210,4 @@ def _structured(name: str, value: Any) -> Structured:
     return Structured(kind, grammar)
 
 
-def _of(name: str, value: Any) -> LogprobsOf:
-    if value not in ("raw", "drawn"):
-        raise InputError(f"{name} is {shown(value)}; give 'raw' or 'drawn'")
-    return value
-
-
 GRAMMARS = ("json_schema", "regex", "lark", "choice")
-_penalty = _number(lambda x: 1e-30 <= x <= 1e30, "a number above 0, 1 being off (1e-30 to 1e30)")
-_added = _number(math.isfinite, "a finite number, 0 being off")
-_cutoff = _number(lambda x: 0 <= x < 1, "a number in [0, 1), 0 being off")
-_share = _number(lambda x: 0 < x <= 1, "a number in (0, 1], 1 being off")
-_off = _count(0, "0 (off) or more")
-_some = _count(1, "1 or more")
-_reported = _count(0, "0 (the token's own alone) or more")
-
-CHECKS: dict[str, Check] = {
-    "temperature": _number(lambda x: 0 <= x < math.inf, "0 (greedy) or more"),
-    "top_k": _off,
-    "top_p": _share,
-    "min_p": _number(lambda x: 0 <= x <= 1, "a number in [0, 1], 0 being off"),
-    "typical_p": _share,
-    "epsilon_cutoff": _cutoff,
-    "eta_cutoff": _cutoff,
-    "max_new_tokens": _some,
-    "min_new_tokens": _off,
-    "repetition_penalty": _penalty,
-    "encoder_repetition_penalty": _penalty,
-    "presence_penalty": _added,
-    "frequency_penalty": _added,
-    "no_repeat_ngram_size": _off,
-    "encoder_no_repeat_ngram_size": _off,
-    "bad_words_ids": _sequences,
-    "sequence_bias": _biases,
-    "logit_bias": _logit_bias,
-    "suppress_tokens": _ids,
-    "begin_suppress_tokens": _ids,
-    "forced_bos_token_id": _id,
-    "forced_eos_token_id": _id,
-    "exponential_decay_length_penalty": _decay,
-    "remove_invalid_values": _flag,
-    "stop_strings": _strings,
-    "include_stop_string": _flag,
-    "stop_token_ids": _ids,
-    "ignore_eos": _flag,
-    "num_return_sequences": _some,
-    "logprobs": _reported,
-    "logprobs_of": _of,
-    "prompt_logprobs": _reported,
-    "processors": _objects,
-    "stopping": _objects,
-    "structured": _structured,
-    "deterministic": _flag,
-}

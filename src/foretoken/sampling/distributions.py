@@ -194,6 +194,7 @@ def invalid(top: float, whose: str, position: int, row: int) -> NumericsError:
         f"the {whose}'s logits hold {kind} at position {position} of row {row}; "
         "try dtype='float32', and look for overflow in the model",
         row,
+        whose,
     )
 
 

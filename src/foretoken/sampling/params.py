@@ -1,4 +1,4 @@
-"""A row's wishes: how long it goes on, what is done to its logits, what ends it, what is reported.
+"""Sampling parameters of a request: its length, controls of its logits, stop conditions, reports.
 
 Knows no tensors: a mistake on the command line is reported before torch is imported, which takes
 seconds.
@@ -6,48 +6,52 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict, cast
 
 from foretoken.errors import InputError, RefusedError, about, shown
-from foretoken.sampling.checks import CHECKS, Biases, Ids, LogprobsOf, Sequences, Structured
+from foretoken.sampling.checks import (
+    Biases,
+    Check,
+    Choice,
+    Count,
+    Ids,
+    LogprobsOf,
+    Number,
+    Sequences,
+    Structured,
+    as_biases,
+    as_callables,
+    as_decay,
+    as_flag,
+    as_id,
+    as_ids,
+    as_logit_bias,
+    as_sequences,
+    as_strings,
+    as_structured,
+)
+from foretoken.sampling.options import ApiField, declared, option
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 MAX_NEW_TOKENS = 64
 MOST_TEXTS = 100_000  # of one prompt
 
 
-# What other libraries and servers call the same
-ELSEWHERE = {
-    "stop": "stop_strings",
-    "stop_sequences": "stop_strings",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "n": "num_return_sequences",
-    "num_samples": "num_return_sequences",
-    "repeat_penalty": "repetition_penalty",
-    "typical": "typical_p",
-    "top_logprobs": "logprobs",
-    "response_format": "structured",
-    "guided_json": "structured",
-    "logits_processor": "processors",
-    "stopping_criteria": "stopping",
-    "bad_words": "bad_words_ids",
-}
-
-
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """Which known name an unknown one stands for: what others call it, or one that is like it."""
-    names = list(known)
-    same = ELSEWHERE.get(name)
-    near = [same] if same in names else get_close_matches(name, names, 1, 0.5)
-    return near[0] if near else None
+# Checks that several options share
+PENALTY = Number(ge=1e-30, le=1e30, remedy="a number above 0, 1 being off (1e-30 to 1e30)")
+FINITE = Number(remedy="a finite number, 0 being off")
+CUTOFF = Number(ge=0, lt=1, remedy="a number in [0, 1), 0 being off")
+SHARE = Number(gt=0, le=1, remedy="a number in (0, 1], 1 being off")
+OFF_OR_COUNT = Count(ge=0, remedy="0 (off) or more")
+COUNT = Count(ge=1, remedy="1 or more")
+REPORTED = Count(ge=0, remedy="0 (the token's own alone) or more")
 
 
 class Standard(NamedTuple):
-    """How logits become a law: what `sampling.distributions.law` reads."""
+    """How logits become a distribution: the part that `sampling.distributions.law` reads."""
 
     temperature: float
     top_k: int
@@ -60,7 +64,7 @@ class Standard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One row's wishes, in transformers' names; checked when made, hashable.
+    """Sampling parameters of one request, in transformers' names; checked when made, hashable.
 
     Where None is the default, None means what the model's generation config says, else off. For
     numbers 0 or 1 switches a control off, as in transformers. Whole numbers and fractions of any
@@ -68,50 +72,237 @@ class SamplingParams:
     control does, and in which order: docs/controls.md.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    max_new_tokens: int = MAX_NEW_TOKENS
-    min_new_tokens: int | None = None
-    repetition_penalty: float | None = None
-    encoder_repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int | None = None
-    encoder_no_repeat_ngram_size: int | None = None
-    bad_words_ids: Sequences | None = None
-    sequence_bias: Biases | None = None
-    logit_bias: Biases = ()
-    suppress_tokens: Ids | None = None
-    begin_suppress_tokens: Ids | None = None
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    remove_invalid_values: bool | None = None
-    stop_strings: tuple[str, ...] | None = None
-    include_stop_string: bool = False
-    stop_token_ids: Ids = ()
-    ignore_eos: bool = False
-    num_return_sequences: int = 1
-    logprobs: int | None = None
-    logprobs_of: LogprobsOf = "raw"
-    prompt_logprobs: int | None = None
-    processors: tuple[Any, ...] = ()
-    stopping: tuple[Any, ...] = ()
-    structured: Structured | None = None
-    deterministic: bool = False
+    temperature: float = option(
+        0.0,
+        Number(ge=0, remedy="0 (greedy) or more"),
+        "0 is greedy.",
+        "Sampling",
+        api=ApiField("temperature", {"le": 100}),
+    )
+    top_k: int = option(
+        0,
+        OFF_OR_COUNT,
+        "Draw from this many of the likeliest tokens; 0 is off.",
+        "Sampling",
+        api=ApiField("top_k", {"ge": -1}),  # vLLM's -1 is off too
+    )
+    top_p: float = option(
+        1.0,
+        SHARE,
+        "Draw from the likeliest tokens that together have this probability; 1 is off.",
+        "Sampling",
+        api="top_p",
+    )
+    min_p: float = option(
+        0.0,
+        Number(ge=0, le=1, remedy="a number in [0, 1], 0 being off"),
+        "Draw from tokens at least this share as likely as the likeliest; 0 is off.",
+        "Sampling",
+        api="min_p",
+    )
+    typical_p: float | None = option(
+        None,
+        SHARE,
+        "Draw from the most typical tokens that together have this probability; 1 is off.",
+        "Sampling",
+        aliases=("typical",),
+    )
+    epsilon_cutoff: float | None = option(
+        None, CUTOFF, "Draw from tokens of at least this probability; 0 is off.", "Sampling"
+    )
+    eta_cutoff: float | None = option(
+        None,
+        CUTOFF,
+        "The same, with a lower bound where many tokens are likely; 0 is off.",
+        "Sampling",
+    )
+    max_new_tokens: int = option(
+        MAX_NEW_TOKENS,
+        COUNT,
+        "New tokens per text at most.",
+        "Stop conditions",
+        api="max_tokens",
+        aliases=("max_tokens", "max_completion_tokens"),
+    )
+    min_new_tokens: int | None = option(
+        None,
+        OFF_OR_COUNT,
+        "No end of sequence, and no stop id, before this many new tokens.",
+        "Stop conditions",
+        api="min_tokens",
+    )
+    repetition_penalty: float | None = option(
+        None,
+        PENALTY,
+        "Above 1: tokens that are in the prompt or text get less likely.",
+        "Penalties and bans",
+        api="repetition_penalty",
+        aliases=("repeat_penalty",),
+    )
+    encoder_repetition_penalty: float | None = option(
+        None,
+        PENALTY,
+        "Above 1: tokens that are in the source (a decoder's prompt) get likelier.",
+        "Penalties and bans",
+    )
+    presence_penalty: float = option(
+        0.0,
+        FINITE,
+        "Subtracted from the logits of tokens that are in the new text.",
+        "Penalties and bans",
+        api=ApiField("presence_penalty", {"ge": -2, "le": 2}),
+    )
+    frequency_penalty: float = option(
+        0.0,
+        FINITE,
+        "Subtracted once for each time a token is in the new text.",
+        "Penalties and bans",
+        api=ApiField("frequency_penalty", {"ge": -2, "le": 2}),
+    )
+    no_repeat_ngram_size: int | None = option(
+        None,
+        OFF_OR_COUNT,
+        "No sequence of this many tokens occurs twice, the prompt included.",
+        "Penalties and bans",
+    )
+    encoder_no_repeat_ngram_size: int | None = option(
+        None,
+        OFF_OR_COUNT,
+        "No sequence of this many tokens of the source (a decoder's prompt) is in the text.",
+        "Penalties and bans",
+    )
+    bad_words_ids: Sequences | None = option(
+        None,
+        as_sequences,
+        "Sequences of ids that must not occur: [[5], [6, 7]].",
+        "Penalties and bans",
+        aliases=("bad_words",),
+    )
+    sequence_bias: Biases | None = option(
+        None,
+        as_biases,
+        "Added to the logit that would complete a sequence: [[[6, 7], -2.5]].",
+        "Penalties and bans",
+    )
+    logit_bias: Biases = option(
+        (),
+        as_logit_bias,
+        'Added to logits of ids: {"5": -2.5}.',
+        "Penalties and bans",
+        api="logit_bias",
+    )
+    suppress_tokens: Ids | None = option(
+        None, as_ids, "Ids that must not occur.", "Penalties and bans"
+    )
+    begin_suppress_tokens: Ids | None = option(
+        None, as_ids, "Ids that the text must not begin with.", "Penalties and bans"
+    )
+    forced_bos_token_id: int | None = option(
+        None, as_id, "The id that must follow the decoder's first.", "Penalties and bans"
+    )
+    forced_eos_token_id: int | None = option(
+        None, as_id, "The id that the last token before the limit must be.", "Stop conditions"
+    )
+    exponential_decay_length_penalty: tuple[int, float] | None = option(
+        None,
+        as_decay,
+        "START,FACTOR: after START new tokens the end gets likelier by FACTOR with each.",
+        "Stop conditions",
+        flag="--exponential-decay",  # the whole name is too wide for a terminal
+    )
+    remove_invalid_values: bool | None = option(
+        None, as_flag, "Read NaN and infinite logits as numbers.", "Penalties and bans"
+    )
+    stop_strings: tuple[str, ...] | None = option(
+        None,
+        as_strings,
+        "A string that ends the text; may be repeated.",
+        "Stop conditions",
+        flag="--stop",
+        api="stop",
+        aliases=("stop", "stop_sequences"),
+    )
+    include_stop_string: bool = option(
+        False,
+        as_flag,
+        "Keep the string or id that ended the text in it.",
+        "Stop conditions",
+        api="include_stop_str_in_output",
+    )
+    stop_token_ids: Ids = option(
+        (), as_ids, "Ids that end the text.", "Stop conditions", api="stop_token_ids"
+    )
+    ignore_eos: bool = option(
+        False, as_flag, "Go on after an end of sequence.", "Stop conditions", api="ignore_eos"
+    )
+    num_return_sequences: int = option(
+        1,
+        COUNT,
+        "Texts for every prompt.",
+        "Sampling",
+        api=ApiField("n", {"le": 128}),
+        aliases=("n", "num_samples"),
+        one_text=False,
+    )
+    logprobs: int | None = option(
+        None,
+        REPORTED,
+        "Log probabilities of the text's tokens, and of this many of the likeliest at each place.",
+        "Reported",
+        aliases=("top_logprobs",),
+        one_text=False,
+    )
+    logprobs_of: LogprobsOf = option(
+        "raw",
+        Choice(("raw", "drawn")),
+        "raw: by the model's own logits; drawn: by the distribution that tokens were drawn from.",
+        "Reported",
+        one_text=False,
+    )
+    prompt_logprobs: int | None = option(
+        None,
+        REPORTED,
+        "The same for the prompt's tokens.",
+        "Reported",
+        api=ApiField("prompt_logprobs", {"le": 20}),
+        one_text=False,
+    )
+    processors: tuple[Any, ...] = option(
+        (),
+        as_callables,
+        "Your own logits processors: functions of ids [1, n] and scores [1, V].",
+        None,
+        aliases=("logits_processor",),
+    )
+    stopping: tuple[Any, ...] = option(
+        (),
+        as_callables,
+        "Your own stopping criteria: functions of ids [1, n] and None.",
+        None,
+        aliases=("stopping_criteria",),
+    )
+    structured: Structured | None = option(
+        None,
+        as_structured,
+        "What a text must match: a JSON schema, regular expression, Lark grammar or choice.",
+        "Structured output",
+        aliases=("response_format", "guided_json"),
+    )
+    deterministic: bool = option(
+        False,
+        as_flag,
+        "A seed gives one text, whatever other prompts there are.",
+        "Sampling",
+        one_text=False,
+    )
 
     def __post_init__(self) -> None:
-        for name, check in CHECKS.items():
+        for name, declaration in OPTIONS.items():
             value = getattr(self, name)
             if value is None and name in OPTIONAL:
                 continue
             with about(name):
-                object.__setattr__(self, name, check(name, value))
+                object.__setattr__(self, name, declaration.check(name, value))
         _agree(self)
 
     def __repr__(self) -> str:
@@ -138,24 +329,18 @@ class SamplingParams:
         )
 
     def ids(self) -> dict[str, list[int]]:
-        """All ids that it names and that a text can hold, by the control that names them."""
+        """The ids that it names and that a text can hold, by the option that names them."""
         ids_of = {
-            "bad_words_ids": [i for ids in self.bad_words_ids or () for i in ids],
-            "sequence_bias": [i for ids, _ in self.sequence_bias or () for i in ids],
-            "logit_bias": [i for ids, _ in self.logit_bias for i in ids],
-            "suppress_tokens": list(self.suppress_tokens or ()),
-            "begin_suppress_tokens": list(self.begin_suppress_tokens or ()),
-            "stop_token_ids": list(self.stop_token_ids),
+            name: IDS_IN[declaration.check](getattr(self, name))
+            for name, declaration in OPTIONS.items()
+            if declaration.check in IDS_IN and getattr(self, name) is not None
         }
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            token = getattr(self, name)
-            ids_of[name] = [] if token is None else [token]
         return {name: ids for name, ids in ids_of.items() if ids}
 
 
 class BeamControls(TypedDict, total=False):
-    """The fields of `SamplingParams` that a beam search takes, as keywords: it draws nothing, and
-    ends by its own rules."""
+    """Fields of `SamplingParams` that a beam search takes, as keywords: it draws nothing, and ends
+    by its own rules."""
 
     max_new_tokens: int
     min_new_tokens: int | None
@@ -181,7 +366,7 @@ class BeamControls(TypedDict, total=False):
 
 
 class Controls(BeamControls, total=False):
-    """`SamplingParams` as keywords, with what it takes for each."""
+    """Fields of `SamplingParams` as keywords, with the types that each takes."""
 
     temperature: float
     top_k: int
@@ -206,7 +391,7 @@ def gathered(
     prompts: int,
     method: str = "generate",
 ) -> list[SamplingParams]:
-    """One SamplingParams for each of so many prompts. InputError for a control that is unknown
+    """Return one SamplingParams for each prompt. InputError for a control that is unknown
     (`method` has none of that name), for params and controls at once, or for a list of another
     length."""
     for name in controls:
@@ -233,7 +418,7 @@ def gathered(
 
 
 def _agree(params: SamplingParams) -> None:
-    """RefusedError for two wishes that contradict one another."""
+    """Raise RefusedError for two options that contradict one another."""
     least = params.min_new_tokens or 0
     if least > params.max_new_tokens:
         raise RefusedError(
@@ -261,5 +446,24 @@ def _agree(params: SamplingParams) -> None:
         raise RefusedError(problem).about("logprobs_of")
 
 
-FIELDS = tuple(field.name for field in fields(SamplingParams))
+OPTIONS = declared(SamplingParams)
+FIELDS = tuple(OPTIONS)
 OPTIONAL = {field.name for field in fields(SamplingParams) if field.default is None}
+WRITABLE = tuple(name for name, each in OPTIONS.items() if each.panel)  # as text: not code
+ELSEWHERE = {alias: name for name, each in OPTIONS.items() for alias in each.aliases}
+# How a value of each kind names ids
+IDS_IN: dict[Check, Callable[[Any], list[int]]] = {
+    as_id: lambda value: [value],
+    as_ids: list,
+    as_sequences: lambda value: [token for ids in value for token in ids],
+    as_biases: lambda value: [token for ids, _ in value for token in ids],
+    as_logit_bias: lambda value: [token for ids, _ in value for token in ids],
+}
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one stands for: another library's name, or a similar one."""
+    names = list(known)
+    same = ELSEWHERE.get(name)
+    near = [same] if same in names else get_close_matches(name, names, 1, 0.5)
+    return near[0] if near else None

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, around its engine: texts are cut off at the end while connections wait."""
+    """A uvicorn server around its engine: at the end, texts that clients wait for are cut off."""
 
     def __init__(self, engine: EngineClient, settings: ServerSettings) -> None:
         config = uvicorn.Config(

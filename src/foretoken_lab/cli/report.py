@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.quiet import quiet as quietly
+from foretoken.cli.command import quiet as quietly
 from foretoken.errors import InputError
 from foretoken.loading import hub
 from foretoken.storage import files

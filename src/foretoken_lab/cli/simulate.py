@@ -15,7 +15,7 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.page import bar, page, prose
+from foretoken.cli.render import bar, page, prose
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from foretoken.cli import option, trained
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 
 app = typer.Typer(no_args_is_help=True, help="Train small targets, and drafts for them.")
 

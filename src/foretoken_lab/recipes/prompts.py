@@ -16,19 +16,19 @@ from foretoken_lab.recipes.recipe import Prompts
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTask:
+class RecipePrompt:
     """A prompt, and what a good text would be; None where the file does not say."""
 
     prompt: str | list[int]
     reference: str | None = None
 
 
-def read(prompts: Prompts) -> list[PromptTask]:
+def read(prompts: Prompts) -> list[RecipePrompt]:
     """At least two, in the file's order. InputError names the file, the line and the remedy."""
     path = Path(prompts.file)
     lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    tasks: list[PromptTask] = []
+    tasks: list[RecipePrompt] = []
     for number, line in lines:
         place = f"{path}, line {number}"
         if kind == "jsonl":
@@ -36,7 +36,7 @@ def read(prompts: Prompts) -> list[PromptTask]:
         elif kind == "tsv":
             task = _from_tsv(place, line, prompts)
         else:
-            task = PromptTask(prompts.prefix + line)
+            task = RecipePrompt(prompts.prefix + line)
         if prompts.longest is None or len(task.prompt) <= prompts.longest:
             tasks.append(task)
         if len(tasks) == prompts.limit:
@@ -64,16 +64,16 @@ def _lines(path: Path) -> list[str]:
         raise InputError(f"{path} cannot be read: {one_line(error)}") from None
 
 
-def _from_tsv(place: str, line: str, prompts: Prompts) -> PromptTask:
+def _from_tsv(place: str, line: str, prompts: Prompts) -> RecipePrompt:
     prompt, *references = line.split("\t")
     if not prompt.strip():
         raise InputError(f"{place}: the prompt is empty; give prompt<TAB>reference")
     if len(references) > 1:
         raise InputError(f"{place}: {len(references) + 1} columns; give prompt<TAB>reference")
-    return PromptTask(prompts.prefix + prompt, *references)
+    return RecipePrompt(prompts.prefix + prompt, *references)
 
 
-def _from_json(place: str, line: str, prompts: Prompts) -> PromptTask:
+def _from_json(place: str, line: str, prompts: Prompts) -> RecipePrompt:
     try:
         document = files.parse_json(line)
     except ValueError as error:
@@ -87,7 +87,7 @@ def _from_json(place: str, line: str, prompts: Prompts) -> PromptTask:
     elif not (isinstance(prompt, list) and prompt and all(isinstance(i, int) for i in prompt)):
         raise InputError(f"{place}: the prompt is {shown(prompt)}; give text or ids")
     reference = _first(reference)
-    return PromptTask(prompt, reference if isinstance(reference, str) else None)
+    return RecipePrompt(prompt, reference if isinstance(reference, str) else None)
 
 
 def _first(value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 import foretoken
-from foretoken.cli.quiet import quiet
+from foretoken.cli.command import quiet
 from foretoken.loading import sources
 from foretoken.storage import files
 from foretoken.train import examples

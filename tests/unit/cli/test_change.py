@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.change import changed
-from foretoken.cli.wishes import OneAnswer, OneText
+from foretoken.cli.sampling_options import OneAnswer
+from foretoken.cli.session import changed
 from foretoken.errors import InputError
 
-FIRST = OneText(temperature=0.5)
+FIRST = OneAnswer(temperature=0.5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from foreign import Foreign, body, chat, refusal, replaying, said, streamed
 from foretoken.cli import connection
 from foretoken.cli.connection import answered, connected, get, place
-from foretoken.cli.reply import TextError
+from foretoken.cli.sources import TextError
 from foretoken.errors import InputError
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from foretoken.cli.conversation import Conversation
+from foretoken.cli.session import Conversation
 from foretoken.errors import InputError
 
 SYSTEM = {"role": "system", "content": "Be brief."}

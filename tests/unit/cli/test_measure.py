@@ -10,7 +10,7 @@ import pytest
 
 from console import Run, mistake
 from foretoken.cli import sheet
-from foretoken.cli.page import page
+from foretoken.cli.render import page
 from foretoken.lab import machine
 from foretoken.lab.measurement import result as part
 from foretoken.lab.measurement.result import load

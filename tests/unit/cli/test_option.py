@@ -50,9 +50,7 @@ def options(run: Run, *command: str) -> set[str]:
     return shown & (READING | PLACING | OF_PAIRS)
 
 
-@pytest.mark.parametrize(
-    "command", ["generate", "chat", "complete", "measure", "plan", "bench", "certify"]
-)
+@pytest.mark.parametrize("command", ["generate", "chat", "measure", "plan", "bench", "certify"])
 def test_commands_with_a_pair_take_all(run, command):
     assert options(run, command) == READING | PLACING | OF_PAIRS
 
@@ -170,7 +168,7 @@ SAYS = (
 def test_what_the_model_suggests_is_said_once(run, base, sampling):
     result = run("generate", "It was", *sampling)
     assert result.code == 0 and result.err == SAYS and "suggests" not in result.out
-    assert run("complete", "-q", "It was", *sampling) == result
+    assert run("chat", "--raw", "-q", "It was", *sampling) == result
     document = run("generate", "It was", *sampling, "--json", "--compare")
     assert document.err == SAYS and json.loads(document.out)["completions"]
     measured = run("measure", "--prompts", base / "prompts.txt", *sampling, *FEW)

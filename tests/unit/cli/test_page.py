@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from foretoken.cli.page import LEAST, WHOLE, labelled, page, prose
+from foretoken.cli.render import LEAST, WHOLE, labelled, page, prose
 
 SAID = "alpha is [not] markup, and/or a long-winded paragraph: some eighty letters in many words"
 

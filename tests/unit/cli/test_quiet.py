@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 
-from foretoken.cli.quiet import Lines, quiet
+from foretoken.cli.command import StderrLines, quiet
 
 
 def test_messages_follow_standard_error(monkeypatch):
@@ -14,7 +14,7 @@ def test_messages_follow_standard_error(monkeypatch):
     monkeypatch.setattr(log, "handlers", [])
     quiet()
     quiet()
-    assert [type(handler) for handler in log.handlers] == [Lines]
+    assert [type(handler) for handler in log.handlers] == [StderrLines]
     for _ in range(2):  # a bar puts another stream in its place
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         log.warning("a %s", "message")

@@ -10,11 +10,12 @@ import pytest
 
 from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
 from foretoken.cli.remote import remote
-from foretoken.cli.reply import Reply, TextError, Token
+from foretoken.cli.sources import Reply, ReplyToken, TextError
 from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]
 FACTS = {"target": "t", "draft": "d", "chat": True, "runtime": "r", "draft_runtime": "s"}
+FATES = [(" a", "accepted"), (" b", "corrected")]
 STEP = {
     "tokens": [{"id": 1, "text": " a", "source": "accepted"}]
     + [{"id": 2, "text": " b", "source": "corrected"}],
@@ -33,7 +34,7 @@ def opened(url: str, key=None, model=None, variables=None, *, messages=True, see
     return remote(url, key, model, variables, messages=messages, seed=seed, speculation=how)
 
 
-def answered(source, prompt=TALK, number: int = 0, **wishes) -> tuple[str, list[Token], Reply]:
+def answered(source, prompt=TALK, number: int = 0, **wishes) -> tuple[str, list[ReplyToken], Reply]:
     reply = Reply()
     parts = list(source.parts(prompt, wishes, number, reply))
     text = "".join(part.text for part in parts)
@@ -64,7 +65,10 @@ def test_ours_says_what_became_of_the_guesses():
     with replaying(chat=[streamed(chunk, end)], speculation=[body(FACTS)]) as server:
         with opened(server.url, gamma=3, lenience=0.5) as source:
             text, tokens, reply = answered(source)
-    assert text == " a b" and tokens == [Token(" a", "accepted"), Token(" b", "corrected")]
+    assert text == " a b" and tokens == [
+        ReplyToken(" a", "accepted"),
+        ReplyToken(" b", "corrected"),
+    ]
     counts = reply.tokens, reply.calls, reply.accepted, reply.drafted, reply.overlaps
     assert counts == (2, 1, 1, 3, [0.9, 0.5]) and reply.finish_reason == "length"
     assert source.name == f"other at {server.url}, d" and source.runtime == "r, draft s"
@@ -219,7 +223,7 @@ def test_what_a_server_cannot_do_is_told_before_anything_is_asked():
     bare = body(FACTS | {"chat": False})
     with replaying(speculation=[bare]) as server:
         with pytest.raises(
-            InputError, match="--chat-template FILE to the server, .* foretoken complete"
+            InputError, match="--chat-template FILE to the server, .* foretoken chat --raw"
         ):
             with opened(server.url):
                 pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.cli.reply import Part, Printer, Token
+from foretoken.cli.render import Printer
+from foretoken.cli.sources import ReplyPart, ReplyToken
 
 ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
 GREEN, BLUE, OFF = "\x1b[32m", "\x1b[1;34m", "\x1b[0m"
@@ -20,7 +21,7 @@ def colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def printed(capsys, *parts: tuple[str, list[tuple[str, str]]], coloured: bool = True) -> str:
     printer = Printer(coloured=coloured)
     for text, tokens in parts:
-        printer.put(Part(text, [Token(*token) for token in tokens]))
+        printer.put(ReplyPart(text, [ReplyToken(*token) for token in tokens]))
     printer.end()
     return capsys.readouterr().out
 
@@ -70,8 +71,8 @@ def test_a_terminal_is_given_no_orders(capsys, monkeypatch):
 
 def test_leftover_tokens_are_not_the_next_text_s(capsys, colours):
     printer = Printer(coloured=True)
-    printer.put(Part("a", [Token("a", PLAIN), Token("b", ACCEPTED)]))
+    printer.put(ReplyPart("a", [ReplyToken("a", PLAIN), ReplyToken("b", ACCEPTED)]))
     printer.end()
-    printer.put(Part("b", [Token("b", PLAIN)]))
+    printer.put(ReplyPart("b", [ReplyToken("b", PLAIN)]))
     printer.end()
     assert capsys.readouterr().out == "a\nb\n" and not printer.begun

@@ -15,9 +15,9 @@ import typer
 from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
-from foretoken.cli.conversation import Conversation
-from foretoken.cli.reply import Part, Reply, TextError, Token
-from foretoken.cli.wishes import OneAnswer, OneText
+from foretoken.cli.sampling_options import OneAnswer
+from foretoken.cli.session import Conversation
+from foretoken.cli.sources import Reply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError
 from terminal import CTRL_C, CTRL_D, terminal
 
@@ -37,13 +37,13 @@ class Said:
 
     def parts(
         self, prompt: Any, wishes: Mapping[str, Any], number: int, reply: Reply
-    ) -> Generator[Part]:
+    ) -> Generator[ReplyPart]:
         self.asked.append((prompt, dict(wishes), number))
         answer = self.answers.pop(0)
         text, error = answer if isinstance(answer, tuple) else (answer, None)
         for letter in text:
             reply.tokens += 1
-            yield Part(letter, [Token(letter, "accepted")])
+            yield ReplyPart(letter, [ReplyToken(letter, "accepted")])
         if error is not None:
             raise error
         reply.finish_reason = "length" if text.endswith("...") else "stop"
@@ -77,7 +77,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
         monkeypatch.setattr("builtins.input", line)
         monkeypatch.setattr(session.signal, "signal", lambda *_: None)
-        wishes = wishes or (OneAnswer() if talk else OneText())
+        wishes = wishes or OneAnswer()
         conversation = Conversation() if talk else None
         code = 0
         try:
@@ -96,7 +96,7 @@ def test_one_answer(run):
     source = Said("Well.")
     assert run(source, quick="Hi") == Result(0, "Well.\n", "")
     assert source.asked == [(turns("Hi"), {}, 0)]
-    assert run(Said("..."), quick="Hi", talk=False, wishes=OneText(max_new_tokens=3)).err == ""
+    assert run(Said("..."), quick="Hi", talk=False, wishes=OneAnswer(max_new_tokens=3)).err == ""
     cut = run(Said("..."), quick="Hi", talk=False)
     assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
 
@@ -295,7 +295,7 @@ def test_ctrl_c_at_an_empty_prompt_leaves(direct):
         screen.type(CTRL_C)
         assert screen.code() == 0
     with replaying(completions=[streamed(None)]) as server:
-        with terminal("complete", "--url", server.url) as screen:
+        with terminal("chat", "--raw", "--url", server.url) as screen:
             screen.until("> ")
             screen.type("Hi\n")
             screen.until("Hi")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from foretoken.cli.chat import ChatOptions, ServerAddress, opened
 from foretoken.cli.option import PairLoading
-from foretoken.cli.sources import Asked, Server, opened
 from foretoken.errors import ForetokenError
 
 SERVER = ("url", "api_key", "model")
@@ -32,19 +32,19 @@ HERE = "http://127.0.0.1:9"
 )
 def test_mistakes_are_told_before_models_load(asked, where, says):
     with pytest.raises(ForetokenError, match="^" + says):
-        server = Server(**{n: v for n, v in where.items() if n in SERVER})
+        server = ServerAddress(**{n: v for n, v in where.items() if n in SERVER})
         loading = PairLoading(**{n: v for n, v in where.items() if n not in SERVER})
-        with opened(Asked(**asked), server, loading, None, {}):
+        with opened(ChatOptions(**asked), server, loading, None, {}):
             raise AssertionError("nothing should be opened")
 
 
 def test_wishes_are_checked_before_models_load():
     with pytest.raises(ForetokenError, match="top_p is 2"):
-        with opened(Asked(), Server(), PairLoading(), None, {"top_p": 2}):
+        with opened(ChatOptions(), ServerAddress(), PairLoading(), None, {"top_p": 2}):
             raise AssertionError("nothing should be opened")
 
 
 def test_only_what_was_said_of_guesses():
-    assert Asked().speculation == {} and Asked(gamma=0).speculation == {"gamma": 0}
+    assert ChatOptions().speculation == {} and ChatOptions(gamma=0).speculation == {"gamma": 0}
     dials = {"rule": "coupled", "lenience": 0.5}
-    assert Asked(**dials).speculation == dials
+    assert ChatOptions(**dials).speculation == dials

@@ -140,11 +140,11 @@ def test_an_adapter_is_not_converted(tmp_path: Path) -> None:
         source(path, None, trust=False).files()
 
 
-def test_a_conversion_is_named_by_code_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_is_named_by_format_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     before = conversion.fingerprint("m", "paged", "float32")
     assert conversion.fingerprint("m", "paged", "float32") == before
     assert conversion.fingerprint("m", "paged", "float32", "class Llama: ...") != before
-    monkeypatch.setattr(conversion, "lineage", lambda *modules: "other code")
+    monkeypatch.setattr(conversion, "CACHE_FORMAT", conversion.CACHE_FORMAT + 1)
     assert conversion.fingerprint("m", "paged", "float32") != before
     monkeypatch.undo()
     monkeypatch.setattr(conversion, "versions", lambda: {"foretoken": "another"})

@@ -17,7 +17,6 @@ import torch
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.distributions import law
 from foretoken.sampling.params import (
-    CHECKS,
     ELSEWHERE,
     FIELDS,
     OPTIONAL,
@@ -217,7 +216,7 @@ def test_wishes_that_contradict_one_another(changes, message):
 
 
 def test_every_field_is_checked_and_can_be_a_keyword():
-    assert {*CHECKS} == {*Controls.__annotations__} == {*FIELDS} == FIELD_NAMES
+    assert {*Controls.__annotations__} == {*FIELDS} == FIELD_NAMES
     assert {*BeamControls.__annotations__} < FIELD_NAMES
     for name in BeamControls.__annotations__:
         assert BeamControls.__annotations__[name] == Controls.__annotations__[name]

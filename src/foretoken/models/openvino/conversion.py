@@ -30,8 +30,10 @@ from foretoken.models.openvino.weights.eight_bits import eight_bits
 from foretoken.models.openvino.weights.four_bits import four_bits
 from foretoken.models.openvino.weights.halves import halved, widened_in_products
 from foretoken.models.openvino.weights.siblings import joined
-from foretoken.storage.lineage import lineage, versions
+from foretoken.storage.versions import versions
 
+# Raised where the same weights become another graph: conversions kept before are made again
+CACHE_FORMAT = 1
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
 CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
@@ -298,6 +300,6 @@ def _export(
 
 
 def fingerprint(content: str, *choices: str) -> str:
-    """A digest of what a conversion depends on: model, choices, our code, libraries' versions."""
-    parts = json.dumps([content, choices, lineage(__name__), versions()])
+    """A digest of what a conversion depends on: model, choices, format and versions."""
+    parts = json.dumps([content, choices, CACHE_FORMAT, versions()])
     return hashlib.sha256(parts.encode()).hexdigest()[:32]

@@ -79,10 +79,16 @@ def _settled(rotary: nn.Module, position: int) -> nn.Module:
 
 
 def _reads_again(model: PreTrainedModel) -> bool:
-    """Whether what prepares `generate`'s passes looks at the length that the factors change at."""
+    """Whether `generate` reads all of a text that gets to the length at which the factors change.
+
+    What prepares its passes then drops the cache and asks for the whole text; Phi-4-multimodal's
+    only drops the cache, and its `generate` goes on from the last token alone.
+    """
     prepares = getattr(type(model), "prepare_inputs_for_generation", None)
     code = getattr(inspect.unwrap(prepares) if prepares else None, "__code__", None)
-    return code is not None and "original_max_position_embeddings" in code.co_names
+    if code is None or "original_max_position_embeddings" not in code.co_names:
+        return False
+    return "next_sequence_length" in code.co_consts
 
 
 def _is_long(config: PreTrainedConfig) -> bool:

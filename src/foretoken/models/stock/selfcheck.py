@@ -36,8 +36,10 @@ from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit
 from foretoken.storage.cache import remember, remembered
-from foretoken.storage.lineage import lineage, versions
+from foretoken.storage.versions import versions
 
+# Raised where the check, or a runtime that it checks, computes something else: it then runs again
+CHECK_FORMAT = 1
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
@@ -176,12 +178,20 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     return rows.worst / rows.spread
 
 
-@torch.inference_mode()
 def contradiction(model: PreTrainedModel) -> float:
     """Largest |delta logit| over their spread between `generate`, which caches, and a full forward
-    of the text that it makes, past windows of `WINDOW` tokens."""
+    of the text that it makes, past windows of `WINDOW` tokens and across the length at which the
+    model reads a text in another way."""
+    switch = switch_of(model)
+    starts = [3 * WINDOW] if switch is None else [3 * WINDOW, switch - 1]
+    return max(_contradiction(model, start) for start in starts)
+
+
+@torch.inference_mode()
+def _contradiction(model: PreTrainedModel, start: int) -> float:
+    """The same of the text that begins with so many tokens."""
     dice = random.Random(1)
-    text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(3 * WINDOW)]])
+    text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(start)]])
     source: Any = {"input_ids": text[:, :5]} if model.config.is_encoder_decoder else {}
     name = "decoder_input_ids" if source else "input_ids"
     settings = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
@@ -189,10 +199,13 @@ def contradiction(model: PreTrainedModel) -> float:
     settings.decoder_start_token_id = int(text[0, 0])
     network: Any = model
     made: Any = network.generate(**source, **{name: text}, generation_config=settings)
-    cached = torch.cat(made.logits)
-    whole = {name: made.sequences[:, :-1]}
-    full = model(**source, **whole, use_cache=False, return_dict=True).logits[0, -len(cached) :]
-    return float((cached - full).abs().max() / (full.max() - full.min()).clamp(min=1e-9))
+    worst, spread = 0.0, 1e-9
+    for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
+        whole = {name: made.sequences[:, : start + i]}
+        full = model(**source, **whole, use_cache=False, return_dict=True).logits[0, -1]
+        worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
+        spread = max(spread, float(full.max() - full.min()))
+    return worst / spread
 
 
 class Rows:
@@ -362,7 +375,8 @@ def thresholds(part: PreTrainedConfig) -> list[str]:
 def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
     """The same for rotary positions, whose factors are one for each pair of a head's values."""
     if rope.get(SWITCH) is not None:
-        rope[SWITCH] = switch if rope.get("rope_type") == "longrope" else 2 * WINDOW
+        kind = rope.get("rope_type")  # texts end at a dynamic one's, and the check's are longer
+        rope[SWITCH] = {"longrope": switch, "dynamic": CONTEXT}.get(str(kind), 2 * WINDOW)
     pairs = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
     for name in ("short_factor", "long_factor"):
         if narrow and isinstance(rope.get(name), list):
@@ -421,9 +435,9 @@ def stir(model: PreTrainedModel) -> None:
 
 
 def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
-    """A digest of what a check depends on: class, small configuration, versions, our code and that
-    of classes from no library; None where the latter cannot be read, or the configuration not be
-    made."""
+    """A digest of what a check depends on: class, small configuration, versions, `CHECK_FORMAT` and
+    the code of classes from no library; None where that code cannot be read, or the configuration
+    not be made."""
     try:
         switch = switch_for(model, form)
         config = shrunk(model.config, True, form.heads, switch).to_dict()
@@ -431,13 +445,12 @@ def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
         return None
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
         config.pop(name, None)
-    code = [lineage(__name__, form.run.__module__)]
     try:
-        code += strangers(model)
+        code = strangers(model)
     except (OSError, TypeError, UnicodeDecodeError):
         return None
     name = [type(model).__module__, type(model).__qualname__, form.name]
-    parts = json.dumps([name, config, versions(), code], sort_keys=True, default=str)
+    parts = json.dumps([CHECK_FORMAT, name, config, versions(), code], sort_keys=True, default=str)
     return hashlib.sha256(parts.encode()).hexdigest()
 
 

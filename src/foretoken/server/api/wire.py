@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from foretoken.errors import mismatch
+from foretoken.sampling import checks
+from foretoken.sampling.params import OPTIONS
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.tools import functions
 
@@ -65,13 +67,10 @@ ELSEWHERE = {
     "guided_grammar": ("structured_outputs",),
 }
 # The engine's names for what a request asks for, and the fields that ask for it.
-SAID_BY = {
+SAID_BY = {name: (each.api.name,) for name, each in OPTIONS.items() if each.api} | {
     "prompt": ("messages", "input", "prompt"),
     "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
-    "min_new_tokens": ("min_tokens",),
     "structured": ("structured_outputs", "response_format", "text.format"),
-    "stop_strings": ("stop",),
-    "include_stop_string": ("include_stop_str_in_output",),
     "logprobs": ("top_logprobs", "logprobs"),
     "prompt_logprobs": ("prompt_logprobs", "logprobs"),
     "chat_template_kwargs": ("chat_template_kwargs", "tools"),
@@ -122,28 +121,47 @@ class StreamOptions(Wire):
     include_obfuscation: Flag | None = None
 
 
-class Wishes(Wire):
+# Kinds of sampling options, as a request has them
+KINDS: dict[Any, Any] = {
+    checks.Number: Number,
+    checks.Count: Whole,
+    checks.Choice: str,
+    checks.as_id: Whole,
+    checks.as_flag: Flag,
+    checks.as_strings: str | list[str],
+    checks.as_ids: list[Whole],
+    checks.as_sequences: list[list[Whole]],
+    checks.as_logit_bias: dict[str, Number],
+}
+# Options that all endpoints name alike; how long a text may be has a name and default for each
+SHARED = {
+    name: each.api.name for name, each in OPTIONS.items() if each.api and name != "max_new_tokens"
+}
+
+
+def _field(name: str) -> Any:
+    """The field of a sampling option: its type and range follow from its check."""
+    option = OPTIONS[name]
+    kind = KINDS.get(option.check) or KINDS[type(option.check)]
+    if kind is Flag:
+        return Flag, Field(False, description=option.help)
+    assert option.api
+    bounds: dict[str, Any] = {**getattr(option.check, "bounds", {}), **option.api.bounds}
+    return kind | None, Field(None, description=option.help, **bounds)
+
+
+Sampled: Any = create_model(
+    "Sampled", __base__=Wire, **{field: _field(name) for name, field in SHARED.items()}
+)
+
+
+class ApiRequest(Sampled):
     """What every endpoint that writes text takes."""
 
     model: str | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
-    temperature: Number | None = Field(None, ge=0, le=100)
-    top_p: Number | None = Field(None, gt=0, le=1)
-    top_k: Whole | None = Field(None, ge=-1)
-    min_p: Number | None = Field(None, ge=0, le=1)
-    repetition_penalty: Number | None = Field(None, ge=1e-30, le=1e30)
-    presence_penalty: Number | None = Field(None, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Number] | None = None
     seed: Whole | None = None
-    n: Whole | None = Field(None, ge=1, le=MOST_N)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Whole] | None = None
-    include_stop_str_in_output: Flag = False
-    ignore_eos: Flag = False
-    min_tokens: Whole | None = Field(None, ge=0)
-    prompt_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     return_token_ids: Flag = False
     structured_outputs: dict[str, Any] | None = None
     cache_salt: str = ""
@@ -171,23 +189,8 @@ class Wishes(Wire):
                 "leave one out",
                 "speculation.gamma",
             )
-        temperature = _first(self.temperature, facts.get("temperature"), 1.0)
-        top_k = _first(self.top_k, facts.get("top_k"), 0)
         options: dict[str, Any] = {
-            "temperature": temperature,
-            "top_p": _first(self.top_p, facts.get("top_p"), 1.0),
-            "top_k": max(0, top_k),
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self._biases(),
-            "stop_strings": stops or None,
-            "stop_token_ids": self.stop_token_ids,
-            "include_stop_string": self.include_stop_str_in_output or None,
-            "ignore_eos": self.ignore_eos or None,
-            "min_new_tokens": self.min_tokens,
-            "prompt_logprobs": self.prompt_logprobs,
+            **self._sampling(stops, facts),
             "structured": self._structured(),
             "cache_salt": self.cache_salt,
             "priority": self.priority,
@@ -196,6 +199,19 @@ class Wishes(Wire):
             "lenience": self.speculation.lenience,
         }
         return {name: value for name, value in options.items() if value is not None}
+
+    def _sampling(self, stops: list[str], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """The shared options by the names of `SamplingParams`; None for what is left out."""
+        options = {name: getattr(self, field) for name, field in SHARED.items()}
+        del options["num_return_sequences"]  # a request of its own for each text
+        for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
+            options[name] = _first(options[name], facts.get(name), neutral)
+        options |= {
+            "top_k": max(0, options["top_k"]),
+            "logit_bias": self._biases(),
+            "stop_strings": stops or None,
+        }
+        return {name: None if value is False else value for name, value in options.items()}
 
     def _bounded(self, most: int | None) -> dict[str, int]:
         """How long the text may be, as a keyword of the engine."""
@@ -259,7 +275,7 @@ class TextPart(Wire):
     text: str
 
 
-class Prediction(Wire):
+class PredictedOutput(Wire):
     """What the client expects the text to be."""
 
     type: Literal["content"]
@@ -271,10 +287,10 @@ class Prediction(Wire):
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Predicting(Wishes):
+class Predicting(ApiRequest):
     """What chats and completions take beside."""
 
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
 
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         options = super().options(facts)

@@ -20,7 +20,7 @@ from foretoken_lab.experiments import (
     walltime,
 )
 from foretoken_lab.experiments.experiment import ResultRow, estimate
-from foretoken_lab.recipes.prompts import PromptTask
+from foretoken_lab.recipes.prompts import RecipePrompt
 from foretoken_lab.recipes.recipe import Prompts
 from laboratory import P, Q, TablePairs, agreed, found, recipe, timed
 
@@ -200,7 +200,7 @@ def test_scores_need_references(tmp_path, pairs):
     assert [case["what"] for case in quality.cases(own)] == ["scores", "loss"] * 2
     case = quality.cases(own)[0]
     translating = TablePairs(own)
-    translating.tasks = [PromptTask([1, 2], "b")]
+    translating.tasks = [RecipePrompt([1, 2], "b")]
     with pytest.raises(InputError, match="prompts that are text"):
         quality.measure(translating, case)
     scores = {"plain": {"bleu": 20.0}, "speculative": {"bleu": 20.0}, "same": 1.0, "texts": 2}

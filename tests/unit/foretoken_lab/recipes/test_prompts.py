@@ -8,7 +8,7 @@ import json
 import pytest
 
 from foretoken.errors import InputError
-from foretoken_lab.recipes.prompts import PromptTask, read
+from foretoken_lab.recipes.prompts import RecipePrompt, read
 from foretoken_lab.recipes.recipe import Prompts
 
 
@@ -16,19 +16,19 @@ def test_lines_and_their_limit(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\ntwo\nthree\n")
     assert read(Prompts(file=str(path))) == [
-        PromptTask("one"),
-        PromptTask("two"),
-        PromptTask("three"),
+        RecipePrompt("one"),
+        RecipePrompt("two"),
+        RecipePrompt("three"),
     ]
     some = Prompts(file=str(path), limit=2, prefix="say: ")
-    assert read(some) == [PromptTask("say: one"), PromptTask("say: two")]
+    assert read(some) == [RecipePrompt("say: one"), RecipePrompt("say: two")]
 
 
 def test_prompts_that_are_too_long_are_left_out(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("one\nthirteen\ntwo\nfour\n")
     parsed = read(Prompts(file=str(path), longest=4, limit=2))
-    assert parsed == [PromptTask("one"), PromptTask("two")]
+    assert parsed == [RecipePrompt("one"), RecipePrompt("two")]
     with pytest.raises(InputError, match="holds 0 prompts of 2 characters at most; give 2 or more"):
         read(Prompts(file=str(path), longest=2))
 
@@ -37,8 +37,8 @@ def test_tsv_zipped(tmp_path):
     path = tmp_path / "pairs.tsv.gz"
     path.write_bytes(gzip.compress(b"a house\tein Haus\na dog\tein Hund\n"))
     assert read(Prompts(file=str(path))) == [
-        PromptTask("a house", "ein Haus"),
-        PromptTask("a dog", "ein Hund"),
+        RecipePrompt("a house", "ein Haus"),
+        RecipePrompt("a dog", "ein Hund"),
     ]
 
 
@@ -51,7 +51,7 @@ def test_jsonl_by_its_keys(tmp_path):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     parsed = read(Prompts(file=str(path), prompt="article", reference="highlights"))
-    assert parsed == [PromptTask("long", "short"), PromptTask("first"), PromptTask([3, 4])]
+    assert parsed == [RecipePrompt("long", "short"), RecipePrompt("first"), RecipePrompt([3, 4])]
 
 
 @pytest.mark.parametrize(

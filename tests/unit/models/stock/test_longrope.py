@@ -10,12 +10,13 @@ import transformers
 from transformers import PreTrainedModel
 
 import pairs
-from foretoken import Engine, InputError, RefusedError, Speculator, load
+from foretoken import Engine, InputError, RefusedError, Speculator, attach, load
 from foretoken.models.base import Switches, longest
+from foretoken.models.stock import longrope
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.longrope import BothFactors, switch_of
 from foretoken.models.stock.selfcheck import check
-from pairs import stock
+from pairs import relative, stock
 
 N, LIMIT = 40, 120  # tokens read with the short factors, and of a text at most
 ROPE: dict[str, Any] = {
@@ -144,6 +145,50 @@ def test_a_switch_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(BothFactors, "forward", near)
     with pytest.raises(RefusedError, match="not exact over a ragged cache"):
         check(model())
+
+
+def phi4() -> PreTrainedModel:
+    small: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    pictures = {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14, "crop_size": 28}
+    sounds = {"num_blocks": 1, "nemo_conv_channels": 32, "ext_pw_out_channel": 32}
+    config = transformers.Phi4MultimodalConfig(
+        **SHAPE,
+        original_max_position_embeddings=N,
+        rope_parameters=ROPE | {"partial_rotary_factor": 1.0},
+        vision_config=small | pictures,
+        audio_config=small | sounds,
+    )
+    return pairs.lively(transformers.Phi4MultimodalForCausalLM, config)
+
+
+def test_a_family_whose_generate_loses_the_text_at_the_switch_ends_there(monkeypatch) -> None:
+    """Phi-4-multimodal's drops the cache and goes on from the last token alone."""
+    network = phi4()
+    network.generation_config.eos_token_id = None
+    assert switch_of(network) is None
+    (text,) = load(network, "lookup").generate([PROMPTS[0]], max_new_tokens=60, gamma=3)
+    assert text.tokens == stock(network, PROMPTS[0], N - len(PROMPTS[0]))
+    monkeypatch.setattr(longrope, "_reads_again", lambda model: True)
+    with pytest.raises(RefusedError, match="contradicts itself"):  # taken for one of the others
+        check(network)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit"), [((5, N + 4), 6), ((5, N - 6), 12), ((5, 20), 8), ((N + 2, 60), 8)]
+)
+def test_a_padded_batch_is_read_as_its_longest_row(lengths: tuple[int, int], limit: int) -> None:
+    """transformers changes the factors for all rows at once: across the switch such a batch is left
+    to it, in one piece."""
+    network, attached = model(), model()
+    attach(attached, relative(attached), runtime="transformers")
+    rows = [(PROMPTS[-1] * 2)[:n] for n in lengths]
+    width = max(lengths)
+    batch = {
+        "input_ids": torch.tensor([[0] * (width - len(row)) + row for row in rows]),
+        "attention_mask": torch.tensor([[0] * (width - n) + [1] * n for n in lengths]),
+    }
+    how: Any = {"max_new_tokens": limit, "do_sample": False}
+    assert torch.equal(attached.generate(**batch, **how), network.generate(**batch, **how))
 
 
 @pytest.mark.openvino

@@ -7,9 +7,8 @@ from contextlib import closing
 import pytest
 
 import foretoken
-from foretoken.cli.local import Local, local
 from foretoken.cli.messages import Template
-from foretoken.cli.reply import Reply, TextError
+from foretoken.cli.sources import LocalModel, Reply, TextError, local
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
 
@@ -30,7 +29,7 @@ def opened(
     return local(spec, template, messages=messages, **dials)
 
 
-def answered(source: Local, prompt, number: int = 0, **wishes):
+def answered(source: LocalModel, prompt, number: int = 0, **wishes):
     """All of an answer: its text, its tokens as they are spelled, and the reply."""
     reply = Reply()
     parts = list(source.parts(prompt, wishes, number, reply))
@@ -126,7 +125,7 @@ def test_a_text_that_fails_is_not_the_last(spec):
 
 def test_what_cannot_be_is_told_at_once(spec):
     bare = foretoken.load(llama(64), "none")
-    says = "has no chat template, .* --chat-template FILE, .* foretoken complete"
+    says = "has no chat template, .* --chat-template FILE, .* foretoken chat --raw"
     for other in (spec, bare):
         with pytest.raises(InputError, match=says), opened(other, True, Template()):
             pass

@@ -11,10 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 from foretoken.cli.command import command
-from foretoken.cli.prompts import WISHES
-from foretoken.cli.wishes import Structure, Wishes
+from foretoken.cli.sampling_options import SamplingOptions, Structure
 from foretoken.errors import ForetokenError, InputError
-from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.params import WRITABLE, SamplingParams
 
 SAID = [
     (["--temperature", "0.5"], {"temperature": 0.5}),
@@ -63,7 +62,7 @@ SAID = [
 
 
 @command
-def shown(wishes: Wishes) -> None:
+def shown(wishes: SamplingOptions) -> None:
     print(json.dumps(wishes.given))
 
 
@@ -85,31 +84,33 @@ def test_what_is_given_is_read(app, options, given):
 def test_nothing_given_is_nothing(app):
     assert CliRunner().invoke(app, []).stdout == "{}\n"
     assert CliRunner().invoke(app, ["--temperature", "0"]).stdout == "{}\n"
-    assert Wishes(**{f.name: f.default for f in fields(Wishes)}).given == {}
+    assert SamplingOptions(**{f.name: f.default for f in fields(SamplingOptions)}).given == {}
 
 
 def test_every_field_has_an_option():
     """But code; what is left out is as `SamplingParams` has it."""
-    options = {f.name: f.default for f in fields(Wishes)}
+    options = {f.name: f.default for f in fields(SamplingOptions)}
     structures = {f.name for f in fields(Structure)}
-    assert options.keys() - structures == {*WISHES} - {"structured"}
+    assert options.keys() - structures == {*WRITABLE} - {"structured"}
     defaults = inspect.signature(SamplingParams).parameters
     for name in options.keys() - structures:
         assert options[name] == defaults[name].default or not options[name]
-    assert {name for given in SAID for name in given[1]} == {*WISHES}
+    assert {name for given in SAID for name in given[1]} == {*WRITABLE}
 
 
 def test_files_become_what_must_match(tmp_path):
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     (tmp_path / "g.lark").write_text("start: /a/")
-    schema = Wishes(json_schema=tmp_path / "s.json").given
+    schema = SamplingOptions(json_schema=tmp_path / "s.json").given
     assert schema == {"structured": {"json_schema": {"type": "integer"}}}
-    assert Wishes(grammar=tmp_path / "g.lark").given == {"structured": {"lark": "start: /a/"}}
+    assert SamplingOptions(grammar=tmp_path / "g.lark").given == {
+        "structured": {"lark": "start: /a/"}
+    }
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(InputError, match=r"s\.json is no JSON: .*; give a JSON schema$"):
-        Wishes(json_schema=tmp_path / "s.json").given  # noqa: B018
+        SamplingOptions(json_schema=tmp_path / "s.json").given  # noqa: B018
     with pytest.raises(InputError, match="no such file; give one with a Lark grammar"):
-        Wishes(grammar=tmp_path / "no").given  # noqa: B018
+        SamplingOptions(grammar=tmp_path / "no").given  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -133,5 +134,5 @@ def test_files_become_what_must_match(tmp_path):
 )
 def test_mistakes_are_told_of_the_options_alone(wishes, says):
     with pytest.raises(ForetokenError) as error:
-        Wishes(**wishes).given  # noqa: B018
+        SamplingOptions(**wishes).given  # noqa: B018
     assert str(error.value).startswith(says) and "\n" not in str(error.value)

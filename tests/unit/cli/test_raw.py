@@ -1,4 +1,4 @@
-"""`foretoken complete`, in this process on small models, and by a server."""
+"""`foretoken chat --raw`, in this process on small models, and by a server."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import foretoken
 from console import Result, Run, mistake
 from foreign import replaying, streamed
 from tiny import byte_level, folder, llama
+
+RAW = ("chat", "--raw")
 
 
 @pytest.fixture(scope="module")
@@ -43,31 +45,31 @@ def test_every_line_is_continued_by_itself(run, pair, base):
     spec = foretoken.load(base / "target", base / "draft")
     completions = spec.generate(prompts, gamma=2, seed=[(7, 0), (7, 1)], **wishes)
     flags = ("--temperature", 1, "--max-new-tokens", 9, "--seed", 7)
-    result = run("complete", *pair, *flags, stdin=b"It was\n\n /the day\n")
+    result = run(*RAW, *pair, *flags, stdin=b"It was\n\n /the day\n")
     assert result == Result(0, "".join(f"{each.text}\n" for each in completions), "")
-    quick = run("complete", "-q", "It was", *pair, *flags)
+    quick = run(*RAW, "-q", "It was", *pair, *flags)
     assert quick == Result(0, f"{completions[0].text}\n", "")
 
 
 def test_a_seed_is_drawn_where_none_is_given(run, pair):
-    flags = ("complete", "-q", "It was", *pair, "--temperature", 1)
+    flags = (*RAW, "-q", "It was", *pair, "--temperature", 1)
     assert len({run(*flags).out for _ in range(3)}) > 1  # 64 tokens are the same with odds of 1e-9
 
 
 def test_stop_strings_are_held_back(run, pair):
-    whole = run("complete", "-q", "It was", *pair).out
-    result = run("complete", "-q", "It was", *pair, "--stop", whole[6:9])
+    whole = run(*RAW, "-q", "It was", *pair).out
+    result = run(*RAW, "-q", "It was", *pair, "--stop", whole[6:9])
     assert result.out == whole[: whole.index(whole[6:9])] + "\n"
 
 
 def test_ids(run, base):
     (completion,) = foretoken.load(base / "bare", "none").generate([1, 2], max_new_tokens=4)
     flags = ("--target", base / "bare", "--draft", "none", "--max-new-tokens", 4)
-    assert run("complete", "-q", "1,2", *flags).out == ",".join(map(str, completion.tokens)) + "\n"
+    assert run(*RAW, "-q", "1,2", *flags).out == ",".join(map(str, completion.tokens)) + "\n"
 
 
 def test_the_context_s_end_is_said(run, pair):
-    result = run("complete", "-q", "It was", *pair, "--max-new-tokens", 500)
+    result = run(*RAW, "-q", "It was", *pair, "--max-new-tokens", 500)
     assert result.code == 0 and result.err.startswith("the text is cut off after 9")
 
 
@@ -75,16 +77,19 @@ def test_a_server_instead(run, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     choice = {"index": 0, "text": " cold.", "finish_reason": "stop"}
     with replaying(completions=[streamed({"choices": [choice]})]) as server:
-        result = run("complete", "--url", server.url, "--seed", 3, stdin=b"It was\nIt is\n")
+        result = run(*RAW, "--url", server.url, "--seed", 3, stdin=b"It was\nIt is\n")
         assert result == Result(0, " cold.\n cold.\n", "")
         bodies = server.bodies("/v1/completions")
-        broken = run("complete", "--url", server.url, "-q", "a\udcff")  # a byte that is no text
+        broken = run(*RAW, "--url", server.url, "-q", "a\udcff")  # a byte that is no text
         mistake(broken, "the request is not valid text; give text in UTF-8")
     assert [(body["prompt"], body["seed"]) for body in bodies] == [("It was", 3), ("It is", 4)]
 
 
 def test_mistakes(run, pair):
-    mistake(run("complete", *pair), "standard input is empty")
-    mistake(run("complete", "-q", "x", *pair, "--min-new-tokens", 99), "is above max_new_tokens=64")
-    mistake(run("complete", "-q", "x", "--url", "http://127.0.0.1:9", *pair), "--target is for")
-    mistake(run("complete", "-q", "x", "--typical-p", 0.5, "--url", "x"), "url is 'x'; give one")
+    mistake(run(*RAW, *pair), "standard input is empty")
+    mistake(run(*RAW, "-q", "x", *pair, "--min-new-tokens", 99), "is above max_new_tokens=64")
+    mistake(run(*RAW, "-q", "x", "--url", "http://127.0.0.1:9", *pair), "--target is for")
+    mistake(run(*RAW, "-q", "x", "--typical-p", 0.5, "--url", "x"), "url is 'x'; give one")
+    mistake(run(*RAW, "--system-prompt", "S"), "--system-prompt is for messages; leave it or --raw")
+    mistake(run(*RAW, "--chat-template", "f"), "--chat-template is for messages; leave it or --raw")
+    mistake(run("complete", "-q", "x"), "complete is no longer here; run foretoken chat --raw")

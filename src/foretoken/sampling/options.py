@@ -1,0 +1,78 @@
+"""Declaration of a sampling option: all that is said of it besides its type and default.
+
+Every field of `SamplingParams` declares its option once, with `option`. The check of its value, the
+command line (`cli.sampling_options`), the server's fields (`server.api.wire`), the keys of a JSONL
+line and the table in docs/controls.md are derived from the declaration. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from foretoken.sampling.checks import Check
+
+T = TypeVar("T")
+Panel = Literal[
+    "Sampling", "Stop conditions", "Penalties and bans", "Structured output", "Reported"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiField:
+    """An option's field in requests to a server: OpenAI's name or, where that lacks one, vLLM's.
+
+    `bounds`: those that a request has besides the check's, in pydantic's names.
+    """
+
+    name: str
+    bounds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOption:
+    """What a field of `SamplingParams` declares.
+
+    Attributes:
+        check: Makes a caller's value the field's, or raises InputError.
+        help: One sentence, for `--help`, the server's schema and the docs.
+        panel: Its group in `--help`; None for code, which no text can hold: such an option is
+            Python's alone, and no command line, JSONL line or request has it.
+        flag: Its flag on the command line, where that is not the field's name.
+        api: Its field in a request to the server; None where it has none, or where endpoints
+            differ in more than a name.
+        aliases: Names that other libraries have for it, to suggest this one for them.
+        one_text: Whether commands that write one text at a time take it.
+    """
+
+    check: Check
+    help: str
+    panel: Panel | None
+    flag: str | None = None
+    api: ApiField | None = None
+    aliases: tuple[str, ...] = ()
+    one_text: bool = True
+
+
+def option(
+    default: T,
+    check: Check,
+    help: str,
+    panel: Panel | None,
+    *,
+    flag: str | None = None,
+    api: str | ApiField | None = None,
+    aliases: tuple[str, ...] = (),
+    one_text: bool = True,
+) -> T:
+    """Declare a field of a dataclass of options; the arguments are `SamplingOption`'s."""
+    named = ApiField(api) if isinstance(api, str) else api
+    declared = SamplingOption(check, help, panel, flag, named, aliases, one_text)
+    return field(default=default, metadata={SamplingOption: declared})
+
+
+def declared(kind: Any) -> dict[str, SamplingOption]:
+    """The options that a dataclass declares, by field, in their order."""
+    members: tuple[Field[Any], ...] = fields(kind)
+    return {each.name: each.metadata[SamplingOption] for each in members}

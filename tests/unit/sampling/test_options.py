@@ -1,0 +1,68 @@
+"""An option is declared once, on its field of `SamplingParams`: the command line, the server, lines
+of JSON and the docs all have it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken.cli.prompts import numbered
+from foretoken.cli.remote import NAMES
+from foretoken.cli.sampling_options import SamplingOptions, Structure
+from foretoken.sampling.checks import as_flag
+from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
+from foretoken.server.api.responses import Responses
+from foretoken.server.api.wire import SHARED, Chat, Text, read
+
+DOCS = Path(__file__).parents[3] / "docs"
+# One valid value for each kind of field in a request
+VALUES = {"logit_bias": {"5": 1.0}, "stop": "a", "stop_token_ids": [5]}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> None:
+    option = OPTIONS[name]
+    assert option.help.endswith(".") and name in Controls.__annotations__
+    assert all(ELSEWHERE[alias] == name for alias in option.aliases)
+    options = {field.name for field in fields(SamplingOptions)}
+    options |= {"structured"} if {field.name for field in fields(Structure)} <= options else set()
+    assert (name in options) == (name in WRITABLE) == (option.panel is not None)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "a", "{name}": null}}')
+    ((_, parse),) = numbered(file, wishes=True)
+    if option.panel:
+        assert parse().wishes == {name: None}
+    else:
+        with pytest.raises(ValueError, match=f"{name} is no key of a line here"):
+            parse()
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [(Chat, {"messages": [{"role": "user", "content": "a"}]}), (Text, {"prompt": "a"}),
+     (Responses, {"input": "a"})],
+)  # fmt: skip
+def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], name: str) -> None:
+    field = SHARED[name]
+    value = VALUES.get(field, True if OPTIONS[name].check is as_flag else 1)
+    parsed: Any = read(kind, least | {field: value})
+    assert NAMES[name] == field and parsed.param(name) == field
+    if name != "num_return_sequences":  # a request of its own for each text
+        expected = {"logit_bias": {5: 1.0}, "stop": ["a"]}.get(field, value)
+        assert parsed.options({})[name] == expected
+        assert read(kind, least).options({}).get(name) in (None, 0, 1)
+
+
+def test_the_table_of_the_docs_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("options_table", DOCS / "options_table.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = (DOCS / "controls.md").read_text(encoding="utf-8")
+    assert module.page() == text, "run `python docs/options_table.py`"
+    assert all(f"| `{name}` |" in text for name in FIELDS)

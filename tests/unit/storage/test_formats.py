@@ -1,0 +1,74 @@
+"""Results stored on disk are named by a format number: code that changes them must raise it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from foretoken.models.openvino.conversion import CACHE_FORMAT
+from foretoken.models.stock.selfcheck import CHECK_FORMAT
+
+SOURCE = Path(foretoken.__file__).parent
+STOCK = ("models/*.py", "models/stock/*.py")
+EXPORT = (
+    *STOCK,
+    "models/openvino/conversion.py",
+    "models/openvino/export_*.py",
+    "models/openvino/thinned.py",
+    "models/openvino/tracing.py",
+    "models/openvino/weights/*.py",
+)
+CHECK = (*STOCK, "models/graphs/*.py", "models/openvino/**/*.py", "beam/*.py")
+
+# The files that make each kind of result, and the digest of their code at its format number
+FORMATS = {
+    f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "9c32492c25bf399c"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "ace49c9f48b75d4e"),
+}
+
+
+class Bare(ast.NodeTransformer):
+    """Code without imports and docstrings, which change no result."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        return None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+def digest(folder: Path, patterns: tuple[str, ...]) -> str:
+    """A digest of the code in these files, whatever their comments, docstrings and imports."""
+    files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
+    code = [ast.unparse(Bare().visit(ast.parse(file.read_text()))) for file in files]
+    return hashlib.sha256("\n".join(sorted(code)).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("number", FORMATS)
+def test_the_format_number_is_raised_with_the_code(number: str) -> None:
+    patterns, known = FORMATS[number]
+    now = digest(SOURCE, patterns)
+    assert now == known, (
+        f"code changed that makes results stored on disk. If results of the same input may differ "
+        f"now, raise {number}: stored ones are then made again. In both cases write the new digest "
+        f"{now} into FORMATS of this test."
+    )
+
+
+def test_a_digest_is_of_code_alone(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+
+    def of(text: str) -> str:
+        file.write_text(text)
+        return digest(tmp_path, ("*.py",))
+
+    before = of("x = 1\n")
+    assert of('"""Says."""\nimport os\n\nx = 1  # one\n') == before
+    assert of("x = 2\n") != before
