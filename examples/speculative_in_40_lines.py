@@ -1,5 +1,5 @@
 """Algorithm 1 of Leviathan, Kalman and Matias (2023) for one sequence: two transformers models and
-nothing else. `src/foretoken/step.py` is the same algorithm over a batch, a KV cache and any drafter.
+nothing else. `src/foretoken/step.py` is the same algorithm over a batch, a cache and any drafter.
 
     python examples/speculative_in_40_lines.py "The old house stood at the end of the lane, and"
 """

@@ -33,7 +33,7 @@ class Request:
     prediction: tuple[int, ...] = ()  # the new tokens that the caller expects
 
 
-class Controls(Shaping, Protocol):
+class RowControls(Shaping, Protocol):
     """What shapes a row's logits, and follows its text."""
 
     def commit(self, tokens: list[int]) -> None:
@@ -106,7 +106,7 @@ class Row:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the id, string or criterion that stopped it
     error: RefusedError | None = None
-    controls: Controls | None = None
+    controls: RowControls | None = None
     endings: list[Ending] = field(default_factory=list[Ending])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])

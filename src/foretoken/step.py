@@ -32,7 +32,7 @@ from foretoken.sampling.distributions import (
     working,
 )
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Block, Judge, Verdict
+from foretoken.sampling.judge import Judge, JudgedBlock, Verdict
 from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
@@ -59,7 +59,7 @@ class _Guessed(NamedTuple):
 class _Scored(NamedTuple):
     """Guesses that the target has scored."""
 
-    block: Block
+    block: JudgedBlock
     ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
     raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
@@ -200,7 +200,7 @@ def _score(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed)
     raw = {b: logits[b].clone() for b, row in enumerate(guessed.rows) if row.reports}
     logits, failed = _shaped(logits, guessed.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
-    return _Scored(Block(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
+    return _Scored(JudgedBlock(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
 
 
 def _judged(logits: Tensor, guessed: _Guessed, G: int) -> tuple[Tensor, Tensor, Tensor]:

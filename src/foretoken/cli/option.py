@@ -89,7 +89,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Reading(Origin):
+class TargetReading(Origin):
     """How a target is read, wherever it runs."""
 
     tokenizer: Annotated[
@@ -128,7 +128,7 @@ class Placing:
 
 
 @dataclass(frozen=True)
-class Loading(Reading, Placing):
+class Loading(TargetReading, Placing):
     """All options of a target that generates."""
 
     kv_dtype: Annotated[

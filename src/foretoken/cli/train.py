@@ -32,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 @app.command()
 @command
 def distill(
-    reading: option.Reading,
+    reading: option.TargetReading,
     data: option.Examples,
     out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
     target: option.Target = None,
@@ -144,7 +144,7 @@ def _report_lesson(
 @app.command()
 @command
 def heads(
-    reading: option.Reading,
+    reading: option.TargetReading,
     data: option.Examples,
     out: Annotated[
         Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")

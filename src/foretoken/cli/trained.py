@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Option
 
-from foretoken.cli.option import Reading
+from foretoken.cli.option import TargetReading
 from foretoken.errors import InputError
 
 Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
@@ -81,7 +81,7 @@ def show_model(
     the tokenizer came with."""
     command: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     if tokenizer is not None:
-        command = use(target_of(tokenizer), model, Reading())
+        command = use(target_of(tokenizer), model, TargetReading())
     show(summary, lines, command, as_json=as_json)
 
 

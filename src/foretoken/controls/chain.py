@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls import bans, own, penalties
-from foretoken.controls.history import History, Memory
+from foretoken.controls.history import History, Rewindable
 from foretoken.errors import ControlError, DeadEndError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
@@ -25,7 +25,7 @@ LARGEST = 1e30  # of scores: divided by any temperature above greedy's they are 
 Control = Callable[[Tensor, History], Tensor]  # scores [V], which it may change -> scores [V]
 
 
-class Matcher(Memory, Protocol):
+class Matcher(Rewindable, Protocol):
     """A text on its way through a grammar."""
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Chain:
         self.controls, self.history, self.V = controls, History(row.request.prompt), row.V
         memories = [control for _, control in controls if hasattr(control, "push")]
         matchers = [] if row.matcher is None else [row.matcher]
-        self._memories = [*cast(list[Memory], memories), *matchers, self.history]
+        self._memories = [*cast(list[Rewindable], memories), *matchers, self.history]
         self._matcher = row.matcher
         self._ahead: list[int] = []  # guesses pushed behind the committed text
 

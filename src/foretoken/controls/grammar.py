@@ -94,9 +94,9 @@ class Grammar:
         cannot be followed from its first tokens on, and as `vocabulary`."""
         return vocabulary(tokenizer, V, eos).grammar(structured)
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> GrammarMatcher:
         """A matcher before its first token."""
-        return Matcher(self)
+        return GrammarMatcher(self)
 
     def fed(self, tokens: list[int]) -> LLMatcher:
         """llguidance's own matcher behind `tokens`, which it allows."""
@@ -114,7 +114,7 @@ class Grammar:
             raise _refused(self.kind, "no text of this vocabulary satisfies it")
 
 
-class Matcher:
+class GrammarMatcher:
     """One row's place in its grammar.
 
     Live at first; *ended* behind an EOS token where the text may end; *dead* behind a token that

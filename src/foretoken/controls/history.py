@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Memory(Protocol):
+class Rewindable(Protocol):
     """What follows the text token by token, and can go back."""
 
     def push(self, token: int) -> None:
@@ -49,7 +49,7 @@ class Stack:
         return self._room[: self._count]
 
 
-class Tally:
+class TokenCounts:
     """Which ids have occurred, in the order of their first time, and how often."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class History:
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens: list[int] = []
-        self.every, self.new = Tally(), Tally()
+        self.every, self.new = TokenCounts(), TokenCounts()
         self.prompt = len(prompt)
         self._ids = Stack(np.int64)
         for token in prompt:

@@ -39,7 +39,8 @@ class Drafter(Protocol):
     """The approximation model M_q of the paper, in the widest sense.
 
     It holds the rows of one engine: give each Speculator a drafter of its own. Models and drafters
-    within it, which it may list as `holds`, must not stand in two places (`require_apart`).
+    within it, which it may list as `holds`, must not stand in two places (`require_apart`). The
+    other attributes that a drafter may have, and their defaults: docs/drafters.md, "Your own".
     """
 
     def start(

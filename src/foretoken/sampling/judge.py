@@ -23,7 +23,7 @@ NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class JudgedBlock:
     """Guesses for every row and the target's logits at them. What lies past a row's length has no
     influence."""
 
@@ -32,10 +32,10 @@ class Block:
     lengths: Tensor  # [B], how many each row has
     q: Tensor | None  # [B, G, V], the laws they were drawn from; None: proposed for certain
 
-    def of(self, rows: list[int]) -> Block:
+    def of(self, rows: list[int]) -> JudgedBlock:
         """The same of some of the rows."""
         q = None if self.q is None else self.q[rows]
-        return Block(self.logits[rows], self.x[rows], self.lengths[rows], q)
+        return JudgedBlock(self.logits[rows], self.x[rows], self.lengths[rows], q)
 
 
 class Verdict(NamedTuple):
@@ -56,7 +56,7 @@ class Judge(Protocol):
         """How drafters and the judge itself draw."""
         ...
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         """The verdict under each row's `draw.params`; each number it needs is drawn by `draw`."""
         ...
 
@@ -70,7 +70,7 @@ class Greedy:
     def draws(self) -> type[Draw]:
         return Draw
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         best = likeliest(block.logits)  # [B, G+1]
         n = greedy(best, block.x, block.lengths)
         return Verdict(n, _after(best, n), overlap_greedy(best, block.q, block.x))
@@ -87,7 +87,7 @@ class Sampled:
     def draws(self) -> type[Draw]:
         return Draw
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         q, x = block.q, block.x
         p = laws(block.logits, draw.params)
         outcome = self.rule(p, q, x, block.lengths)
@@ -111,7 +111,7 @@ class LenientGreedy:
     def draws(self) -> type[Draw]:
         return LenientDraw
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         x, q, G = block.x, block.q, block.x.shape[1]
         best = likeliest(block.logits)  # [B, G+1]
         near = near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
@@ -133,7 +133,7 @@ class Coupled:
     def draws(self) -> type[Draw]:
         return SharedDraw
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         assert isinstance(draw, SharedDraw)
         p = laws(block.logits, draw.params)
         winners = draw.winners(p)  # [B, G+1]
@@ -153,7 +153,7 @@ class ByTemperature:
     def draws(self) -> type[Draw]:
         return LenientDraw if self.greedy.draws.lenient else self.sampled.draws
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         rows: tuple[list[int], list[int]] = ([], [])
         for b, params in enumerate(draw.params):
             rows[not params.greedy].append(b)
@@ -193,7 +193,7 @@ def choose(rule: Rule, lenience: float = 1.0) -> Judge:
 COUPLED: Judge = ByTemperature(Greedy(), Coupled())
 
 
-def _full(verdict: Verdict, block: Block, draw: Draw) -> Verdict:
+def _full(verdict: Verdict, block: JudgedBlock, draw: Draw) -> Verdict:
     """A verdict with what its judge leaves out."""
     bias = torch.zeros_like(verdict.beta) if verdict.bias is None else verdict.bias
     p = laws(block.logits, draw.params) if verdict.p is None else verdict.p

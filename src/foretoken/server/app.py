@@ -28,7 +28,7 @@ from foretoken.server.api import answers, chat, completions, responses
 from foretoken.server.api.errors import ApiError, BadRequestError, answered
 from foretoken.server.api.responses import Responses
 from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import Chat, Detokenize, T, Text, Tokenize, Wishes, read
+from foretoken.server.api.wire import ApiRequest, Chat, Detokenize, T, Text, Tokenize, read
 from foretoken.server.document import STATES, errors, post
 from foretoken.server.limits import Gate, Keys, Limits
 from foretoken.server.metrics import Metrics
@@ -272,7 +272,7 @@ class Routes:
     def _generation(
         self,
         request: Request,
-        wishes: Wishes,
+        wishes: ApiRequest,
         prompts: Sequence[Any],
         n: int,
         options: dict[str, Any],
@@ -290,7 +290,7 @@ class Routes:
     async def _answer(
         self,
         request: Request,
-        wishes: Wishes,
+        wishes: ApiRequest,
         generation: Generation,
         endpoint: ModuleType,
         *more: Any,
@@ -331,7 +331,7 @@ class Events(StreamingResponse):
     """Server-sent events of one request, whose texts end with them."""
 
     def __init__(
-        self, wishes: Wishes, events: AsyncGenerator[str], generation: Generation, over: Any
+        self, wishes: ApiRequest, events: AsyncGenerator[str], generation: Generation, over: Any
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._told(events), media_type="text/event-stream", headers=headers)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.option import Reading
+from foretoken.cli.option import TargetReading
 from foretoken.cli.trained import bar, require_folders, show, show_model, size, use
 from foretoken.errors import InputError
 
@@ -25,7 +25,7 @@ def test_the_bar_waits_for_the_first_report(capsys):
 
 
 def test_figures_and_use_or_the_summary(capsys):
-    command = use(None, "a draft", Reading(tokenizer="t"))
+    command = use(None, "a draft", TargetReading(tokenizer="t"))
     show({"steps": 3}, ["a line"], command, as_json=False)
     printed = "a line\nuse it: foretoken generate --draft 'a draft' --tokenizer t PROMPT\n"
     assert capsys.readouterr().out == printed

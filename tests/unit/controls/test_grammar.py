@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.controls.grammar import Grammar, Matcher, vocabulary
+from foretoken.controls.grammar import Grammar, GrammarMatcher, vocabulary
 from foretoken.errors import ControlError, InputError
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams, Structured
@@ -59,7 +59,7 @@ def t5_like() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"byte-level": byte_level, "metaspace": metaspace, "shipped": shipped}
 
 
-def matcher(tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **wish) -> Matcher:
+def matcher(tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **wish) -> GrammarMatcher:
     V = len(tokenizer) if V is None else V
     return Grammar.of(structured(**wish), tokenizer, V, eos).matcher()
 

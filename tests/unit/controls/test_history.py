@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.controls.history import History, Stack, Tally
+from foretoken.controls.history import History, Stack, TokenCounts
 
 CPU = torch.device("cpu")
 WALKS = st.lists(st.integers(-3, 5), max_size=60)  # negative: so many pops
@@ -58,7 +58,7 @@ def test_its_ids_are_a_copy():
 
 
 def test_a_tally_forgets_an_id_with_its_last_occurrence():
-    tally = Tally()
+    tally = TokenCounts()
     for token in (3, 1, 3):
         tally.push(token)
     tally.pop(3)

@@ -8,9 +8,9 @@ import torch
 from foretoken.sampling.distributions import law
 from foretoken.sampling.judge import (
     COUPLED,
-    Block,
     Coupled,
     Greedy,
+    JudgedBlock,
     LenientGreedy,
     Sampled,
     choose,
@@ -24,12 +24,12 @@ JUDGES = [(Sampled(block), SAMPLED), (Coupled(), SAMPLED), (choose(block, 0.5), 
 B, G, V = 3, 2, 6
 
 
-def guessed(certain: bool = False) -> Block:
+def guessed(certain: bool = False) -> JudgedBlock:
     rng = torch.Generator().manual_seed(1)
     logits = torch.randn(B, G + 1, V, generator=rng)
     q = None if certain else torch.randn(B, G, V, generator=rng).softmax(-1)
     x = torch.randint(V, (B, G), generator=rng)
-    return Block(logits, x, torch.tensor([2, 1, 0]), q)
+    return JudgedBlock(logits, x, torch.tensor([2, 1, 0]), q)
 
 
 def verdict(judge, params: SamplingParams, certain: bool = False):

@@ -11,7 +11,14 @@ from foretoken.errors import InputError
 from foretoken.options import check
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Block, ByTemperature, Greedy, LenientGreedy, Sampled, choose
+from foretoken.sampling.judge import (
+    ByTemperature,
+    Greedy,
+    JudgedBlock,
+    LenientGreedy,
+    Sampled,
+    choose,
+)
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.lenience import lenient, lenient_law, near_best
 from foretoken.sampling.verify import RULES, block, speculative
@@ -113,7 +120,7 @@ def test_what_the_judge_reports():
     x, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for params in SAMPLED, SamplingParams():
         draw = Draw([RowKey(0, 0)], [1], [params])
-        guessed = Block(logits, x, lengths, tensor(q).expand(1, 2, V))
+        guessed = JudgedBlock(logits, x, lengths, tensor(q).expand(1, 2, V))
         verdict = choose(block, lenience)(guessed, draw)
         if params.greedy:
             beta = theory.greedy_lenient_beta(p, q, lenience)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from foretoken.server.api.wire import Wishes
+from foretoken.server.api.wire import ApiRequest
 from foretoken.server.process.generation import GeneratedText, Generation
 from foretoken.server.process.messages import TokenLogprob
 
@@ -49,7 +49,7 @@ def usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-def so_far(wishes: Wishes, generation: Generation) -> dict[str, Any]:
+def so_far(wishes: ApiRequest, generation: Generation) -> dict[str, Any]:
     """The usage of a chunk, for those who ask for it with each."""
     options = wishes.stream_options
     continuous = options is not None and options.continuous_usage_stats

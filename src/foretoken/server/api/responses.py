@@ -13,7 +13,7 @@ from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.tools import functions
 from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import MOST_LOGPROBS, Flag, Whole, Wire, Wishes, small
+from foretoken.server.api.wire import MOST_LOGPROBS, ApiRequest, Flag, Whole, Wire, small
 from foretoken.server.process.generation import Generation
 
 KEYS = ("role", "content", "type", "id", "status")  # of a message; the last two say nothing new
@@ -39,7 +39,7 @@ def _flag(value: Any) -> bool:
     return value
 
 
-class Responses(Wishes):
+class Responses(ApiRequest):
     """The request."""
 
     input: str | list[dict[str, Any]]

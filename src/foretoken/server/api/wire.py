@@ -155,7 +155,7 @@ Sampled: Any = create_model(
 )
 
 
-class Wishes(Sampled):
+class ApiRequest(Sampled):
     """What every endpoint that writes text takes."""
 
     model: str | None = None
@@ -275,7 +275,7 @@ class TextPart(Wire):
     text: str
 
 
-class Prediction(Wire):
+class PredictedOutput(Wire):
     """What the client expects the text to be."""
 
     type: Literal["content"]
@@ -287,10 +287,10 @@ class Prediction(Wire):
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Predicting(Wishes):
+class Predicting(ApiRequest):
     """What chats and completions take beside."""
 
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
 
     def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         options = super().options(facts)

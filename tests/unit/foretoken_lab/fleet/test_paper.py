@@ -10,7 +10,7 @@ import torch
 from foretoken.costing.costs import Costs
 from foretoken.lab.measurement.result import Serving
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Block
+from foretoken.sampling.judge import JudgedBlock
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.fleet.paper import PaperDrafter, PaperJudge, PaperParts, PaperTarget, PaperText
@@ -80,7 +80,7 @@ def test_a_verdict_takes_what_follows_a_pass(parts: PaperParts):
     judge = PaperJudge(parts)
     draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=0.0)])
     logits = torch.tensor([[[0.0, -1.0], [-1.0, 0.0]]])
-    block = Block(logits, torch.tensor([[0]]), torch.tensor([1]), None)
+    block = JudgedBlock(logits, torch.tensor([[0]]), torch.tensor([1]), None)
     verdict = judge(block, draw)
     assert parts.clock() == 0.5
     assert verdict.n.tolist() == [1] and verdict.t.tolist() == [1]
