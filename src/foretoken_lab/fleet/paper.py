@@ -23,7 +23,7 @@ from foretoken.models.padding import Padding
 from foretoken.models.rows import staying
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Block, Judge, Verdict, choose
+from foretoken.sampling.judge import Judge, JudgedBlock, Verdict, choose
 from foretoken.sampling.verify import block
 
 BLOCK = choose(block)
@@ -185,7 +185,7 @@ class PaperJudge:
     def draws(self) -> type[Draw]:
         return self.judge.draws
 
-    def __call__(self, block: Block, draw: Draw) -> Verdict:
+    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
         judged = len(block.x) + int(block.lengths.sum())
         self.parts.clock.add(float(at(self.parts.serving.costs.verify, judged)))
         return self.judge(block, draw)
