@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo serve report test newest check docs prove clean
+.PHONY: demo serve report quick test newest check docs prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -17,6 +17,11 @@ serve: .venv/ready
 # The quick report: the pair that ships, and the translation ladder where it is there
 report: .venv/ready
 	$(BIN)/foretoken-lab report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
+
+# The heart of the tests
+quick: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove and not openvino" tests/exact/test_step_law.py tests/exact/test_negative_controls.py \
+		tests/unit/test_step.py tests/unit/test_layers.py tests/unit/test_names.py tests/unit/sampling tests/unit/engine tests/unit/drafters
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove"
