@@ -158,7 +158,7 @@ def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
         reply = Reply()
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
-            os.kill(link.facts["pid"], signal.SIGKILL)
+            os.kill(link.info.pid, signal.SIGKILL)
             with pytest.raises(TextError) as error:
                 list(parts)
         assert "\n" not in str(error.value) and reply.finish_reason is None

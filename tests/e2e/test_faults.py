@@ -86,13 +86,13 @@ def test_a_step_that_fails(server: Server, fault: int) -> None:
     """What raised is nobody's row, so all texts that run end; the engine goes on. The memory of
     its process is bounded: one of the steps wants more."""
     url, link = server
-    pid = link.facts["pid"]
+    pid = link.info.pid
     chunks, error = lasting(url, prompt=[fault, 5, 6])
     assert text(chunks) and error["code"] == "engine_failed" and error["type"] == "server_error"
     answer = post(url, prompt=[fault, 5, 6])
     assert answer.status_code == 500 and "\n" not in answer.json()["error"]["message"]
     recovered(url)
-    assert link.facts["pid"] == pid
+    assert link.info.pid == pid
 
 
 def test_logits_that_are_no_law_fail_their_row_alone(server: Server) -> None:
@@ -156,7 +156,7 @@ def _read_slowly(slow: socket.socket, over: threading.Event) -> None:
 def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind it hear of it as of an engine that died; nobody who is answered does."""
     url, link = server
-    pid = link.facts["pid"]
+    pid = link.info.pid
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(lasting, url, prompt=[faulty.HANGS, 5, 6])
         until(lambda: link.running == 1)
@@ -168,7 +168,7 @@ def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     assert answer.status_code == 503 and answer.headers["retry-after"]
     monkeypatch.undo()
     recovered(url)
-    assert link.facts["pid"] != pid
+    assert link.info.pid != pid
 
 
 CLOCK = """

@@ -135,13 +135,13 @@ def test_proof_a_server_starts_again_without_a_rank(
             return answer.json()["choices"][0]["text"]
 
         assert text() == expected
-        (other,) = followers(link.facts["pid"])
+        (other,) = followers(link.info.pid)
         os.kill(other, signal.SIGKILL)
         lost = httpx2.post(f"{url}/v1/completions", json=body, timeout=120)
         assert lost.status_code == 503, lost.text
         served.until(lambda: link.state == "ready" and link.restarts == 1, 120)
         assert text() == expected
-        (other,) = followers(link.facts["pid"])
+        (other,) = followers(link.info.pid)
     require_ended(other)
 
 

@@ -128,21 +128,21 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         wishes = await self._read(request, Chat)
         messages = turns(wishes.messages, "messages")
-        options = self._templated(wishes.options(self.engine.facts))
+        options = self._templated(wishes.options(self._suggested))
         generation = self._generation(request, wishes, [messages], wishes.n or 1, options)
         return await self._answer(request, wishes, generation, chat)
 
     async def responses(self, request: Request) -> Response:
         wishes = await self._read(request, Responses)
         responses.require(wishes)
-        options = self._templated(wishes.options(self.engine.facts))
+        options = self._templated(wishes.options(self._suggested))
         generation = self._generation(request, wishes, [wishes.messages], 1, options)
         return await self._answer(request, wishes, generation, responses)
 
     async def completions(self, request: Request) -> Response:
         wishes = await self._read(request, Text)
         n, prompts = completions.candidates(wishes), wishes.prompts
-        options = completions.options(wishes, self.engine.facts)
+        options = completions.options(wishes, self._suggested)
         generation = self._generation(request, wishes, prompts, n, options)
         echoed = [await self._echo(wishes, prompt) for prompt in prompts]
         return await self._answer(request, wishes, generation, completions, echoed)
@@ -160,7 +160,7 @@ class Routes:
         answer = await self.engine.ask("tokenize", prompt=prompt, template=template, texts=texts)
         return answer | {
             "count": len(answer["tokens"]),
-            "max_model_len": self.engine.facts["context"],
+            "max_model_len": self._context,
         }
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
@@ -176,9 +176,11 @@ class Routes:
 
     async def speculation(self) -> dict[str, Any]:
         answer = await self.engine.ask("speculation")
+        info = self.engine.info
+        assert info is not None  # it has answered
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
-        names += ("chat", "text", "temperature", "max_rows")
-        facts = {name: self.engine.facts[name] for name in names}
+        facts = {name: getattr(info, name) for name in (*names, "chat", "text")}
+        facts |= {"temperature": info.suggested["temperature"], "max_rows": info.max_rows}
         if self.settings.chat_template is not None:
             facts["chat"] = True
         answer["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
@@ -192,7 +194,10 @@ class Routes:
         """Whether there is an engine, or the first one loads; 503 while one that died is started
         again."""
         good = self.engine.state in ("ready", "loading", "draining")
-        health = {"status": self.engine.state, "engine": self.engine.facts.get("pid")}
+        health = {
+            "status": self.engine.state,
+            "engine": None if self.engine.info is None else self.engine.info.pid,
+        }
         health |= {"engines": self.engine.states}
         return JSONResponse(health, 200 if good else 503)
 
@@ -226,6 +231,15 @@ class Routes:
             self._require_model(model)
         return body
 
+    @property
+    def _suggested(self) -> dict[str, Any]:
+        """The generation config's values for what a request leaves out."""
+        return {} if self.engine.info is None else self.engine.info.suggested
+
+    @property
+    def _context(self) -> int | None:
+        return None if self.engine.info is None else self.engine.info.context
+
     def _require_model(self, name: str) -> None:
         if name != self.settings.name:
             raise ApiError(
@@ -241,7 +255,7 @@ class Routes:
             "object": "model",
             "created": self.began,
             "owned_by": "foretoken",
-            "max_model_len": self.engine.facts.get("context"),
+            "max_model_len": self._context,
         }
 
     async def _echo(self, wishes: Text, prompt: str | list[int]) -> completions.Echo:
@@ -261,7 +275,8 @@ class Routes:
     def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
         template = self.settings.chat_template
-        if template is None and not self.engine.facts.get("chat", True):
+        info = self.engine.info
+        if template is None and info is not None and not info.chat:
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",

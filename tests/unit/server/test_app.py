@@ -608,7 +608,7 @@ def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
         whole = pool.submit(post, url, "/v1/completions", long)
         streamed = pool.submit(post, url, "/v1/completions", long | {"stream": True})
         until(lambda: link.running == 2)
-        os.kill(link.facts["pid"], signal.SIGKILL)
+        os.kill(link.info.pid, signal.SIGKILL)
         answer = whole.result()
         assert answer.status_code == 503 and answer.headers["retry-after"]
         assert answer.json()["error"]["code"] == "engine_stopped"

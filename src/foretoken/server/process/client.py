@@ -20,6 +20,7 @@ from foretoken.server.process.messages import (
     Ask,
     Failed,
     FromEngine,
+    ModelInfo,
     Ready,
     Refusal,
     Reply,
@@ -99,7 +100,7 @@ class EngineClient:
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
         self.setup, self._begin = setup, begin
         self.state: State = "loading"
-        self.facts: dict[str, Any] = {}
+        self.info: ModelInfo | None = None  # once it has been ready
         self.problem = ""  # why it failed
         self.running = self.waiting = self.restarts = 0
         self.preempted = 0  # of all engines
@@ -266,9 +267,9 @@ class EngineClient:
                     self._deliver(part)
             case Reply() | Refusal():
                 self._deliver(message)
-            case Ready(facts):
-                self.facts, self._deaths = facts, 0
-                log.info("%s is ready, on %s", facts["target"], facts["runtime"])
+            case Ready(info):
+                self.info, self._deaths = info, 0
+                log.info("%s is ready, on %s", info.target, info.runtime)
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
             case Failed(problem):

@@ -20,7 +20,7 @@ from foretoken.server.process.client import (
     State,
     UnavailableError,
 )
-from foretoken.server.process.messages import StepOutput
+from foretoken.server.process.messages import ModelInfo, StepOutput
 from foretoken.server.process.statistics import together
 from foretoken.server.process.worker import Setup
 
@@ -134,9 +134,9 @@ class EngineFleet:
         return dict(Counter(client.state for client in [*self._clients, *self._leaving]))
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = [client.facts for client in self._clients if client.state == "ready"]
-        return facts[0] if facts else self._clients[0].facts
+    def info(self) -> ModelInfo | None:
+        ready = [client.info for client in self._clients if client.state == "ready"]
+        return ready[0] if ready else self._clients[0].info
 
     @property
     def running(self) -> int:
@@ -221,7 +221,7 @@ class EngineFleet:
             await asyncio.sleep(TICK)
         if first.state != "ready":  # it cannot be started, nor could they
             return
-        self.setup = replace(self.setup, costs=first.facts.get("costs"))
+        self.setup = replace(self.setup, costs=None if first.info is None else first.info.costs)
         first.setup = self.setup
         for client in others:
             client.setup = self.setup

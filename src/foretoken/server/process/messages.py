@@ -41,10 +41,31 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The models are loaded; what there is to know of them."""
+class ModelInfo:
+    """Facts of the models that an engine has loaded."""
 
-    facts: dict[str, Any]
+    target: str
+    draft: str | None
+    context: int | None  # tokens of a text at most; None without a limit
+    vocab_size: int
+    chat: bool  # whether the tokenizer has a chat template
+    text: bool  # whether there is a tokenizer
+    runtime: str
+    draft_runtime: str | None
+    dtype: str
+    suggested: dict[
+        str, Any
+    ]  # temperature, top_p, top_k of the generation config, where it has them
+    max_rows: int
+    pid: int
+    costs: bytes  # of steps, pickled: for other engines, and read only where torch is
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The models are loaded."""
+
+    info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from foretoken.server.process.messages import (
     Failed,
     FromEngine,
     Kind,
+    ModelInfo,
     Ready,
     Refusal,
     Reply,
@@ -140,7 +141,7 @@ class Worker:
         """Until the other end says so, or is gone, or part of the model: then a process is to be
         started anew."""
         Thread(target=self._listen, name="foretoken requests", daemon=True).start()
-        self._send(Ready(self._facts()))
+        self._send(Ready(self._info()))
         while self._wait():
             try:
                 events = self.engine.step()
@@ -325,28 +326,27 @@ class Worker:
         with self.awake:
             return deepcopy(self.statistics), self._speculation()
 
-    def _facts(self) -> dict[str, Any]:
+    def _info(self) -> ModelInfo:
         from foretoken.drafters.none import NoDrafter
 
         spec, tokenizer = self.spec, self.spec.tokenizer
         drafts = not isinstance(spec.drafter, NoDrafter)
-        return {
-            "target": _name(spec.target_name),
-            "draft": _name(spec.draft_name) if drafts else None,
-            "context": self.engine.longest,
-            "vocab_size": spec.target.vocab_size,
-            "chat": bool(getattr(tokenizer, "chat_template", None)),
-            "text": tokenizer is not None,
-            "runtime": spec.target.runtime,
-            "draft_runtime": getattr(spec.drafter, "runtime", "python") if drafts else None,
-            "dtype": spec.target.computed,
-            "temperature": spec.suggested.get("temperature"),
-            "top_p": spec.suggested.get("top_p"),
-            "top_k": spec.suggested.get("top_k"),
-            "max_rows": self.engine.max_rows,
-            "pid": os.getpid(),
-            "costs": pickle.dumps(self.spec.costing.measured),  # for others; read where torch is
-        }
+        suggested = {name: spec.suggested.get(name) for name in ("temperature", "top_p", "top_k")}
+        return ModelInfo(
+            target=_name(spec.target_name),
+            draft=_name(spec.draft_name) if drafts else None,
+            context=self.engine.longest,
+            vocab_size=spec.target.vocab_size,
+            chat=bool(getattr(tokenizer, "chat_template", None)),
+            text=tokenizer is not None,
+            runtime=spec.target.runtime,
+            draft_runtime=getattr(spec.drafter, "runtime", "python") if drafts else None,
+            dtype=spec.target.computed,
+            suggested=suggested,
+            max_rows=self.engine.max_rows,
+            pid=os.getpid(),
+            costs=pickle.dumps(self.spec.costing.measured),
+        )
 
     def _tell(self, events: list[Event]) -> None:
         parts: list[StepOutput] = []

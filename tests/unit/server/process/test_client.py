@@ -32,7 +32,7 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
         with pytest.raises(UnavailableError, match="loading"):
             await link.ask("tokenize", prompt="a", template={})
         await ready(link)
-        assert link.facts["chat"] and link.facts["context"] == 1024
+        assert link.info.chat and link.info.context == 1024
 
         async with Generation(link, ["It", "She"], 2, LONG | {"max_new_tokens": 9}, 5) as writing:
             texts = await writing.all()
