@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from foretoken.errors import InputError, one_line
 
@@ -42,6 +44,7 @@ def join(address: str, cpus: int | None = None) -> None:
     import ray
 
     limits = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
+    ended = signal.getsignal(signal.SIGTERM)
     try:
         with _quiet():
             ray.init(
@@ -54,6 +57,8 @@ def join(address: str, cpus: int | None = None) -> None:
     except Exception as error:  # of every kind, a plain one where a busy machine is too slow
         remedy = f"; give the address of a running one, or --ray {LOCAL}"
         raise InputError(f"Ray at {address!r}: {one_line(error)[:300]}{remedy}") from None
+    if current_thread() is main_thread() and ended is not None:
+        signal.signal(signal.SIGTERM, ended)  # Ray's own ends the process at once, with a dump
 
 
 def leave() -> None:

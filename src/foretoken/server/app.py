@@ -128,14 +128,14 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         wishes = await self._read(request, Chat)
         messages = turns(wishes.messages, "messages")
-        options = self._templated(wishes.options(self._suggested))
+        options = self._templated(wishes.options(self._suggested), "messages")
         generation = self._generation(request, wishes, [messages], wishes.n or 1, options)
         return await self._answer(request, wishes, generation, chat)
 
     async def responses(self, request: Request) -> Response:
         wishes = await self._read(request, Responses)
         responses.require(wishes)
-        options = self._templated(wishes.options(self._suggested))
+        options = self._templated(wishes.options(self._suggested), "input")
         generation = self._generation(request, wishes, [wishes.messages], 1, options)
         return await self._answer(request, wishes, generation, responses)
 
@@ -153,7 +153,9 @@ class Routes:
             raise BadRequestError("give prompt or messages, one of them", "prompt")
         template: dict[str, Any] = {}
         if body.messages is not None:
-            template = self._templated({"chat_template_kwargs": body.chat_template_kwargs})
+            template = self._templated(
+                {"chat_template_kwargs": body.chat_template_kwargs}, "messages"
+            )
         messages = None if body.messages is None else turns(body.messages, "messages")
         prompt = body.prompt if messages is None else messages
         texts = body.return_token_strs
@@ -272,7 +274,7 @@ class Routes:
             ]
         return completions.Echo(text, tuple(first))
 
-    def _templated(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _templated(self, options: dict[str, Any], field: str) -> dict[str, Any]:
         """With the server's own chat template, where there is one and the request names none."""
         template = self.settings.chat_template
         info = self.engine.info
@@ -280,7 +282,7 @@ class Routes:
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",
-                "messages",
+                field,
             )
         return options if template is None else {"chat_template": template, **options}
 

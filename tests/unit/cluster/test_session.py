@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def init(address: str | None, **options: Any) -> None:
         keywords.update(options, address=address)
         os.write(2, b"gcs_client.cc:210: Failed to get cluster ID")
+        if "sets" in keywords:
+            signal.signal(signal.SIGTERM, keywords["sets"])
         if keywords.get("fails"):
             raise keywords["fails"]
 
@@ -43,6 +46,18 @@ def test_a_cluster_that_is_started_here_is_small_and_has_no_dashboard(cluster) -
     session.join("local", 3)
     assert cluster["address"] == "local" and cluster["num_cpus"] == 3
     assert cluster["include_dashboard"] is False and cluster["object_store_memory"] <= 2**28
+
+
+def test_sigterm_stays_what_it_was(cluster) -> None:
+    """Ray sets a handler of its own, by which a server would not end its texts."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        cluster["sets"] = signal.SIG_DFL
+        session.join("local", 3)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 STARTED = """

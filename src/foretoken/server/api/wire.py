@@ -46,7 +46,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((None,), "nothing is stored; send the whole conversation"),
     "previous_response_id": ((None,), "nothing is stored; send the whole conversation"),
     "prompt": ((None,), "no prompts are stored; send messages"),
-    "reasoning": ((None,), "give chat_template_kwargs, as the model's template names it"),
+    "reasoning": ((None,), "give /v1/chat/completions chat_template_kwargs for the template"),
     "max_tool_calls": ((None,), "no tools are called here"),
     "context_management": ((None,), "nothing is left out of a conversation here"),
     "access_programs": ((None,), "there are no programs here"),
