@@ -43,7 +43,7 @@ class RequestProfile:
     plain: bool  # asked for without guesses, which is more than that it had none
     controls: tuple[str, ...]
     length: int
-    mixed: bool  # its time is not its own: it began in another engine, or waited for drafts
+    mixed: bool  # not comparable: begun in another engine, waits for drafts, or has its own rule
 
     @classmethod
     def of(cls, id: int, prompt: int, options: Mapping[str, Any]) -> RequestProfile:
@@ -56,7 +56,9 @@ class RequestProfile:
             names -= {"temperature"}
         length = (prompt + options["max_new_tokens"]).bit_length()
         controls = tuple(sorted(names - ENDS))
-        return cls(id, options.get("gamma") == 0, controls, length, "begun" in options)
+        own_rule = options.get("rule", "block") != "block" or options.get("lenience", 1.0) != 1.0
+        mixed = "begun" in options or own_rule
+        return cls(id, options.get("gamma") == 0, controls, length, mixed)
 
 
 class SpecDecodeStats:

@@ -126,7 +126,7 @@ def test_a_text_without_guesses_is_plain_only_where_that_was_asked_for() -> None
 
 def test_times_that_are_not_of_one_text_alone_are_left_out() -> None:
     """Of a plain text that waited for others' drafts, of what another engine began, of a single
-    step, which reads the prompt too."""
+    step, which reads the prompt too, and of other acceptance methods."""
     ledger, beside = SpecDecodeStats(), asked(gamma=0)
     beside.mixed = True
     ledger.note(text(10, 9.0), beside)
@@ -136,6 +136,12 @@ def test_times_that_are_not_of_one_text_alone_are_left_out() -> None:
     ledger.note(single, asked(gamma=0))
     ledger.note(text(10, 1.0, drafted=3), asked())
     assert compared(ledger) == (None, 0, 0)
+    ledger.note(text(10, 2.0), asked(gamma=0))
+    for other in ({"rule": "coupled"}, {"rule": "speculative"}, {"lenience": 0.3}):
+        ledger.note(text(10, 0.1, drafted=3), asked(**other))
+    assert compared(ledger) == (pytest.approx(2.0), 1, 1)
+    ledger.note(text(10, 1.0, drafted=3), asked(rule="block", lenience=1.0))
+    assert compared(ledger) == (pytest.approx(2.0), 2, 1)
 
 
 def test_engines_compare_together() -> None:
