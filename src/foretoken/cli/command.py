@@ -18,11 +18,11 @@ from typing import Any, get_type_hints
 
 # Modules whose work is told as well as their warnings: long loads, and which draft was chosen
 TELLING = (
+    "costing.pair_costs",
     "loading.chosen",
     "loading.load",
     "loading.vocabularies",
     "models.openvino.conversion",
-    "speculator",
 )
 
 
