@@ -274,6 +274,8 @@ class Alone:
         fixed = fixed and self.drafter not in LOOKS_UP  # in an engine at earlier outputs too
         noise = RUNTIMES[self.runtime].noise()
         errors = [str(one.error) for one in (done, own) if one is not None and one.error]
+        if RUNTIMES[self.runtime].own and DRAFT_SICK in asked.prompt and errors:
+            return  # the draft's invalid keys may be the target's: then the text goes on without it
         if (noise or not fixed) and done is not None and len(errors) == 2:
             return  # how many tokens come before depends on what is guessed at once
         if not fixed and done is not None and any("logits hold" in error for error in errors):
